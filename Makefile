@@ -1,0 +1,39 @@
+# Every target does its own set-up in .venv; nothing else needs to be installed than Python 3.11+ with venv, git and make.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: demo test lint types unit bench clean
+
+demo: .venv/.demo
+	$(BIN)/foremoe compare --synthetic qwen3-30b-a3b --ranks 16 --ranks-per-node 8 --redundant 1 --tokens-per-rank 1024 \
+		--micro-steps 4 --objective balance
+
+test: lint types unit
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.test
+	$(BIN)/mypy
+
+unit: .venv/.test
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest
+
+bench: .venv/.demo
+	$(BIN)/python -m bench.run
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	$(PIP) -e '.[exact]'
+	@touch $@
+
+.venv/.test: pyproject.toml | .venv/bin/python
+	$(PIP) -e '.[test]'
+	@touch $@ .venv/.demo
+
+clean:
+	rm -rf .venv

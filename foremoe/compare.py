@@ -1,0 +1,278 @@
+"""`compare` and `ablate`: strategies side by side on one problem, every figure beside its baseline.
+
+Figures come from the finished plans' arrays, not from the planner's own reports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.foresight import Foresight
+from foremoe.placement import Placement, Stop, skew
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.schedule import Schedule
+from foremoe.transfers import Path
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
+
+EXACT_BUDGET_S = 15.0
+FIGURES = (
+    "skew_mean", "skew_p99", "skew_max", "gap_mean", "replicas_per_layer", "moves_per_layer", "max_fanout", "bytes_per_layer",
+    "bytes_by_link", "predicted_stage_s", "transfer_s", "speedup_vs_static", "peak_bytes", "plan_us_per_layer",
+)  # fmt: skip
+
+Progress = Callable[[str, int, int], None]
+
+
+def compare(
+    problem: Problem,
+    planners: Mapping[str, Planner],
+    *,
+    history_LE: Array | None = None,
+    exact_budget_s: float = EXACT_BUDGET_S,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Plans `problem` with every planner, as it is (baselines have no guard), on one thread.
+
+    Args:
+        planners: name to planner, for example `STRATEGIES`.
+        history_LE: int32, load of an earlier step for foresight "previous". Without it the first micro-step has no history and
+            is left out of every row's figures (if there is more than one), so that all rows speak of the same micro-steps.
+        exact_budget_s: a planner with an exact solver plans a sample of rows, drawn with `seed`, within these seconds in all;
+            the row speaks of those it proved optimal, with ``same_rows``: the other planners' mean skew on the same rows.
+        progress: called with (planner, rows done, rows in all).
+
+    Returns:
+        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and
+        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
+        or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
+        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
+        ``predicted_stage_s`` leaves their weight transfer out, which stands in ``transfer_s``.
+    """
+    first = problem.L if needs_first_left_out(problem, planners, history_LE) else 0
+    static = _with_progress(Planner(rank=()), "static", problem, history_LE, None)
+    static_s = _stage_seconds(static, first)[0]
+    plans: dict[str, Plan] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, planner in planners.items():
+        missing = [module for solver in planner.rank for module in solver.requires if importlib.util.find_spec(module) is None]
+        if missing:
+            cure = f"skipped: needs {', '.join(missing)}; pip install 'foremoe[exact]'"
+            rows[name] = _empty(name, cure)
+        elif not any(solver.exact for solver in planner.rank):
+            plans[name] = plan = _with_progress(planner, name, problem, history_LE, progress)
+            rows[name] = _figures(name, problem, plan, first, static_s)
+            rows[name]["plan_us_per_layer"] = _cpu_us(planner, problem, history_LE)
+    for name, planner in planners.items():
+        if name not in rows:
+            rows[name] = _sampled(name, planner, problem, first, static, plans, exact_budget_s, seed, progress)
+    return [rows[name] for name in planners]
+
+
+def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
+    """True if the first micro-step is left out of all figures: something needs history and has none for it."""
+    return problem.M > 1 and history_LE is None and any(p.foresight == "previous" for p in planners.values())
+
+
+def ablate(
+    problem: Problem,
+    planner: Planner,
+    *,
+    redundant: Sequence[int] = (0, 1, 2, 4),
+    foresight: Sequence[Foresight] = ("exact", "previous", "step"),
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
+
+    Returns:
+        One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight`` and compare's figures.
+    """
+    variants = {"all": planner}
+    if len(planner.rank) > 1:
+        for i, solver in enumerate(planner.rank):
+            variants[f"without {solver!r}"] = dataclasses.replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
+    if planner.guard:
+        variants["without the guard"] = dataclasses.replace(planner, guard=False)
+    rows = []
+    for slots, view in itertools.product(redundant, foresight):
+        varied = dataclasses.replace(problem, redundant=slots)
+        planners = {name: dataclasses.replace(p, foresight=view) for name, p in variants.items()}
+        for row in compare(varied, planners, progress=progress):
+            levels = row.pop("solver")
+            rows.append({"levels": levels, "redundant": slots, "foresight": str(view), **row})
+    return rows
+
+
+def _with_progress(planner: Planner, name: str, problem: Problem, history_LE: Array | None, progress: Progress | None) -> Plan:
+    report = None if progress is None else lambda done, total: progress(name, done, total)
+    return planner.plan(problem, history_LE=history_LE, progress=report)[0]
+
+
+def _cpu_us(planner: Planner, problem: Problem, history_LE: Array | None) -> float:
+    """Microseconds of one thread's CPU time per row, solvers and their splits alone; the kernels are compiled already."""
+    _, report = planner.plan(problem, history_LE=history_LE, num_threads=1)
+    return 1e6 * sum(level.cpu_s for level in report.levels) / problem.N
+
+
+def _stage_seconds(plan: Plan, first: int) -> tuple[float, float]:
+    """Predicted seconds of the counted rows, and those of weight and gradient transfer among them."""
+    parts = {name: float(part.ravel()[first:].sum()) for name, part in plan.cost_ML.parts().items()}
+    transfer_s = parts["transfer_s"] + parts["gradient_s"]
+    return sum(parts.values()) - (0.0 if plan.executable else transfer_s), transfer_s
+
+
+def _figures(name: str, problem: Problem, plan: Plan, first: int, static_s: float) -> dict[str, Any]:
+    skew_N = skew(plan.load_NG)[first:]
+    gap_N = plan.load_gap_ML.ravel()[first:]
+    moves, bytes_by_link = _traffic(problem, plan)
+    stage_s, transfer_s = _stage_seconds(plan, first)
+    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+    return {
+        "solver": name,
+        "skew_mean": float(skew_N.mean()),
+        "skew_p99": float(np.quantile(skew_N, 0.99)),
+        "skew_max": float(skew_N.max()),
+        "gap_mean": float(gap_N.mean()),
+        "replicas_per_layer": float((plan.quota_NGS[first:, :, plan.B :] > 0).sum() / (plan.N - first)),
+        "moves_per_layer": moves,
+        "max_fanout": _max_fanout(plan, first),
+        "bytes_per_layer": sum(bytes_by_link.values()),
+        "bytes_by_link": bytes_by_link,
+        "predicted_stage_s": stage_s,
+        "transfer_s": transfer_s,
+        "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
+        "peak_bytes": int(problem.cost.peak_bytes_G(problem, placement).max()),
+        "plan_us_per_layer": None,
+        "n_solved": plan.N - first,
+    }
+
+
+def _empty(name: str, note: str) -> dict[str, Any]:
+    return {"solver": name, **dict.fromkeys(FIGURES), "n_solved": 0, "note": note}
+
+
+def _max_fanout(plan: Plan, first: int) -> int:
+    """Largest number of copies that leave one rank for one row: slots that serve an expert away from its home."""
+    expert_NGS, quota_NGS = plan.expert_NGS[first:], plan.quota_NGS[first:]
+    at_N, at_G, at_S = np.nonzero(quota_NGS > 0)
+    layer = (at_N + first) % plan.L
+    home = plan.home_LE[layer, expert_NGS[at_N, at_G, at_S]] // plan.B
+    away = home != at_G
+    if not away.any():
+        return 0
+    return int(np.bincount(at_N[away] * plan.G + home[away]).max())
+
+
+def _traffic(problem: Problem, plan: Plan) -> tuple[float, dict[str, float]]:
+    """Moves per row, and bytes per row by link class: weights for every pass and gradients home, over all micro-steps."""
+    model, node_G = problem.model, problem.cluster.node_of_rank_G
+    names = {Path.PEER: "peer", Path.RDMA: "rdma", Path.HOST: "host"}
+    link = dict.fromkeys(names.values(), 0.0)
+    if plan.executable:
+        for path, label in names.items():
+            link[label] += float((plan.transfers.path_C == path).sum()) * model.expert_bytes / plan.N
+        at_M, at_L, at_G, at_S = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
+        if problem.stage == "update":
+            home = plan.home_LE[at_L, plan.expert_MLGS[at_M, at_L, at_G, plan.B + at_S]] // plan.B
+            near = int((node_G[home] == node_G[at_G]).sum())
+            link["peer"] += near * model.gradient_bytes / plan.N
+            link["rdma"] += (len(home) - near) * model.gradient_bytes / plan.N
+        return len(at_M) / plan.N, link
+    # Where homes move, an expert travels when its rank did not hold it in the micro-step before; from its own node if it can.
+    E, moves = plan.E, 0
+    on_LGE = np.zeros((plan.L, plan.G, E), bool)
+    at_L, at_E = np.indices((plan.L, E)).reshape(2, -1)
+    on_LGE[at_L, plan.home_LE[at_L, at_E] // plan.B, at_E] = True
+    for expert_LGS in plan.expert_MLGS:
+        now_LGE = np.zeros_like(on_LGE)
+        at_L, at_G, at_S = np.nonzero(expert_LGS >= 0)
+        now_LGE[at_L, at_G, expert_LGS[at_L, at_G, at_S]] = True
+        at_L, at_G, at_E = np.nonzero(now_LGE & ~on_LGE)
+        in_node = np.stack([on_LGE[:, node_G == node].any(axis=1) for node in range(problem.cluster.num_nodes)])
+        near = int(in_node[node_G[at_G], at_L, at_E].sum())
+        moves += len(at_L)
+        link["peer"] += near * model.expert_bytes / plan.N
+        link["rdma"] += (len(at_L) - near) * model.expert_bytes / plan.N
+        on_LGE = now_LGE
+    return moves / plan.N, link
+
+
+def _sampled(
+    name: str, planner: Planner, problem: Problem, first: int, static: Plan, plans: Mapping[str, Plan], budget_s: float,
+    seed: int, progress: Progress | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The row of a planner with an exact solver: as many rows of a seeded sample as the budget allows."""
+    order_N = np.random.default_rng(seed).permutation(np.arange(first, problem.N))
+    end = time.perf_counter() + budget_s
+    solved: list[int] = []
+    singles: list[dict[str, Any]] = []
+    tried, cpu_s = 0, 0.0
+    make = Schedule.accumulate if problem.stage == "update" else Schedule.forward_only
+    for n in order_N:
+        left_s = end - time.perf_counter()
+        if left_s <= 0.05 * budget_s:
+            break
+        m, l = divmod(int(n), problem.L)  # noqa: E741
+        one = dataclasses.replace(problem[m : m + 1], schedule=make(1)).layers([l])
+        limited = tuple(
+            dataclasses.replace(s, time_limit_s=left_s) if "time_limit_s" in _field_names(s) else s for s in planner.rank
+        )
+        plan, report = dataclasses.replace(planner, rank=limited).plan(one, num_threads=1)
+        tried += 1
+        if plan.stop_ML[0, 0] == Stop.OPTIMAL:
+            solved.append(int(n))
+            singles.append(_figures(name, one, plan, 0, float(static.cost_ML.total_s.ravel()[n])))
+            cpu_s += sum(level.cpu_s for level in report.levels)
+        if progress is not None:
+            progress(name, int(1000 * min(1.0, 1 - left_s / budget_s)), 1000)
+    if not solved:
+        return _empty(name, f"none of {tried} sampled rows was proven optimal within {budget_s:g} s")
+    mean = lambda key: float(np.mean([s[key] for s in singles]))  # noqa: E731
+    skew_N = np.array([s["skew_mean"] for s in singles])
+    stage_s = sum(s["predicted_stage_s"] for s in singles)
+    links = singles[0]["bytes_by_link"]
+    return {
+        "solver": name,
+        "skew_mean": float(skew_N.mean()),
+        "skew_p99": float(np.quantile(skew_N, 0.99)),
+        "skew_max": float(skew_N.max()),
+        "gap_mean": mean("gap_mean"),
+        "replicas_per_layer": mean("replicas_per_layer"),
+        "moves_per_layer": mean("moves_per_layer"),
+        "max_fanout": max(s["max_fanout"] for s in singles),
+        "bytes_per_layer": mean("bytes_per_layer"),
+        "bytes_by_link": {link: float(np.mean([s["bytes_by_link"][link] for s in singles])) for link in links},
+        "predicted_stage_s": stage_s,
+        "transfer_s": sum(s["transfer_s"] for s in singles),
+        "speedup_vs_static": float(static.cost_ML.total_s.ravel()[solved].sum()) / stage_s if stage_s > 0 else 1.0,
+        "peak_bytes": max(s["peak_bytes"] for s in singles),
+        "plan_us_per_layer": 1e6 * cpu_s / len(solved),
+        "n_solved": len(solved),
+        "same_rows": {other: float(skew(plan.load_NG[solved]).mean()) for other, plan in plans.items()},
+        "note": f"{len(solved)} of {tried} sampled rows proven optimal in {budget_s:g} s; every figure is theirs alone",
+    }
+
+
+def _field_names(solver: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(solver)} if dataclasses.is_dataclass(solver) else set()
+
+
+def pick(planners: Mapping[str, Planner], names: Sequence[str]) -> dict[str, Planner]:
+    """The named planners; names that are none of `planners` go through `strategies.resolve`."""
+    from foremoe.strategies import resolve
+
+    if not names:
+        raise InputError("no solver is named; give at least one.")
+    return {name: planners[name] if name in planners else resolve(name) for name in names}

@@ -1,0 +1,279 @@
+"""CostModel: seconds per row in closed form, part by part, and the objective that solvers minimise.
+
+The model is row-separable by definition: a row's copies hide under that row's own window, and what couples rows (slot rings,
+links shared by neighbouring layers) is left to simulation. A mixed-integer program can express every part. Its constants come
+from `Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from foremoe.arrays import Array, ArrayValue, frozen_array
+from foremoe.bounds import load_bound_rows, locality_bound_rows, offset_fill_bound
+from foremoe.cost_kernels import feature_rows
+from foremoe.errors import InputError
+from foremoe.parallel import for_rows
+from foremoe.slots import SharedSlots
+
+if TYPE_CHECKING:
+    from foremoe.placement import Placement
+    from foremoe.problem import Problem
+
+# Letters: N rows, M micro-steps, L layers, G ranks, E experts, S slots per rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cost(ArrayValue):
+    """Seconds by part; all parts have one shape ([], [N] or [M, L]) and add up to `total_s`.
+
+    Attributes:
+        window_s: compute of the late rank before the layer (attention), all passes.
+        dispatch_s, combine_s: tokens to the experts and back, all passes.
+        compute_s: expert compute of the slowest rank, all passes.
+        transfer_s: weight copies that do not hide under the window, and what copying slows down.
+        gradient_s: the same for replica gradients on their way home.
+    """
+
+    window_s: Array
+    dispatch_s: Array
+    compute_s: Array
+    combine_s: Array
+    transfer_s: Array
+    gradient_s: Array
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.window_s)
+        for part in dataclasses.fields(self):
+            object.__setattr__(self, part.name, frozen_array(getattr(self, part.name), np.float64, part.name, shape))
+
+    def parts(self) -> dict[str, Array]:
+        """Part name to seconds."""
+        return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+
+    @property
+    def total_s(self) -> Array:
+        """Seconds over all parts, same shape as a part."""
+        return np.asarray(sum(self.parts().values()))
+
+    def __add__(self, other: Cost) -> Cost:
+        theirs = other.parts()
+        return Cost(**{name: part + theirs[name] for name, part in self.parts().items()})
+
+    def sum(self) -> Cost:
+        """One Cost without axes: every part summed over all rows."""
+        return Cost(**{name: part.sum() for name, part in self.parts().items()})
+
+    def reshape(self, *shape: int) -> Cost:
+        """The same parts in another shape."""
+        return Cost(**{name: part.reshape(*shape) for name, part in self.parts().items()})
+
+
+class Rates(NamedTuple):
+    """The closed form's coefficients for one problem, in seconds; `CostModel.rows` and the exact solver's objective share them.
+
+    A row costs ``fixed_s + passes * window + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
+    for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus
+    ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_N)`` (and for sends in backward ``hide_backward_N``) where t is
+    the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
+
+    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota.
+    """
+
+    pair_s: float
+    slot_s: float
+    fixed_s: float
+    peer_pair_s: float
+    rdma_pair_s: float
+    copy_peer_s: float
+    copy_rdma_s: float
+    gradient_peer_s: float
+    gradient_rdma_s: float
+    replica_peer_s: float
+    replica_rdma_s: float
+    window_N: Array
+    window_passes: float
+    hide_forward_N: Array
+    hide_backward_N: Array
+    sends_backward: bool
+    returns_gradients: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """What to minimise, and how much of the window hides copies.
+
+    Attributes:
+        objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
+        overlap: share of the window under which copies hide, 0 (nothing is hidden, as when planning on line) to 1.
+    """
+
+    objective: str = "time"
+    overlap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("time", "balance"):
+            raise InputError(f'objective must be "time" or "balance"; got {self.objective!r}.')
+        if not 0.0 <= self.overlap <= 1.0:
+            raise InputError(f"overlap must lie in [0, 1]; got {self.overlap}.")
+
+    def rates(self, problem: Problem) -> Rates:
+        """The coefficients of the closed form for `problem`."""
+        model, cluster, G = problem.model, problem.cluster, problem.G
+        backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+        gemm_passes = 1.0 + 2.0 * backward + reforward  # backward runs two GEMMs: input and weight gradients
+        comm_passes = 1.0 + backward + reforward
+        flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
+        rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
+        if problem.tokens_MG is None:
+            window_M = np.zeros(problem.M)
+        else:
+            squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
+            flops_MG = np.asarray(model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG))
+            window_M = flops_MG.max(axis=1) / flops_per_s
+        window_N = np.repeat(window_M, problem.L)
+        latency_s = 0.0
+        if G > 1:
+            latency_s = cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
+        copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
+        copy_rdma_s = model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+        gradient_peer_s = model.gradient_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
+        gradient_rdma_s = model.gradient_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+        sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
+        sends = 1.0 + sends_backward
+        price = cluster.copy_contention / G
+        return Rates(
+            pair_s=model.flops_per_pair * gemm_passes / flops_per_s,
+            slot_s=cluster.slot_overhead_s * gemm_passes,
+            fixed_s=2.0 * comm_passes * latency_s,
+            peer_pair_s=2.0 * comm_passes * model.token_bytes / (G * cluster.peer_bytes_per_s),
+            rdma_pair_s=2.0 * comm_passes * model.token_bytes / (G * rdma_bytes_per_s),
+            copy_peer_s=copy_peer_s,
+            copy_rdma_s=copy_rdma_s,
+            gradient_peer_s=gradient_peer_s,
+            gradient_rdma_s=gradient_rdma_s,
+            replica_peer_s=price * (sends * copy_peer_s + backward * gradient_peer_s),
+            replica_rdma_s=price * (sends * copy_rdma_s + backward * gradient_rdma_s),
+            window_N=window_N,
+            window_passes=gemm_passes,
+            hide_forward_N=self.overlap * window_N,
+            hide_backward_N=self.overlap * (2.0 + reforward) * window_N,
+            sends_backward=sends_backward,
+            returns_gradients=bool(backward),
+        )
+
+    def objective_N(self, problem: Problem, placement: Placement) -> Array:
+        """float64 [N]: what solvers minimise; pairs on the busiest rank under balance, seconds of the row under time."""
+        if self.objective == "balance":
+            return placement.load_NG().max(axis=1).astype(np.float64)
+        return self.rows(problem, placement).total_s
+
+    def rows(self, problem: Problem, placement: Placement) -> Cost:
+        """Cost of every row, [N]."""
+        r, f = self.rates(problem), _features(problem, placement, self.rates(problem))
+        peer_pairs_N, rdma_pairs_N = f["node_pairs"] - f["local_pairs"], f["pairs"] - f["node_pairs"]
+        exchange_N = (r.fixed_s + r.peer_pair_s * peer_pairs_N + r.rdma_pair_s * rdma_pairs_N) / 2.0
+        copy_N = np.maximum(f["peer_fan"] * r.copy_peer_s, f["rdma_fan"] * r.copy_rdma_s)
+        transfer_N = np.maximum(0.0, copy_N - r.hide_forward_N)
+        if r.sends_backward:
+            transfer_N = transfer_N + np.maximum(0.0, copy_N - r.hide_backward_N)
+        transfer_N = transfer_N + r.replica_peer_s * f["peer_copies"] + r.replica_rdma_s * f["rdma_copies"]
+        gradient_N = np.zeros(problem.N)
+        if r.returns_gradients:
+            back_N = np.maximum(f["peer_fan"] * r.gradient_peer_s, f["rdma_fan"] * r.gradient_rdma_s)
+            gradient_N = np.maximum(0.0, back_N - r.hide_backward_N)
+        return Cost(
+            window_s=r.window_passes * r.window_N,
+            dispatch_s=exchange_N,
+            compute_s=f["compute"],
+            combine_s=exchange_N,
+            transfer_s=transfer_N,
+            gradient_s=gradient_N,
+        )
+
+    def bound_N(self, problem: Problem) -> Array:
+        """float64 [N]: no placement that keeps the homes has a smaller objective."""
+        load_bound_N = self.load_bound_N(problem)
+        if self.objective == "balance":
+            return load_bound_N
+        r = self.rates(problem)
+        pairs_N = problem.load_NE.sum(axis=1, dtype=np.float64)
+        active_NG = (problem.static().quotas_NGS > 0).sum(axis=2)
+        compute_N = np.maximum(
+            offset_fill_bound(pairs_N, active_NG, r.pair_s, r.slot_s),
+            r.pair_s * load_bound_N + r.slot_s * active_NG.min(axis=1),
+        )
+        local_N, node_N = _most_local(problem)
+        # Where RDMA were faster than peer links, staying in the node would not lower the cost and node_N proves nothing.
+        node_s = min(0.0, r.peer_pair_s - r.rdma_pair_s)
+        exchange_N = r.fixed_s + r.rdma_pair_s * pairs_N - r.peer_pair_s * local_N + node_s * node_N
+        exchange_N = np.maximum(exchange_N, r.fixed_s)
+        # Rounding: the bound adds up in another order than `rows`, so it gives way by some units in the last place.
+        return (r.window_passes * r.window_N + compute_N + exchange_N) * (1.0 - 1e-12)
+
+    def load_bound_N(self, problem: Problem) -> Array:
+        """float64 [N], whole numbers: the largest rank load cannot be smaller in any placement that keeps the homes."""
+        bound_N = np.zeros(problem.N, np.int64)
+        base_NGB, node_G, node_only = problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node"
+        for_rows(
+            lambda low, high: load_bound_rows(low, high, problem.load_NE, base_NGB, node_G, node_only, problem.R, bound_N),
+            problem.N,
+        )
+        return bound_N.astype(np.float64)
+
+    def peak_bytes_G(self, problem: Problem, placement: Placement) -> Array:
+        """int64 [G]: expert weights and gradients at home, slot buffers, and the activations of the rank's busiest row.
+
+        Attention, optimizer state and activations kept for backward are the trainer's and not counted.
+        """
+        model = problem.model
+        trains = problem.stage == "update"
+        per_buffer = model.expert_bytes + (model.gradient_bytes if trains else 0)
+        buffers = problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)
+        per_pair = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
+        busiest_G = placement.load_NG().max(axis=0)
+        return (buffers * per_buffer + np.ceil(busiest_G * per_pair)).astype(np.int64)
+
+
+FEATURES = ("compute", "pairs", "local_pairs", "node_pairs", "peer_fan", "rdma_fan", "peer_copies", "rdma_copies")
+
+
+def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str, Array]:
+    """What the closed form needs of a placement, [N] each; see `cost_kernels.feature_rows`."""
+    out_NF = np.zeros((problem.N, len(FEATURES)))
+    load_NGE, located = _sources(problem)
+    node_G, home_LE = problem.cluster.node_of_rank_G, problem.home_LE
+    expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
+
+    def block(low: int, high: int) -> None:
+        feature_rows(
+            low, high, problem.load_NE, load_NGE, located, home_LE, node_G, problem.B,
+            expert_NGS, quota_NGS, rates.pair_s, rates.slot_s, out_NF,
+        )  # fmt: skip
+
+    for_rows(block, problem.N)
+    return {name: out_NF[:, i] for i, name in enumerate(FEATURES)}
+
+
+def _most_local(problem: Problem) -> tuple[Array, Array]:
+    """Upper bounds [N] on the pairs that can be served on their own rank and inside their own node."""
+    out_N2 = np.zeros((problem.N, 2))
+    load_NGE, located = _sources(problem)
+    node_G, base_NGB = problem.cluster.node_of_rank_G, problem.base_NGB
+
+    def block(low: int, high: int) -> None:
+        locality_bound_rows(low, high, problem.load_NE, load_NGE, located, base_NGB, node_G, problem.R, out_N2)
+
+    for_rows(block, problem.N)
+    return out_N2[:, 0], out_N2[:, 1]
+
+
+def _sources(problem: Problem) -> tuple[Array, bool]:
+    load_NGE = problem.load_NGE
+    if load_NGE is None:
+        return np.zeros((1, 1, 1), np.int32), False
+    return load_NGE, True

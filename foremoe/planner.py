@@ -1,0 +1,327 @@
+"""Planner: composes the levels into one plan, keeps the best of them per row, and says how it went."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foremoe.arrays import Array, frozen_array
+from foremoe.errors import InputError, PlanError
+from foremoe.foresight import Foresight, predicted_load, require_foresight
+from foremoe.laws import placement_violations
+from foremoe.parallel import row_runner
+from foremoe.placement import Placement, Stop, skew
+from foremoe.plan import Plan
+from foremoe.plan_header import PlanHeader, PlanKey
+from foremoe.problem import Problem
+from foremoe.schedule import Schedule
+from foremoe.slots import ResidentSlots
+from foremoe.solvers.as_given import AsGiven
+from foremoe.solvers.base import HomeSolver, PackSolver, PathSolver, Solver, SplitSolver
+from foremoe.solvers.chain import Chain
+from foremoe.solvers.deadline import Deadline
+from foremoe.solvers.exact_split import ExactSplit
+from foremoe.solvers.keep import Keep
+from foremoe.solvers.node import NodeChain
+from foremoe.transfers import Transfers, derive_transfers
+from foremoe.workload import Workload
+
+if TYPE_CHECKING:
+    from foremoe.routing import RoutingTrace
+
+# Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelReport:
+    """One level's part in a plan: mean skew and summed objective after it (on the load it saw), and the rows it improved.
+
+    `seconds` is wall time and `cpu_s` the calling thread's CPU time of the solver and its split: with one thread, all of it.
+    """
+
+    solver: str
+    seconds: float
+    cpu_s: float
+    skew_mean: float
+    objective_sum: float
+    rows_improved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything about planning that is not a function of the input.
+
+    Attributes:
+        plan_s: wall seconds for the whole plan.
+        levels: `LevelReport` of the start and of every level, in order.
+        rows: number of rows.   rows_kept_at_start: rows where no level beat the start.
+        stops: how many rows stopped for which `Stop`.
+        warnings: sentences for the user.
+    """
+
+    plan_s: float
+    levels: tuple[LevelReport, ...]
+    rows: int
+    rows_kept_at_start: int
+    stops: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A composition of levels; every field takes a solver instance, and its repr names it in tables and files.
+
+    Attributes:
+        pack, home, rank, split, path: the levels. `rank` holds node- and rank-level solvers, each starting from the one before.
+            `split` None keeps the solvers' quotas and fills missing ones exactly.
+        foresight: which load the levels see; see `foresight.predicted_load`. Quotas are always split on the real load.
+        guard: per row, keep the best of the start and every level's output under the objective.
+    """
+
+    pack: PackSolver = field(default_factory=AsGiven)
+    home: HomeSolver = field(default_factory=Keep)
+    rank: tuple[Solver, ...] = field(default_factory=lambda: (NodeChain(), Chain()))
+    split: SplitSolver | None = None
+    path: PathSolver = field(default_factory=Deadline)
+    foresight: Foresight = "exact"
+    guard: bool = True
+
+    def __post_init__(self) -> None:
+        require_foresight(self.foresight)
+        for name, base in (("pack", PackSolver), ("home", HomeSolver), ("path", PathSolver)):
+            if not isinstance(getattr(self, name), base):
+                raise InputError(f"{name} must be a {base.__name__}; got {getattr(self, name)!r}.")
+        if self.split is not None and not isinstance(self.split, SplitSolver):
+            raise InputError(f"split must be a SplitSolver or None; got {self.split!r}.")
+        if not isinstance(self.rank, tuple) or not all(isinstance(s, Solver) for s in self.rank):
+            raise InputError(f"rank must be a tuple of Solvers such as (Chain(),); got {self.rank!r}.")
+
+    @property
+    def keeps_homes(self) -> bool:
+        """True if every level leaves homes in their base slots, so that plans are executable."""
+        return all(solver.keeps_homes for solver in self.rank)
+
+    def using(self, *solvers: Any) -> Planner:
+        """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order."""
+        changed: dict[str, Any] = {}
+        for solver in solvers:
+            level = getattr(solver, "level", None)
+            if level == "rank":
+                changed[level] = (*changed.get(level, ()), solver)
+            elif level in ("pack", "home", "split", "path"):
+                changed[level] = solver
+            else:
+                raise InputError(f"{solver!r} has no level; derive it from one of the classes in foremoe.solvers.base.")
+        return dataclasses.replace(self, **changed)
+
+    def workload(self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, **options: Any) -> Workload:
+        """Deals a trace to micro-steps and source ranks with this planner's pack level; options as `Workload.from_trace`."""
+        return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
+
+    def homes(self, *problems: Problem) -> Array:
+        """int32 [L, E] home slots for a whole step, decided over all its stages together; never called by `plan`."""
+        if not problems:
+            raise InputError("homes needs at least one problem.")
+        first = problems[0]
+        load_MLE = np.concatenate([p.load_MLE for p in problems])
+        make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
+        together = dataclasses.replace(
+            first, load_MLE=load_MLE, load_MLGE=None, tokens_MG=None, attention_MG=None, schedule=make(len(load_MLE))
+        )
+        return self.home.solve(first if len(problems) == 1 else together)
+
+    def plan(
+        self,
+        problem: Problem,
+        start: Plan | Placement | None = None,
+        *,
+        key: PlanKey | None = None,
+        history_LE: Array | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        cancel: Event | None = None,
+    ) -> tuple[Plan, Report]:
+        """Plans every layer of every micro-step.
+
+        Never raises for a hard instance: rows that a limit or a cancel cut short hold the best valid placement found, and
+        ``Plan.stop_ML`` says so.
+
+        Args:
+            problem: what to plan.
+            start: a plan or placement to start from (default: static); on another load its quotas are split anew.
+            key: which part of training this is; default: step 0 of the problem's stage.
+            history_LE: int32, an earlier step's load, for foresight "previous".
+            num_threads: default: every core.   progress: called with (rows done, rows in all).   cancel: stops early when set.
+
+        Raises:
+            InputError: the start or history does not fit.   PlanError: a solver returned an invalid placement.
+        """
+        began = time.perf_counter()
+        warnings: list[str] = []
+        with row_runner(num_threads) as runner:
+            seen = self._seen(problem, history_LE)
+            first = self._start(problem, seen, start)
+            solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
+            done = 0
+
+            def step(rows: int) -> None:
+                nonlocal done
+                done += rows
+                if progress is not None:
+                    progress(min(done, total), total)
+
+            total = max(1, len(solvers)) * problem.N
+            levels: list[LevelReport] = []
+            best = current = first
+            best_N = start_N = seen.cost.objective_N(seen, first)
+            levels.append(_level("start", (0.0, 0.0), seen, first, best_N, 0))
+            stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
+            proven_N = np.full(problem.N, -np.inf)
+            for solver in solvers:
+                if cancel is not None and cancel.is_set():
+                    stop_N[:] = Stop.CANCELLED
+                    warnings.append(f"cancelled before {solver!r} ran.")
+                    break
+                at, cpu_at = time.perf_counter(), time.thread_time()
+                with row_runner(runner.num_threads, step, cancel):
+                    current = self._completed(solver, seen, solver.solve(seen, current))
+                spent = (time.perf_counter() - at, time.thread_time() - cpu_at)
+                self._verify(solver, seen, current)
+                objective_N = seen.cost.objective_N(seen, current)
+                better_N = objective_N < best_N if self.guard else np.ones(problem.N, bool)
+                level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if current.stop_N is None else current.stop_N
+                stop_N = np.where(objective_N > best_N, Stop.FELL_BACK, level_stop_N) if self.guard else level_stop_N
+                stop_N = np.where(level_stop_N == Stop.CANCELLED, Stop.CANCELLED, stop_N)
+                if current.bound_N is not None and solver.keeps_homes:
+                    proven_N = np.maximum(proven_N, current.bound_N)
+                best, best_N = current.where(better_N, best), np.where(better_N, objective_N, best_N)
+                kept_N &= ~better_N
+                improved = int((objective_N < start_N).sum())
+                levels.append(_level(repr(solver), spent, seen, best, best_N, improved))
+            if (stop_N == Stop.CANCELLED).any() and not warnings:
+                warnings.append(
+                    f"cancelled; {int((stop_N == Stop.CANCELLED).sum())} of {problem.N} rows hold what they started from."
+                )
+            placement = self._on_real_load(problem, seen, best, history_LE)
+            plan = self._assemble(problem, placement, stop_N, proven_N if seen is problem else None, key)
+        stops = {stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()}
+        return plan, Report(
+            plan_s=time.perf_counter() - began, levels=tuple(levels), rows=problem.N,
+            rows_kept_at_start=int(kept_N.sum()), stops=stops, warnings=tuple(warnings),
+        )  # fmt: skip
+
+    def _seen(self, problem: Problem, history_LE: Array | None) -> Problem:
+        """The problem as the levels see it: with the predicted load."""
+        if history_LE is not None:
+            history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
+        load_MLE = predicted_load(problem.load_MLE, self.foresight, history_LE)
+        return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
+
+    def _start(self, problem: Problem, seen: Problem, start: Plan | Placement | None) -> Placement:
+        if start is None:
+            return seen.static()
+        if isinstance(start, Plan):
+            start = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quota_NGS)
+        if start.expert_NGS.shape != (seen.N, seen.G, seen.S):
+            have, want = list(start.expert_NGS.shape), [seen.N, seen.G, seen.S]
+            raise InputError(f"the start has [rows, ranks, slots] = {have}; this problem has {want}.")
+        if start.quota_NGS is None or placement_violations(seen, start):
+            start = _with_quotas(seen, start.expert_NGS, self.split or ExactSplit(), True)
+        broken = placement_violations(seen, start)
+        if broken:
+            raise InputError(f"the start is not valid for this problem: {broken[0]}")
+        return start
+
+    def _completed(self, solver: Solver, problem: Problem, placement: Placement) -> Placement:
+        """A level's output with quotas."""
+        if placement.quota_NGS is None or self.split is not None:
+            split = self.split or ExactSplit()
+            filled = _with_quotas(problem, placement.expert_NGS, split, solver.keeps_homes)
+            placement = dataclasses.replace(filled, bound_N=placement.bound_N, stop_N=placement.stop_N)
+        return placement
+
+    def _verify(self, solver: Solver, problem: Problem, placement: Placement) -> None:
+        broken = placement_violations(problem, placement, keeps_homes=self.keeps_homes)
+        if broken:
+            raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
+
+    def _on_real_load(self, problem: Problem, seen: Problem, placement: Placement, history_LE: Array | None) -> Placement:
+        """The placement with its quotas split on the real load, which is all that a prediction can leave to do."""
+        if seen is problem:
+            return placement
+        expert_NGS = placement.expert_NGS
+        if self.foresight == "previous" and history_LE is None:
+            expert_NGS = expert_NGS.copy()
+            expert_NGS[: problem.L] = problem.static().expert_NGS[: problem.L]
+        return _with_quotas(problem, expert_NGS, self.split or ExactSplit(), self.keeps_homes)
+
+    def _assemble(
+        self, problem: Problem, placement: Placement, stop_N: Array, proven_N: Array | None, key: PlanKey | None
+    ) -> Plan:
+        M, L, G, S = problem.M, problem.L, problem.G, problem.S
+        cost = problem.cost
+        load_bound_N, bound_N = cost.load_bound_N(problem), cost.bound_N(problem)
+        if proven_N is not None:
+            # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
+            objective_N = cost.objective_N(problem, placement)
+            bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
+            if cost.objective == "balance":
+                load_bound_N = bound_N
+                # Meeting a lower bound is a proof, whichever solver found the row.
+                settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & self.keeps_homes
+                stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
+        order_M = np.arange(M, dtype=np.int32)
+        node_G = problem.cluster.node_of_rank_G
+        none = Transfers(**dict.fromkeys((f.name for f in dataclasses.fields(Transfers)), np.zeros(0, np.int32)))
+        transfers = none
+        if self.keeps_homes:
+            transfers = derive_transfers(
+                placement.expert_NGS, placement.quotas_NGS, problem.home_LE, schedule=problem.schedule, slots=problem.slots,
+                order_M=order_M, node_of_rank_G=node_G, resident_LGS=problem.resident_LGS,
+            )  # fmt: skip
+            transfers = self.path.solve(problem, transfers)
+        return Plan(
+            header=PlanHeader(
+                key=key if key is not None else PlanKey(stage=problem.stage),
+                planner=repr(self), model=problem.model, cluster=problem.cluster, cost=cost, slots=problem.slots,
+                schedule=problem.schedule, redundant=problem.R, replicas=problem.replicas, keeps_homes=self.keeps_homes,
+                moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
+            ),
+            home_LE=problem.home_LE,
+            load_MLE=problem.load_MLE,
+            expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
+            quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
+            transfers=transfers,
+            order_M=order_M,
+            cost_ML=cost.rows(problem, placement).reshape(M, L),
+            bound_ML=bound_N.reshape(M, L),
+            load_bound_ML=load_bound_N.reshape(M, L),
+            stop_ML=stop_N.reshape(M, L),
+            resident_LGS=problem.resident_LGS,
+        )  # fmt: skip
+
+
+def _with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:
+    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
+    quota_NGS = split.solve(problem, expert_NGS)
+    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
+        expert_NGS = expert_NGS.copy()
+        redundant = expert_NGS[:, :, problem.B :]
+        redundant[quota_NGS[:, :, problem.B :] == 0] = -1
+    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def _level(
+    solver: str, spent: tuple[float, float], problem: Problem, placement: Placement, objective_N: Array, improved: int
+) -> LevelReport:
+    skew_N = skew(placement.load_NG())
+    return LevelReport(
+        solver=solver, seconds=spent[0], cpu_s=spent[1], skew_mean=float(skew_N.mean()),
+        objective_sum=float(objective_N.sum()), rows_improved=improved,
+    )  # fmt: skip

@@ -1,0 +1,273 @@
+"""Problem: all that a solver may see. Hard constraints live here and are checked; preferences live on the solver."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.errors import InputError
+from foremoe.model import Model
+from foremoe.placement import Placement
+from foremoe.schedule import Schedule
+from foremoe.slots import ResidentSlots, SharedSlots, Slots
+
+if TYPE_CHECKING:
+    from foremoe.workload import Dealt, Workload
+
+# Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, E experts, B = E/G base slots, R redundant, S = B + R.
+
+STAGES = ("recompute", "update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem(ArrayValue):
+    """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
+
+    Attributes:
+        model, cluster, cost: value types; ``cost.objective`` is what solvers minimise.
+        stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
+        schedule: order of passes; its number of micro-steps is M.
+        redundant: R, redundant slots per rank, >= 0.
+        slots: `SharedSlots` or `ResidentSlots`.
+        replicas: ``"any"``, or ``"node"``: a replica stays inside its home's node.
+        home_LE: int32, home slot g*B + b of every expert, a permutation per layer.
+        load_MLE: int32, (token, expert) pairs.
+        load_MLGE: int32, the same by source rank, or None (dispatch is then priced without locality).
+        tokens_MG, attention_MG: tokens and sum of squared sequence lengths per source rank, or None (no compute precedes the
+            layer in the cost model then).
+        resident_LGS: int16, what ResidentSlots hold when the plan begins (-1 nothing), or None.
+        moe_layer_L: int32, the model's layer numbers.
+        trace_id, dealt: where the load came from.
+
+    Raises:
+        InputError: shapes, ranges or sums that do not fit.
+    """
+
+    model: Model
+    cluster: Cluster
+    load_MLE: Array
+    home_LE: Array
+    schedule: Schedule
+    cost: CostModel = field(default_factory=CostModel)
+    stage: str = "update"
+    redundant: int = 1
+    slots: Slots = field(default_factory=SharedSlots)
+    replicas: str = "any"
+    load_MLGE: Array | None = None
+    tokens_MG: Array | None = None
+    attention_MG: Array | None = None
+    resident_LGS: Array | None = None
+    moe_layer_L: Array
+    trace_id: str = ""
+    dealt: Dealt | None = None
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        G = self.cluster.num_ranks
+        put("load_MLE", frozen_array(self.load_MLE, np.int32, "load_MLE", (None, None, None)))
+        require_non_negative(self.load_MLE, "load_MLE")
+        M, L, E = self.load_MLE.shape
+        if M == 0 or L == 0:
+            raise InputError(f"a Problem needs at least one micro-step and one layer; got {M} and {L}.")
+        if self.model.num_experts != E:
+            raise InputError(f"the load has {E} experts but model {self.model.name} has {self.model.num_experts}.")
+        if E < G or E % G:
+            raise InputError(
+                f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}"
+                f" (for example {max(d for d in range(1, min(E, G) + 1) if E % d == 0)})."
+            )
+        if np.iinfo(np.int16).max < E:
+            raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
+        if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
+            raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}.")
+        if self.stage not in STAGES:
+            raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
+        if self.replicas not in ("any", "node"):
+            raise InputError(f'replicas must be "any" or "node"; got {self.replicas!r}.')
+        if self.schedule.M != M:
+            raise InputError(f"the schedule runs {self.schedule.M} micro-steps but the load has {M}; make them equal.")
+        if self.schedule.trains != (self.stage == "update"):
+            raise InputError(
+                f"stage {self.stage} needs a schedule {'with' if self.stage == 'update' else 'without'} backward passes."
+            )
+        self.schedule.uses(L)
+        put("home_LE", frozen_array(self.home_LE, np.int32, "home_LE", (L, E)))
+        if (np.sort(self.home_LE, axis=1) != np.arange(E)).any():
+            bad = int(np.argmax((np.sort(self.home_LE, axis=1) != np.arange(E)).any(axis=1)))
+            raise InputError(f"home_LE of layer {bad} is no permutation of the {E} home slots; give every expert its own.")
+        put("moe_layer_L", frozen_array(self.moe_layer_L, np.int32, "moe_layer_L", (L,)))
+        if self.load_MLGE is not None:
+            put("load_MLGE", frozen_array(self.load_MLGE, np.int32, "load_MLGE", (M, L, G, E)))
+            require_non_negative(self.load_MLGE, "load_MLGE")
+            if (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
+                raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
+        if self.tokens_MG is not None:
+            put("tokens_MG", frozen_array(self.tokens_MG, np.int32, "tokens_MG", (M, G)))
+        if self.attention_MG is not None:
+            put("attention_MG", frozen_array(self.attention_MG, np.float64, "attention_MG", (M, G)))
+        if self.resident_LGS is not None:
+            if not isinstance(self.slots, ResidentSlots):
+                raise InputError("resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
+            put("resident_LGS", frozen_array(self.resident_LGS, np.int16, "resident_LGS", (L, G, self.S)))
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        cluster: Cluster,
+        *,
+        redundant: int = 1,
+        model: Model | None = None,
+        home_LE: Array | None = None,
+        cost: CostModel | None = None,
+        schedule: Schedule | None = None,
+        slots: Slots | None = None,
+        replicas: str = "any",
+        resident_LGS: Array | None = None,
+    ) -> Problem:
+        """The problem of balancing `workload` on `cluster`.
+
+        Args:
+            model: needed when the workload does not name a preset.
+            home_LE: default: contiguous, expert e at home slot e.
+            schedule: default: forward only for recompute, gradient accumulation for update.
+        """
+        if model is None:
+            if workload.model is None:
+                raise InputError("the workload names no model; pass model=Model.preset(...) or a Model of your own.")
+            model = Model.preset(workload.model)
+        if cluster.num_ranks != workload.G:
+            raise InputError(
+                f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}; make them equal."
+            )
+        if schedule is None:
+            update = workload.stage == "update"
+            schedule = Schedule.accumulate(workload.M) if update else Schedule.forward_only(workload.M)
+        return cls(
+            model=model,
+            cluster=cluster,
+            cost=cost if cost is not None else CostModel(),
+            stage=workload.stage,
+            schedule=schedule,
+            redundant=redundant,
+            slots=slots if slots is not None else SharedSlots(),
+            replicas=replicas,
+            home_LE=np.tile(np.arange(workload.E), (workload.L, 1)) if home_LE is None else home_LE,
+            load_MLE=workload.load_MLE,
+            load_MLGE=workload.load_MLGE,
+            tokens_MG=workload.tokens_MG,
+            attention_MG=workload.attention_MG,
+            resident_LGS=resident_LGS,
+            moe_layer_L=workload.moe_layer_L,
+            trace_id=workload.trace_id,
+            dealt=workload.dealt,
+        )
+
+    @property
+    def M(self) -> int:
+        """Micro-steps."""
+        return int(self.load_MLE.shape[0])
+
+    @property
+    def L(self) -> int:
+        """MoE layers of this problem."""
+        return int(self.load_MLE.shape[1])
+
+    @property
+    def E(self) -> int:
+        """Logical experts."""
+        return int(self.load_MLE.shape[2])
+
+    @property
+    def N(self) -> int:
+        """Rows: micro-steps times layers."""
+        return self.M * self.L
+
+    @property
+    def G(self) -> int:
+        """Ranks of the EP group."""
+        return self.cluster.num_ranks
+
+    @property
+    def R(self) -> int:
+        """Redundant slots per rank."""
+        return int(self.redundant)
+
+    @property
+    def B(self) -> int:
+        """Base slots per rank."""
+        return self.E // self.G
+
+    @property
+    def S(self) -> int:
+        """Slots per rank."""
+        return self.B + self.R
+
+    @property
+    def load_NE(self) -> Array:
+        """int32 [N, E], a view of `load_MLE`."""
+        return self.load_MLE.reshape(self.N, self.E)
+
+    @property
+    def load_NGE(self) -> Array | None:
+        """int32 [N, G, E], a view of `load_MLGE`."""
+        return None if self.load_MLGE is None else self.load_MLGE.reshape(self.N, self.G, self.E)
+
+    @property
+    def layer_N(self) -> Array:
+        """int64 [N]: layer of each row."""
+        return np.tile(np.arange(self.L), self.M)
+
+    @property
+    def base_NGB(self) -> Array:
+        """int16 [N, G, B]: the expert at home in every base slot."""
+        base_LGB = np.argsort(self.home_LE, axis=1).astype(np.int16).reshape(self.L, self.G, self.B)
+        base_NGB: Array = base_LGB[self.layer_N]
+        return base_NGB
+
+    def static(self) -> Placement:
+        """Every expert served at home, redundant slots empty."""
+        expert_NGS = np.full((self.N, self.G, self.S), -1, np.int16)
+        quota_NGS = np.zeros((self.N, self.G, self.S), np.int32)
+        base_NGB = self.base_NGB
+        expert_NGS[:, :, : self.B] = base_NGB
+        flat_NE = base_NGB.reshape(self.N, self.E)
+        quota_NGS[:, :, : self.B] = np.take_along_axis(self.load_NE, flat_NE.astype(np.int64), axis=1).reshape(base_NGB.shape)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+    def with_load(self, load_MLE: Array) -> Problem:
+        """The same problem with another load (a prediction, say), whose sources are not known."""
+        return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None)
+
+    def __getitem__(self, micro_steps: slice) -> Problem:
+        """A range of micro-steps as a problem of its own (streaming)."""
+        cut = lambda a: None if a is None else a[micro_steps]  # noqa: E731
+        return dataclasses.replace(
+            self,
+            load_MLE=self.load_MLE[micro_steps],
+            load_MLGE=cut(self.load_MLGE),
+            tokens_MG=cut(self.tokens_MG),
+            attention_MG=cut(self.attention_MG),
+            schedule=self.schedule[micro_steps],
+        )
+
+    def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Problem:
+        """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
+        index = np.asarray(indices, np.int64)
+        cut = lambda a: None if a is None else a[index]  # noqa: E731
+        return dataclasses.replace(
+            self,
+            load_MLE=self.load_MLE[:, index],
+            load_MLGE=None if self.load_MLGE is None else self.load_MLGE[:, index],
+            home_LE=self.home_LE[index],
+            resident_LGS=cut(self.resident_LGS),
+            moe_layer_L=self.moe_layer_L[index],
+            schedule=self.schedule if schedule is None else schedule,
+        )

@@ -1,0 +1,180 @@
+"""The interfaces a solver implements: one verb per level. Passing an instance is the normal way to use one.
+
+A solver is frozen configuration (a frozen dataclass whose repr is its name in tables and files) and a pure function over all
+rows at once. `level` tells `Planner.using` and entry points where an instance belongs.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.parallel import for_rows
+from foremoe.placement import Placement, Stop
+
+if TYPE_CHECKING:
+    from foremoe.problem import Problem
+    from foremoe.routing import RoutingTrace
+    from foremoe.transfers import Transfers
+
+# Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, L layers, Q sequences, C copies.
+
+
+class PackSolver(abc.ABC):
+    """Level pack: which sequences form which micro-step, and on which source rank each starts."""
+
+    level: ClassVar[str] = "pack"
+
+    @abc.abstractmethod
+    def solve(
+        self,
+        trace: RoutingTrace,
+        *,
+        num_ranks: int,
+        tokens_per_rank: int,
+        sample_group_Q: Array | None = None,
+        seed: int = 0,
+    ) -> tuple[Array, Array]:
+        """Returns ``(micro_step_Q, rank_Q)`` int32; a micro-step never mixes two groups of `sample_group_Q`."""
+
+
+class HomeSolver(abc.ABC):
+    """Level home: a permutation of experts over home slots, one per layer, held for a whole step."""
+
+    level: ClassVar[str] = "home"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem) -> Array:
+        """Returns ``home_LE`` int32: the home slot g*B + b of every expert; each layer's row is a permutation."""
+
+
+class Solver(abc.ABC):
+    """Levels node and rank: replicas (and usually quotas) for every row.
+
+    Laws: a pure function of (configuration, problem, start). Called with R >= 1 and G >= 2 only; rows may have zero load.
+    `start` is a valid placement for this load (static, the previous level, or a warm start) and may be ignored. The result is
+    canonical (see `Placement`), and serves every pair exactly once where its expert is.
+    """
+
+    level: ClassVar[str] = "rank"
+    keeps_homes: ClassVar[bool] = True  # False: base slots are re-placed; such plans are scored, never executed
+    exact: ClassVar[bool] = False  # proves optimality where it says Stop.OPTIMAL
+    deterministic: ClassVar[bool] = True  # False under a wall-clock limit
+    requires: ClassVar[tuple[str, ...]] = ()  # modules to import, probed without importing them
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        """Returns the placement of all N rows."""
+
+
+class SplitSolver(abc.ABC):
+    """Level split: quotas for replicas that are already placed."""
+
+    level: ClassVar[str] = "split"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, expert_NGS: Array) -> Array:
+        """Returns ``quota_NGS`` int32; per expert the quotas of its slots sum to its load."""
+
+
+class PathSolver(abc.ABC):
+    """Level path: over which link each copy travels."""
+
+    level: ClassVar[str] = "path"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, transfers: Transfers) -> Transfers:
+        """Returns the same copies with `path_C` (and `src_C`: -1 from the host) chosen."""
+
+
+class RowSolver(Solver):
+    """A rank-level solver written for one row; the library runs it over all rows, compiled and threaded.
+
+    A third party writes `edit` alone (about fifteen lines). It is compiled by numba unless ``compiled = False``; both give the
+    same result, so a new solver can be debugged in plain Python.
+
+    Example::
+
+        @dataclasses.dataclass(frozen=True)
+        class CopyHottest(foremoe.solvers.RowSolver):
+            min_pairs: int = 64
+
+            @staticmethod
+            def edit(load_E, node_G, num_base, params, expert_GS, quota_GS):
+                hottest = load_E.argmax()
+                ...  # put `hottest` into a free redundant slot, move some of its quota there
+    """
+
+    compiled: ClassVar[bool] = True
+
+    @staticmethod
+    @abc.abstractmethod
+    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+        """Improves one row in place.
+
+        Args:
+            load_E: int32, pairs per expert.
+            node_G: int32, node of each rank.
+            num_base: B; slots [0, B) of a rank are homes and must not change their expert.
+            params: float64; ``params[0]`` is 1.0 if replicas must stay inside their home's node, the rest is `params()`.
+            expert_GS: int16, starts as the start placement; -1 is an empty slot.
+            quota_GS: int32, starts as the start placement's quotas.
+        """
+
+    def params(self, problem: Problem) -> tuple[float, ...]:
+        """What `edit` finds from ``params[1]`` on: by default the solver's own numeric fields in order."""
+        return tuple(float(getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    def rows(self) -> Callable[..., None]:
+        """The driver ``(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS)`` that runs rows [low, high).
+
+        Built-in solvers return a compiled function of their own file: a driver that takes the kernel as an argument is not
+        found in numba's disk cache and costs most of a second in every process.
+        """
+        return _driver(type(self))
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        """Runs the row function over all rows; rows that a cancel left out keep `start`."""
+        expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
+        params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
+        rows, load_NE = self.rows(), problem.load_NE
+        node_G = problem.cluster.node_of_rank_G
+
+        def block(low: int, high: int) -> None:
+            rows(low, high, load_NE, node_G, problem.B, params, expert_NGS, quota_NGS)
+
+        done_N = for_rows(block, problem.N)
+        stop_N = np.where(done_N, Stop.DONE, Stop.CANCELLED)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
+
+
+@functools.cache
+def _driver(solver: type[RowSolver]) -> Callable[..., None]:
+    edit: Any = solver.edit
+    if not solver.compiled:
+
+        def plain(
+            low: int, high: int, load_NE: Array, node_G: Array, num_base: int, params: Array, expert_NGS: Array,
+            quota_NGS: Array,
+        ) -> None:  # fmt: skip
+            for n in range(low, high):
+                edit(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+        return plain
+
+    import numba
+
+    kernel = edit if isinstance(edit, numba.core.registry.CPUDispatcher) else numba.njit(nogil=True)(edit)
+
+    @numba.njit(nogil=True)
+    def driver(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+        for n in range(low, high):
+            kernel(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+    return driver  # type: ignore[no-any-return]
