@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foremoe.cluster import Cluster as Cluster
-    from foremoe.compare import ablate as ablate
-    from foremoe.compare import compare as compare
+    from foremoe.comparison import ablate as ablate
+    from foremoe.comparison import compare as compare
     from foremoe.cost import Cost as Cost
     from foremoe.cost import CostModel as CostModel
     from foremoe.errors import InputError as InputError
     from foremoe.errors import PlanError as PlanError
     from foremoe.foresight import Noisy as Noisy
     from foremoe.model import Model as Model
-    from foremoe.parse import parse as parse
+    from foremoe.parsing import parse as parse
     from foremoe.placement import Placement as Placement
     from foremoe.placement import Stop as Stop
     from foremoe.plan import Plan as Plan
@@ -44,7 +44,7 @@ _HOME = {
     "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
     "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Report": "planner", "ResidentSlots": "slots",
     "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule", "SharedSlots": "slots", "Stop": "placement",
-    "Transfers": "transfers", "Workload": "workload", "ablate": "compare", "compare": "compare", "parse": "parse",
+    "Transfers": "transfers", "Workload": "workload", "ablate": "comparison", "compare": "comparison", "parse": "parsing",
     "resolve": "strategies", "row_solver": "strategies",
 }  # fmt: skip
 _MODULES = ("integrations", "solvers", "testing")
@@ -55,7 +55,6 @@ __version__ = "0.1.0.dev0"
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        # A function and its module may share a name (foremoe.compare): the attribute is the function.
         value = getattr(importlib.import_module(f"foremoe.{_HOME[name]}"), name)
         globals()[name] = value
         return value

@@ -1,6 +1,6 @@
 """CostModel: seconds per row in closed form, part by part, and the objective that solvers minimise.
 
-The model is row-separable by definition: a row's copies hide under that row's own window, and what couples rows (slot rings,
+The model is row-separable by definition: a row's copies hide under that row's own time, and what couples rows (slot rings,
 links shared by neighbouring layers) is left to simulation. A mixed-integer program can express every part. Its constants come
 from `Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
 """
@@ -35,7 +35,7 @@ class Cost(ArrayValue):
         window_s: compute of the late rank before the layer (attention), all passes.
         dispatch_s, combine_s: tokens to the experts and back, all passes.
         compute_s: expert compute of the slowest rank, all passes.
-        transfer_s: weight copies that do not hide under the window, and what copying slows down.
+        transfer_s: weight copies that do not hide, and what copying slows down.
         gradient_s: the same for replica gradients on their way home.
     """
 
@@ -109,7 +109,9 @@ class CostModel:
 
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
-        overlap: share of the window under which copies hide, 0 (nothing is hidden, as when planning on line) to 1.
+        overlap: share of the time before the experts are needed under which copies hide, 0 (nothing is hidden, as when planning
+            on line) to 1. That time is the window and, where slots leave room to prefetch (more than one buffer per slot), also
+            the balanced expert compute of a layer.
     """
 
     objective: str = "time"
@@ -136,6 +138,11 @@ class CostModel:
             flops_MG = np.asarray(model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG))
             window_M = flops_MG.max(axis=1) / flops_per_s
         window_N = np.repeat(window_M, problem.L)
+        pair_forward_s = model.flops_per_pair / flops_per_s
+        # With room to prefetch, copies also run under the expert compute of the layer before; its balanced time stands for it.
+        prefetches = not isinstance(problem.slots, SharedSlots) or problem.slots.depth > 1
+        compute_N = pair_forward_s * problem.load_NE.sum(axis=1, dtype=np.float64) / G
+        hide_N = self.overlap * (window_N + compute_N if prefetches else window_N)
         latency_s = 0.0
         if G > 1:
             latency_s = cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
@@ -147,7 +154,7 @@ class CostModel:
         sends = 1.0 + sends_backward
         price = cluster.copy_contention / G
         return Rates(
-            pair_s=model.flops_per_pair * gemm_passes / flops_per_s,
+            pair_s=pair_forward_s * gemm_passes,
             slot_s=cluster.slot_overhead_s * gemm_passes,
             fixed_s=2.0 * comm_passes * latency_s,
             peer_pair_s=2.0 * comm_passes * model.token_bytes / (G * cluster.peer_bytes_per_s),
@@ -160,8 +167,8 @@ class CostModel:
             replica_rdma_s=price * (sends * copy_rdma_s + backward * gradient_rdma_s),
             window_N=window_N,
             window_passes=gemm_passes,
-            hide_forward_N=self.overlap * window_N,
-            hide_backward_N=self.overlap * (2.0 + reforward) * window_N,
+            hide_forward_N=hide_N,
+            hide_backward_N=(2.0 + reforward) * hide_N,
             sends_backward=sends_backward,
             returns_gradients=bool(backward),
         )
@@ -222,6 +229,7 @@ class CostModel:
         for_rows(
             lambda low, high: load_bound_rows(low, high, problem.load_NE, base_NGB, node_G, node_only, problem.R, bound_N),
             problem.N,
+            whole=True,
         )
         return bound_N.astype(np.float64)
 
@@ -255,7 +263,7 @@ def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str,
             expert_NGS, quota_NGS, rates.pair_s, rates.slot_s, out_NF,
         )  # fmt: skip
 
-    for_rows(block, problem.N)
+    for_rows(block, problem.N, whole=True)
     return {name: out_NF[:, i] for i, name in enumerate(FEATURES)}
 
 
@@ -268,7 +276,7 @@ def _most_local(problem: Problem) -> tuple[Array, Array]:
     def block(low: int, high: int) -> None:
         locality_bound_rows(low, high, problem.load_NE, load_NGE, located, base_NGB, node_G, problem.R, out_N2)
 
-    for_rows(block, problem.N)
+    for_rows(block, problem.N, whole=True)
     return out_N2[:, 0], out_N2[:, 1]
 
 

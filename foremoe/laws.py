@@ -12,7 +12,7 @@ import numpy as np
 
 from foremoe.arrays import Array
 from foremoe.errors import PlanError
-from foremoe.placement import Placement
+from foremoe.placement import Placement, repeated
 from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.transfers import Path
 
@@ -125,8 +125,7 @@ def _check_placement(
         "NE",
         lambda i: f"{served_NE[i]} of {load_NE[i]} pairs are served; quotas must sum to the load",
     )
-    sorted_NGS = np.sort(expert_NGS, axis=2)
-    twice_NG = ((sorted_NGS[:, :, 1:] == sorted_NGS[:, :, :-1]) & (sorted_NGS[:, :, 1:] >= 0)).any(axis=2)
+    twice_NG = repeated(expert_NGS)
     found.mask("canonical", twice_NG, "NG", lambda i: f"an expert has two slots on one rank: {expert_NGS[i].tolist()}")
     if not keeps_homes:
         return
@@ -173,12 +172,25 @@ def _check_header(found: _Found, plan: Plan) -> None:
         found.add(
             "header", f"schedule and layer ids are for {head.schedule.M} x {len(head.moe_layer_L)} rows; the plan has {M} x {L}."
         )
+    if L % head.schedule.num_chunks:
+        found.add("header", f"the schedule's {head.schedule.num_chunks} chunks do not divide the plan's {L} layers.")
+    if plan.resident_LGS is not None:
+        _check_resident(found, plan, plan.resident_LGS)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
         found.add("homes", "home_LE is no permutation of the home slots.")
     if (np.sort(plan.order_M) != np.arange(M)).any():
         found.add("header", f"order_M {plan.order_M.tolist()[:8]} is no permutation of the {M} micro-steps.")
     if plan.load_MLE.size and plan.load_MLE.min() < 0:
         found.add("tokens", "load_MLE holds negative counts.")
+
+
+def _check_resident(found: _Found, plan: Plan, resident_LGS: Array) -> None:
+    if isinstance(plan.header.slots, SharedSlots):
+        found.add("header", "resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
+    if resident_LGS.size and not -1 <= resident_LGS.min() <= resident_LGS.max() < plan.E:
+        found.add("header", f"resident_LGS holds {resident_LGS.min()} to {resident_LGS.max()}; experts are 0 to {plan.E - 1}.")
+    if repeated(resident_LGS[..., plan.B :]).any():
+        found.add("header", "resident_LGS holds an expert twice on one rank.")
 
 
 def _check_problem(found: _Found, plan: Plan, problem: Problem) -> None:
@@ -189,6 +201,9 @@ def _check_problem(found: _Found, plan: Plan, problem: Problem) -> None:
     ):
         if mine.shape != theirs.shape or (mine != theirs).any():
             found.add("problem", f"the plan's {name} differs from the problem's; it was made for another one.")
+    have, want = plan.resident_LGS, problem.resident_LGS
+    if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
+        found.add("problem", "the plan starts from other resident experts than the problem; plan it anew from these.")
     for name in ("model", "slots", "redundant", "replicas"):
         if getattr(plan.header, name) != getattr(problem, name):
             found.add(
@@ -278,7 +293,8 @@ def _check_transfers(found: _Found, plan: Plan) -> None:
     copy_D = order[np.maximum(last_D, 0)] if len(order) else np.zeros(len(use_D), np.int64)
     if len(order):
         missing_D = (last_D < 0) | (content_C[copy_D] != content_D)
-        gone_D = ~missing_D & (until[copy_D] < use_D)
+        # What is overwritten before even its own use was reported above.
+        gone_D = ~missing_D & (until[copy_D] < use_D) & ~held_back[copy_D]
     else:
         missing_D, gone_D = np.ones(len(use_D), bool), np.zeros(len(use_D), bool)
     for mask_D, text in ((missing_D, "was never copied there"), (gone_D, "has been overwritten by then")):

@@ -56,13 +56,18 @@ def row_runner(
         _RUNNER.reset(token)
 
 
-def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256) -> Array:
+def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
     """Calls ``block(low, high)`` over all rows in blocks.
+
+    Args:
+        whole: never cut short by a cancel nor counted as progress: for figures, which must be complete to mean anything.
 
     Returns:
         bool [N], False for rows that were never run because the caller cancelled.
     """
     runner = _RUNNER.get() or RowRunner()
+    if whole:
+        runner = RowRunner(runner.num_threads)
     done_N = np.zeros(num_rows, bool)
 
     def run(low: int) -> None:

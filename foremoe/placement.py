@@ -93,3 +93,10 @@ class Placement(ArrayValue):
 
 def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
     return np.full(mask_N.shape, fill) if array is None else array
+
+
+def repeated(expert_GS: Array) -> Array:
+    """bool, True for ranks that hold an expert more than once; the last axis are a rank's slots, -1 empty."""
+    sorted_GS = np.sort(expert_GS, axis=-1)
+    twice: Array = ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)
+    return twice

@@ -29,8 +29,9 @@ def summary(plan: Plan) -> str:
     label = "calibrated" if head.cluster.calibrated else "model, uncalibrated"
     optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
+    steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
     lines = [
-        f"plan: {head.key.stage} of {head.model.name}, {plan.M} micro-steps x {plan.L} layers x {plan.G} ranks ({nodes}), "
+        f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks ({nodes}), "
         f"{plan.E} experts, R = {head.redundant}",
         f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst; "
         f"load gap {plan.load_gap_ML.mean():.2%} mean, {optimal} of {plan.N} rows proven optimal",

@@ -14,7 +14,7 @@ from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.model import Model
-from foremoe.placement import Placement
+from foremoe.placement import Placement, repeated
 from foremoe.schedule import Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 
@@ -110,12 +110,21 @@ class Problem(ArrayValue):
                 raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
         if self.tokens_MG is not None:
             put("tokens_MG", frozen_array(self.tokens_MG, np.int32, "tokens_MG", (M, G)))
+            require_non_negative(self.tokens_MG, "tokens_MG")
         if self.attention_MG is not None:
             put("attention_MG", frozen_array(self.attention_MG, np.float64, "attention_MG", (M, G)))
+            require_non_negative(self.attention_MG, "attention_MG")
         if self.resident_LGS is not None:
             if not isinstance(self.slots, ResidentSlots):
                 raise InputError("resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
             put("resident_LGS", frozen_array(self.resident_LGS, np.int16, "resident_LGS", (L, G, self.S)))
+            if self.resident_LGS.min() < -1 or self.resident_LGS.max() >= E:
+                raise InputError(
+                    f"resident_LGS holds {self.resident_LGS.min()} to {self.resident_LGS.max()}; give experts from 0 to {E - 1},"
+                    " or -1 for an empty slot."
+                )
+            if repeated(self.resident_LGS[..., self.B :]).any():
+                raise InputError("resident_LGS holds an expert twice on one rank; empty one of the two slots.")
 
     @classmethod
     def of(
@@ -247,7 +256,10 @@ class Problem(ArrayValue):
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None)
 
     def __getitem__(self, micro_steps: slice) -> Problem:
-        """A range of micro-steps as a problem of its own (streaming)."""
+        """A range of micro-steps as a problem of its own (streaming).
+
+        What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing.
+        """
         cut = lambda a: None if a is None else a[micro_steps]  # noqa: E731
         return dataclasses.replace(
             self,
@@ -255,6 +267,7 @@ class Problem(ArrayValue):
             load_MLGE=cut(self.load_MLGE),
             tokens_MG=cut(self.tokens_MG),
             attention_MG=cut(self.attention_MG),
+            resident_LGS=self.resident_LGS if micro_steps.indices(self.M)[0] == 0 else None,
             schedule=self.schedule[micro_steps],
         )
 

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from foremoe.arrays import Array, ArrayValue, frozen_array
 from foremoe.errors import InputError
 from foremoe.model import Model
+from foremoe.routing_checks import checked_experts, checked_ids, checked_known, checked_lengths, layer_numbers, preset_layers
 from foremoe.tensor_file import digest
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
-
-_MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -57,27 +55,32 @@ class RoutingTrace(ArrayValue):
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        put("num_experts", _num_experts(self.num_experts))
+        put("num_experts", checked_experts(self.num_experts))
         for name, value in (("model", self.model or ""), ("source", self.source), ("id", self.id)):
             if not isinstance(value, str):
                 raise InputError(f"{name} must be text; got {type(value).__name__}.")
-        topk_TLK = np.asarray(self.topk_TLK)
+        try:
+            topk_TLK = np.asarray(self.topk_TLK)
+        except ValueError:
+            raise InputError("topk_TLK is ragged; every token needs the same layers and top-k.") from None
         if topk_TLK.ndim != 3 or 0 in topk_TLK.shape or topk_TLK.dtype.kind not in "iu":
             raise InputError(
                 f"topk_TLK must hold integers [tokens, layers, top-k], each axis at least 1 long; got {topk_TLK.dtype}"
                 f" {list(topk_TLK.shape)}."
             )
-        if self.K > self.num_experts:
+        T, L, K = topk_TLK.shape
+        if self.num_experts < K:
             raise InputError(
-                f"top-{self.K} of {self.num_experts} experts is impossible; a token's experts are distinct: check num_experts."
+                f"top-{K} of {self.num_experts} experts is impossible; a token's experts are distinct: check num_experts."
             )
-        put("known_T", _known(self.known_T, self.T))
-        put("topk_TLK", _checked_ids(topk_TLK, self.known_T, self.num_experts))
-        put("seq_len_Q", _sequence_lengths(self.seq_len_Q, self.T))
-        default_L = preset_layers(self.model, self.L, self.num_experts, self.K)
-        put("moe_layer_L", layer_numbers(default_L if self.moe_layer_L is None else self.moe_layer_L, self.L))
+        put("known_T", checked_known(self.known_T, T))
+        put("topk_TLK", checked_ids(topk_TLK, self.known_T, self.num_experts))
+        put("seq_len_Q", checked_lengths(self.seq_len_Q, T))
+        default_L = preset_layers(self.model, L, self.num_experts, K)
+        put("moe_layer_L", layer_numbers(default_L if self.moe_layer_L is None else self.moe_layer_L, L))
         if self.weight_TLK is not None:
-            put("weight_TLK", frozen_array(self.weight_TLK, np.float16, "weight_TLK", self.topk_TLK.shape))
+            put("weight_TLK", frozen_array(self.weight_TLK, np.float16, "weight_TLK", (T, L, K)))
+        put("model", self.model or None)
         if not self.id:
             put("id", self.content_hash())
 
@@ -122,7 +125,12 @@ class RoutingTrace(ArrayValue):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None, weights: bool = True
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        num_experts: int | None = None,
+        model: str | Model | None = None,
+        weights: bool = True,
     ) -> RoutingTrace:
         """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
 
@@ -228,128 +236,3 @@ class RoutingTrace(ArrayValue):
             model=self.model,
             source=self.source,
         )
-
-
-def preset_layers(model: str | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
-    """int32 [L]: layer numbers of the preset `model` if it has L layers, else 0 to L-1.
-
-    Raises:
-        InputError: the preset has other experts or another top-k.
-    """
-    if model is not None and model.strip().lower() in Model.preset_names():
-        preset = Model.preset(model)
-        if (preset.num_experts, preset.num_topk) != (num_experts, num_topk):
-            raise InputError(
-                f"model {model!r} routes top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk} of"
-                f" {num_experts}; name the model that was recorded."
-            )
-        if preset.num_layers == num_layers:
-            return preset.moe_layer_L
-    return np.arange(num_layers, dtype=np.int32)
-
-
-def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
-    """`value` as int32 [L] of distinct numbers >= 0.
-
-    Raises:
-        InputError: another length, negative numbers, or a number twice.
-    """
-    moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
-    if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
-        raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
-    return moe_layer_L
-
-
-def _num_experts(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= _MAX_EXPERTS:
-        raise InputError(f"num_experts must be a whole number from 1 to {_MAX_EXPERTS}; got {value!r}.")
-    return int(value)
-
-
-def _known(value: Array | None, num_tokens: int) -> Array | None:
-    if value is None:
-        return None
-    known_T = np.asarray(value)
-    if known_T.dtype != bool:
-        raise InputError(f"known_T must be bool, True where a token's routing is known; got {known_T.dtype}.")
-    known_T = frozen_array(known_T, np.bool_, "known_T", (num_tokens,))
-    return None if known_T.all() else known_T
-
-
-def _sequence_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
-    seq_len_Q = frozen_array(value, np.int64, "seq_len_Q", (None,))
-    if not seq_len_Q.size or seq_len_Q.min() < 1:
-        q = int(np.argmax(seq_len_Q < 1)) if seq_len_Q.size else 0
-        what = f"sequence {q} has {seq_len_Q[q]}" if seq_len_Q.size else "there is none"
-        raise InputError(f"every trace needs a sequence, and every sequence a token, but {what}; leave empty ones out.")
-    # The total of huge lengths may wrap round in int64.
-    if seq_len_Q.max() > num_tokens or seq_len_Q.sum() != num_tokens:
-        total = sum(seq_len_Q.tolist())
-        raise InputError(f"the {len(seq_len_Q)} sequence lengths sum to {total} but there are {num_tokens} tokens; correct seq_len_Q.")
-    return seq_len_Q
-
-
-def _checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
-    dtype = np.dtype(np.uint8 if num_experts <= 256 else np.int16)
-    info = np.iinfo(dtype)
-    if topk_TLK.dtype != dtype and (topk_TLK.min() < info.min or topk_TLK.max() > info.max):
-        wrong_TLK = (topk_TLK < info.min) | (topk_TLK > info.max)
-        in_known_TLK = wrong_TLK if known_T is None else wrong_TLK & known_T[:, None, None]
-        if not in_known_TLK.any():
-            raise InputError(
-                f"rows marked unknown hold ids from {topk_TLK.min()} to {topk_TLK.max()}, which {dtype} cannot hold; write 0 there."
-            )
-        t, layer, k = (int(i) for i in np.unravel_index(int(in_known_TLK.argmax()), topk_TLK.shape))
-        # An earlier fault may lie inside the dtype's range: look at what comes before.
-        if t > 0:
-            before_T = None if known_T is None else known_T[:t]
-            keep_TLK = np.where(wrong_TLK[:t], 0, topk_TLK[:t]) if before_T is not None else topk_TLK[:t]
-            _raise_first_fault(np.ascontiguousarray(keep_TLK, dtype), before_T, num_experts)
-        raise _range_fault(topk_TLK, t, layer, k, num_experts)
-    out = frozen_array(topk_TLK, dtype, "topk_TLK")
-    _raise_first_fault(out, known_T, num_experts)
-    return out
-
-
-def _raise_first_fault(topk_TLK: Array, known_T: Array | None, num_experts: int) -> None:
-    known = np.empty(0, np.bool_) if known_T is None else known_T
-    known.flags.writeable = False
-    frozen = topk_TLK.view()
-    frozen.flags.writeable = False
-    t, layer, k = first_fault(frozen, known, num_experts)
-    if t < 0:
-        return
-    if not 0 <= topk_TLK[t, layer, k] < num_experts:
-        raise _range_fault(topk_TLK, t, layer, k, num_experts)
-    raise InputError(
-        f"token {t}, layer {layer} lists expert {int(topk_TLK[t, layer, k])} twice ({topk_TLK[t, layer].tolist()}); mark such rows"
-        " unknown in known_T or read them with foremoe.integrations.from_routed_experts."
-    )
-
-
-def _range_fault(topk_TLK: Array, t: int, layer: int, k: int, num_experts: int) -> InputError:
-    return InputError(
-        f"token {t}, layer {layer} lists expert {int(topk_TLK[t, layer, k])}, outside [0, {num_experts}); correct num_experts, or mark"
-        " the token unknown in known_T."
-    )
-
-
-@numba.njit(nogil=True, cache=True)
-def first_fault(topk_TLK, known_T, num_experts):  # type: ignore[no-untyped-def]
-    """(token, layer, position) of the first id out of range or repeated in its token; (-1, -1, -1) if there is none.
-
-    An empty `known_T` means that all tokens are known.
-    """
-    num_tokens, num_layers, num_topk = topk_TLK.shape
-    seen_in_row_E = np.full(num_experts, -1, np.int64)
-    for t in range(num_tokens):
-        if known_T.size and not known_T[t]:
-            continue
-        for layer in range(num_layers):
-            row = t * num_layers + layer
-            for k in range(num_topk):
-                e = np.int64(topk_TLK[t, layer, k])
-                if e < 0 or e >= num_experts or seen_in_row_E[e] == row:
-                    return t, layer, k
-                seen_in_row_E[e] = row
-    return -1, -1, -1

@@ -26,7 +26,9 @@ def split_over_sources(load_NGE: Array, expert_NGS: Array, quota_NGS: Array, nod
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
-    for_rows(lambda low, high: _split_rows(low, high, load_NGE, expert_NGS, quota_NGS, node_of_rank_G, rank, split_NP), N)
+    for_rows(
+        lambda low, high: _split_rows(low, high, load_NGE, expert_NGS, quota_NGS, node_of_rank_G, rank, split_NP), N, whole=True
+    )
     return split_NP
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from foremoe.errors import InputError
 from foremoe.extensions import entry_point_names, load_entry_point
-from foremoe.parse import parse
+from foremoe.parsing import parse
 from foremoe.planner import Planner
-from foremoe.solvers import Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
+from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, NodeChain, Quota
 from foremoe.solvers.base import RowSolver
 
 # Baselines run without the guard: a baseline that the guard improves is no baseline.
@@ -26,7 +26,8 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "least_loaded": Planner(rank=(LeastLoaded(),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "hierarchical": Planner(),
-        "exact": Planner(rank=(Exact(),)),
+        # Started from the heuristic: most rows are optimal already and need no search.
+        "exact": Planner(rank=(NodeChain(), Chain(), Exact())),
     }
 )
 

@@ -72,7 +72,9 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     return source
 
 
-def write_tensors(path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]) -> None:
+def write_tensors(
+    path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]
+) -> None:
     """Writes arrays with a header, a format version and a checksum.
 
     Args:
@@ -103,7 +105,9 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
         raise InputError(f"{str(source)!r} is no {kind} file, or truncated ({len(payload)} bytes); write it again.")
     found = header.get("format")
     if not isinstance(found, int) or found > version:
-        raise InputError(f"{str(source)!r} has {kind} format {found}, this foremoe reads up to {version}; install a newer foremoe.")
+        raise InputError(
+            f"{str(source)!r} has {kind} format {found}, this foremoe reads up to {version}; install a newer foremoe."
+        )
     try:
         tensors = load(payload)
     except (SafetensorError, ValueError, KeyError) as error:

@@ -38,8 +38,8 @@ class Transfers(ArrayValue):
         need_C: int32, the use (pass * L + position) that reads it first.
         after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
 
-    The gradient of a replica goes home after backward of (micro-step, layer), the way its last weight copy came; that is no
-    record of its own.
+    The gradient of a replica goes home after backward of (micro-step, layer); that is no record of its own. It takes the link
+    between the two ranks, peer or RDMA, also where the weights came from the host store: a host copy has no way back.
     """
 
     micro_step_C: Array

@@ -1,0 +1,1 @@
+"""The command line ``foremoe``: one file per command; `main` runs it."""

@@ -41,7 +41,7 @@ class Anneal(HomeSolver):
         seed: of the proposals.
     """
 
-    sweeps: int = 400
+    sweeps: int = 250
     temperature: float = 0.002
     cooling: float = 0.01
     node_weight: float = 4.0
@@ -49,8 +49,10 @@ class Anneal(HomeSolver):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sweeps < 0:
-            raise InputError(f"Anneal needs sweeps of at least 0; got {self.sweeps}.")
+        if not isinstance(self.sweeps, int) or not isinstance(self.seed, int) or not 0 <= self.sweeps <= 10**9:
+            raise InputError(
+                f"Anneal needs whole numbers, sweeps from 0 to {10**9}, seed any; got {self.sweeps!r} and {self.seed!r}."
+            )
         if not (self.temperature > 0.0 and math.isfinite(self.temperature) and 0.0 < self.cooling <= 1.0):
             raise InputError(
                 f"Anneal needs a temperature above 0 and a cooling in (0, 1]; got {self.temperature} and {self.cooling}."
@@ -83,7 +85,7 @@ class Anneal(HomeSolver):
         """
         load_EM, rank_G, node_V = self._scaled(load_ME, node_G)
         rank_E = np.asarray(rank_E, np.int64)
-        return float(_value(load_EM, rank_E, rank_G, node_G, node_V, self.node_weight))
+        return float(_value(load_EM, rank_E, rank_G, node_G, node_V, float(self.node_weight)))
 
     def _scaled(self, load_ME: Array, node_G: Array) -> tuple[Array, Array, Array]:
         """Loads so that perfect balance costs 1 per term, the scale of a rank and of every node."""
@@ -101,9 +103,11 @@ class Anneal(HomeSolver):
         lpt_E = lpt_ranks(load_ME.sum(axis=0, dtype=np.int64), now_E, node_G)
         rank_E = lpt_E if self.objective(load_ME, lpt_E, node_G) < before else now_E.copy()
         load_EM, rank_G, node_V = self._scaled(load_ME, node_G)
+        by_load_E = np.argsort(load_EM.sum(axis=1), kind="stable")
         _anneal(
-            load_EM, rank_E, rank_G, node_G, node_V, self.node_weight, self.sweeps * len(home_E),
-            self.temperature, self.cooling, np.uint64((self.seed * 0x9E3779B97F4A7C15 + number) % 2**64),
+            load_EM, by_load_E, np.argsort(by_load_E), rank_E, rank_G, node_G, node_V, float(self.node_weight),
+            self.sweeps * len(home_E), float(self.temperature), float(self.cooling),
+            np.uint64((self.seed * 0x9E3779B97F4A7C15 + number) % 2**64),
         )  # fmt: skip
         if self.objective(load_ME, rank_E, node_G) > (1.0 - self.min_gain) * before:
             return home_E
@@ -215,7 +219,7 @@ def _value(load_EM, rank_E, rank_G, node_G, node_V, node_weight):  # type: ignor
 
 @njit(nogil=True, cache=True)
 def _anneal(  # type: ignore[no-untyped-def]
-    load_EM, rank_E, rank_G, node_G, node_V, node_weight, num_proposals, temperature, cooling, seed
+    load_EM, by_load_E, place_E, rank_E, rank_G, node_G, node_V, node_weight, num_proposals, temperature, cooling, seed
 ):
     """Improves `rank_E` in place; it ends at the best assignment met, the start included."""
     E, M = load_EM.shape
@@ -228,8 +232,6 @@ def _anneal(  # type: ignore[no-untyped-def]
     if V > 1:
         nodes = _fill(load_EM, node_G[rank_E], node_V, load_VM, power_VM, node_sum_M)
     best, best_E = ranks + node_weight * nodes, rank_E.copy()
-    by_load_E = np.argsort(load_EM.sum(axis=1), kind="mergesort")
-    place_E = np.argsort(by_load_E, kind="mergesort")
     reach = max(1, E // 20)
     state = np.array([seed], np.uint64)
     heat = temperature * M * (1.0 + (node_weight if V > 1 else 0.0))

@@ -40,6 +40,7 @@ def compare(
     planners: Mapping[str, Planner],
     *,
     history_LE: Array | None = None,
+    leave_first_out: bool | None = None,
     exact_budget_s: float = EXACT_BUDGET_S,
     seed: int = 0,
     progress: Progress | None = None,
@@ -50,6 +51,7 @@ def compare(
         planners: name to planner, for example `STRATEGIES`.
         history_LE: int32, load of an earlier step for foresight "previous". Without it the first micro-step has no history and
             is left out of every row's figures (if there is more than one), so that all rows speak of the same micro-steps.
+        leave_first_out: overrules that choice.
         exact_budget_s: a planner with an exact solver plans a sample of rows, drawn with `seed`, within these seconds in all;
             the row speaks of those it proved optimal, with ``same_rows``: the other planners' mean skew on the same rows.
         progress: called with (planner, rows done, rows in all).
@@ -61,7 +63,9 @@ def compare(
         copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
         ``predicted_stage_s`` leaves their weight transfer out, which stands in ``transfer_s``.
     """
-    first = problem.L if needs_first_left_out(problem, planners, history_LE) else 0
+    if leave_first_out is None:
+        leave_first_out = needs_first_left_out(problem, planners, history_LE)
+    first = problem.L if leave_first_out else 0
     static = _with_progress(Planner(rank=()), "static", problem, history_LE, None)
     static_s = _stage_seconds(static, first)[0]
     plans: dict[str, Plan] = {}
@@ -92,9 +96,12 @@ def ablate(
     *,
     redundant: Sequence[int] = (0, 1, 2, 4),
     foresight: Sequence[Foresight] = ("exact", "previous", "step"),
+    history_LE: Array | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
+
+    The first micro-step is left out of all rows where any foresight has no history for it (see `compare`).
 
     Returns:
         One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight`` and compare's figures.
@@ -106,10 +113,11 @@ def ablate(
     if planner.guard:
         variants["without the guard"] = dataclasses.replace(planner, guard=False)
     rows = []
+    blind = problem.M > 1 and history_LE is None and "previous" in foresight
     for slots, view in itertools.product(redundant, foresight):
         varied = dataclasses.replace(problem, redundant=slots)
         planners = {name: dataclasses.replace(p, foresight=view) for name, p in variants.items()}
-        for row in compare(varied, planners, progress=progress):
+        for row in compare(varied, planners, history_LE=history_LE, leave_first_out=blind, progress=progress):
             levels = row.pop("solver")
             rows.append({"levels": levels, "redundant": slots, "foresight": str(view), **row})
     return rows

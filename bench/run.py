@@ -1,0 +1,111 @@
+"""Runs named cases through `compare` and prints one markdown table per case and objective.
+
+    python -m bench.run [CASE ...] [--objective balance] [--out bench/results/NAME.md]
+
+A result file names hardware, date and commit. Skews come from finished plans; stage times are the cost model's, uncalibrated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.cases import CASES, Case
+from foremoe.comparison import compare, needs_first_left_out
+from foremoe.strategies import STRATEGIES
+
+COLUMNS = (
+    ("strategy", lambda r: r["solver"]),
+    ("skew mean", lambda r: f"{r['skew_mean']:.4f}"),
+    ("p99", lambda r: f"{r['skew_p99']:.3f}"),
+    ("max", lambda r: f"{r['skew_max']:.3f}"),
+    ("load gap", lambda r: f"{r['gap_mean']:.2%}"),
+    ("replicas", lambda r: f"{r['replicas_per_layer']:.1f}"),
+    ("moves", lambda r: f"{r['moves_per_layer']:.1f}"),
+    ("fan-out", lambda r: str(r["max_fanout"])),
+    ("MB/layer", lambda r: f"{r['bytes_per_layer'] / 1e6:.0f}"),
+    ("stage ms", lambda r: f"{r['predicted_stage_s'] * 1e3:.1f}"),
+    ("x static", lambda r: f"{r['speedup_vs_static']:.2f}"),
+    ("plan us", lambda r: f"{r['plan_us_per_layer']:.0f}"),
+    ("rows", lambda r: str(r["n_solved"])),
+)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown; a row without figures says why."""
+    lines = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    notes = []
+    for row in rows:
+        if row["skew_mean"] is None:
+            lines.append(f"| {row['solver']} | {row['note']} |" + " |" * (len(COLUMNS) - 2))
+            continue
+        lines.append("| " + " | ".join(show(row) for _, show in COLUMNS) + " |")
+        if "same_rows" in row:
+            beside = row["same_rows"].get("hierarchical")
+            beside = "" if beside is None else f"; `hierarchical` on the same rows: {beside:.4f}"
+            notes.append(f"`{row['solver']}`: {row['note']}{beside}.")
+    return "\n".join([*lines, "", *notes])
+
+
+def hardware() -> str:
+    """One line on what the timings were taken on, and the commit."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        commit += "+" if subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode else ""
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    date = datetime.date.today().isoformat()
+    return f"{cpu}, {cores} cores, no GPU; Python {platform.python_version()}, numpy {np.__version__}; {date}, commit {commit}"
+
+
+def run(case: Case, objective: str) -> str:
+    """The section of one case: what it is, and its table."""
+    problem = case.problem(objective)
+    rows = compare(problem, STRATEGIES, progress=lambda name, done, total: None)
+    left_out = " Micro-step 0 is left out of all rows (no history)." if needs_first_left_out(problem, STRATEGIES, None) else ""
+    load = f"{problem.M} micro-steps x {problem.L} layers, {problem.E} experts, {problem.G} ranks, R = {problem.R}"
+    return (
+        f"### {case.name} ({case.kind}), objective {objective}\n\n{case.about}: {load}, cluster {case.cluster} "
+        f"(model, uncalibrated).{left_out}\n\n{table(rows)}"
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("--objective", choices=("balance", "time"), action="append", help="default: balance, then time")
+    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
+    args = parser.parse_args()
+    unknown = [name for name in args.cases if name not in CASES]
+    if unknown:
+        parser.error(f"there is no case {', '.join(unknown)}; choose from {', '.join(CASES)}")
+    sections = [f"# foremoe compare\n\nMeasured on: {hardware()}."]
+    for name in args.cases or CASES:
+        for objective in args.objective or ("balance", "time"):
+            case = CASES[name]
+            print(f"{name} ({objective}) ...", file=sys.stderr, flush=True)
+            sections.append(f"### {name}\n\nSkipped: {case.missing}." if case.missing else run(case, objective))
+            print(sections[-1] + "\n", flush=True)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("\n\n".join(sections) + "\n")
+
+
+if __name__ == "__main__":
+    main()

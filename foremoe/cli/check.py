@@ -1,0 +1,160 @@
+"""``foremoe check``: does a plan file keep its laws, and does it belong to this routing?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import foremoe
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.errors import InputError, PlanError
+
+if TYPE_CHECKING:
+    from foremoe.plan import Plan
+    from foremoe.workload import Workload
+
+# Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
+
+BROKEN = 1
+_SHOWN = 4
+
+
+@click.command(cls=JsonCommand, short_help="Does a plan keep its laws, and belong to this routing?")
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--trace",
+    "traces",
+    metavar="TRACE",
+    multiple=True,
+    help="The routing it was made from (repeat for several, in order), dealt again as the plan says and compared.  "
+    "[default: none]",
+)
+@click.option(
+    "--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]"
+)
+@json_option
+@click.pass_context
+def check(ctx: click.Context, plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
+    """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if one is broken.
+
+    Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
+    With --trace or --workload also: the loads are those the plan was made for, and the ranks' shares add up.
+
+    \b
+    Example:
+      foremoe check plan.safetensors --trace rollout.npz
+    """
+    require_writable({"the JSON file": json_file}, [plan_file, workload_file, *traces])
+    if traces and workload_file is not None:
+        raise InputError("--trace and --workload exclude each other; give one of them.")
+
+    from foremoe.cli.files import file_name
+    from foremoe.plan import Plan
+
+    plan = Plan.load(plan_file)
+    broken = plan.violations()
+    checked = [f"{plan.N} rows on their own"]
+    source = "the trace" if traces else "the workload file"
+    work = dealt_again(plan, traces) if traces else None if workload_file is None else counts_of(workload_file)
+    if work is not None:
+        other = load_violations(plan, work, source)
+        # A plan that is broken, or not of these loads, has no shares to add up.
+        if not other and not broken:
+            other = share_violations(plan, work)
+        broken = [*broken, *other]
+        checked.append(f"loads and the {plan.G} ranks' shares against {source}")
+    name = file_name(plan_file)
+    payload = {
+        "plan": name,
+        "valid": not broken,
+        "violations": [{"law": error.law, "where": error.where, "message": error.message} for error in broken],
+        "checked": checked,
+        "foremoe_version": foremoe.__version__,
+    }
+    if broken:
+        text = "\n".join([*(str(error) for error in broken), f"{name}: broken"])
+    else:
+        text = f"{name}: valid (checked: {'; '.join(checked)})"
+    emit(json_file, payload, text)
+    if broken:
+        ctx.exit(BROKEN)
+
+
+def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
+    """The workload of `traces`, dealt as the plan's header says.
+
+    Raises:
+        InputError: the header does not say, or the trace has not the plan's layers.
+    """
+    from foremoe.cli.files import read_trace
+    from foremoe.parsing import parse
+    from foremoe.routing import RoutingTrace
+    from foremoe.workload import Workload
+
+    head = plan.header
+    if head.dealt is None:
+        raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
+    parts = [read_trace(path, head.model) for path in traces]
+    trace = parts[0] if len(parts) == 1 else RoutingTrace.concat(parts)
+    work = Workload.from_trace(
+        trace, num_ranks=plan.G, tokens_per_rank=head.dealt.tokens_per_rank, packer=parse(head.dealt.packer),
+        seed=head.dealt.seed, stage=head.key.stage, max_micro_steps=plan.M if head.dealt.dropped_micro_steps else None,
+    )  # fmt: skip
+    if work.L == plan.L:
+        return work
+    # The plan may be of some layers only, those of a pipeline stage.
+    position = {int(number): at for at, number in enumerate(work.moe_layer_L)}
+    lacking = [int(number) for number in head.moe_layer_L if int(number) not in position]
+    if lacking:
+        raise InputError(f"the trace lacks the plan's layer {lacking[0]}; give the trace that was planned.")
+    return work.layers([position[int(number)] for number in head.moe_layer_L])
+
+
+def counts_of(workload_file: str) -> Workload:
+    """The workload in a file."""
+    from foremoe.workload import Workload
+
+    return Workload.load(workload_file)
+
+
+def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
+    """Where the plan's loads are not those of `work`."""
+    import numpy as np
+
+    shape, want = work.load_MLGE.shape, (plan.M, plan.L, plan.G, plan.E)
+    if shape != want:
+        sizes = f"{list(shape)} micro-steps, layers, ranks, experts"
+        return [PlanError("load", "", f"{source} has {sizes}; the plan was made for {list(want)}")]
+    different = np.argwhere((work.load_MLE != plan.load_MLE).any(axis=2))
+    errors = []
+    for m, l in different[:_SHOWN].tolist():  # noqa: E741
+        e = int((work.load_MLE[m, l] != plan.load_MLE[m, l]).argmax())
+        message = f"{source} has {work.load_MLE[m, l, e]} pairs; the plan was made for {plan.load_MLE[m, l, e]}"
+        errors.append(PlanError("load", f"micro-step {m}, layer {l}, expert {e}", message))
+    if len(different) > _SHOWN:
+        errors.append(PlanError("load", "", f"{len(different)} of {plan.N} rows differ in all"))
+    return errors
+
+
+def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
+    """Where the source ranks' shares do not add up: to every slot's quota, and to every source's own pairs."""
+    import numpy as np
+
+    total_MLP = np.zeros((plan.M, plan.L, plan.G * plan.S), np.int64)
+    expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, -1)
+    row_MLP = np.arange(plan.N).reshape(plan.M, plan.L, 1) * plan.E + np.where(expert_MLP < 0, 0, expert_MLP)
+    errors = []
+    for rank in range(plan.G):
+        share_MLP = plan.rows_for(work, rank)
+        total_MLP += share_MLP
+        sent_MLE = np.bincount(row_MLP.ravel(), share_MLP.ravel(), minlength=plan.N * plan.E).reshape(plan.M, plan.L, plan.E)
+        wrong = np.argwhere(sent_MLE != work.load_MLGE[:, :, rank])
+        for m, l, e in wrong[:1].tolist():  # noqa: E741
+            message = f"sends {int(sent_MLE[m, l, e])} of its {work.load_MLGE[m, l, rank, e]} pairs of expert {e}"
+            errors.append(PlanError("split", f"micro-step {m}, layer {l}, rank {rank}", message))
+    for m, l, p in np.argwhere(total_MLP != plan.quota_MLGS.reshape(total_MLP.shape))[:_SHOWN].tolist():  # noqa: E741
+        g, s = divmod(p, plan.S)
+        message = f"the ranks send {total_MLP[m, l, p]} pairs to a quota of {plan.quota_MLGS[m, l, g, s]}"
+        errors.append(PlanError("split", f"micro-step {m}, layer {l}, rank {g}, slot {s}", message))
+    return errors

@@ -1,0 +1,142 @@
+"""``foremoe compare``: strategies side by side on one case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import foremoe
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.options import CaseOptions, case_options
+from foremoe.cli.progress import Progress
+from foremoe.cli.tables import Column, number, percent, plural, render, scaled
+from foremoe.cli.texts import Seconds, planner_of, split_list
+
+if TYPE_CHECKING:
+    from foremoe.planner import Planner
+
+FIGURES = (
+    Column("skew mean", number(3)),
+    Column("p99", number(3)),
+    Column("max", number(3)),
+    Column("load gap", percent),
+    Column("replicas", number(1)),
+    Column("moves", number(1)),
+    Column("fanout"),
+    Column("MB/layer", scaled(1e-6, 1)),
+    Column("peer MB", scaled(1e-6, 1)),
+    Column("rdma MB", scaled(1e-6, 1)),
+    Column("host MB", scaled(1e-6, 1)),
+    Column("stage ms", scaled(1e3, 1)),
+    Column("speed-up", number(3)),
+    Column("peak GB", scaled(1e-9, 2)),
+    Column("plan us", number(1)),
+)
+
+
+@click.command(cls=JsonCommand, short_help="Strategies side by side: skew, copies, bytes, predicted time.")
+@case_options()
+@click.option(
+    "--solvers",
+    metavar="LIST",
+    multiple=True,
+    help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
+    "`foremoe solvers` lists them.  [default: all strategies]",
+)
+@click.option(
+    "--exact-seconds",
+    type=Seconds(),
+    default=15.0,
+    help="Seconds that each exact solver may spend; it plans a sample of the rows.  [default: 15]",
+)
+@json_option
+def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float, json_file: str | None) -> None:
+    """Plans one case with every strategy and prints a row for each.
+
+    Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
+    largest over the mean rank load of a row, 1.000 is perfect. Baselines run as they are, without foremoe's guard.
+
+    \b
+    Example:
+      foremoe compare rollout.npz --ranks 16 --redundant 1 --solvers static,eplb-history,hierarchical
+    """
+    require_writable({"the JSON file": json_file}, case_options.files)
+    names = split_list(solvers, "--solvers")
+
+    from foremoe.cli.inputs import build_case
+    from foremoe.comparison import compare as run
+    from foremoe.comparison import needs_first_left_out
+    from foremoe.strategies import STRATEGIES
+
+    chosen = names or list(STRATEGIES)
+    # The table's order is that of STRATEGIES, whatever order they were named in.
+    ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
+    planners = {name: planner_of(name) for name in ordered}
+    case = build_case(case_options)
+    with Progress() as progress:
+        for warning in case.warnings:
+            progress.note(f"warning: {warning}")
+        rows = run(
+            case.problem, planners, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
+            progress=progress,
+        )  # fmt: skip
+    left_out = needs_first_left_out(case.problem, planners, case.history_LE)
+    calibrated = case.problem.cluster.calibrated
+    payload = {
+        "rows": rows,
+        "case": case.record,
+        "objective": case.problem.cost.objective,
+        "micro_step_0_left_out": left_out,
+        "cost_model": "calibrated" if calibrated else "uncalibrated",
+        "foremoe_version": foremoe.__version__,
+    }
+    lines = [case.line, "", comparison(rows, planners), "", *footers(rows, planners, left_out, calibrated)]
+    emit(json_file, payload, "\n".join(lines))
+
+
+def figures(row: Mapping[str, Any]) -> list[Any]:
+    """The cells of `FIGURES` for one of compare's rows."""
+    link = row["bytes_by_link"] or {}
+    return [
+        row["skew_mean"], row["skew_p99"], row["skew_max"], row["gap_mean"], row["replicas_per_layer"], row["moves_per_layer"],
+        row["max_fanout"], row["bytes_per_layer"], link.get("peer"), link.get("rdma"), link.get("host"),
+        row["predicted_stage_s"], row["speedup_vs_static"], row["peak_bytes"], row["plan_us_per_layer"],
+    ]  # fmt: skip
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> str:
+    """The table; under a sampled row stands the hierarchical figure on the same rows, or that of the best one there is."""
+    lines: list[list[Any]] = []
+    for row in rows:
+        name = row["solver"]
+        sampled = "same_rows" in row
+        label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
+        lines.append([label, *figures(row)])
+        same = row.get("same_rows") or {}
+        if same:
+            other = "hierarchical" if "hierarchical" in same else min(same, key=lambda key: same[key])
+            lines.append([f"  {other}, same rows", same[other]])
+    return render([Column("solver", left=True), *FIGURES], lines)
+
+
+def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], left_out: bool, calibrated: bool) -> list[str]:
+    """What a reader must know to read the table."""
+    lines = [
+        f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
+    ]
+    whole = [row for row in rows if row["predicted_stage_s"] is not None and "same_rows" not in row]
+    if whole and "static" not in planners:
+        static_s = whole[0]["speedup_vs_static"] * whole[0]["predicted_stage_s"]
+        lines[0] += f"; static: {static_s * 1e3:.1f} ms"
+    lines.append(
+        "replicas, moves, MB: per row; MB: weights for every pass and gradients home; load gap: over the proven lower bound"
+    )
+    moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
+    if moved:
+        spent = ", ".join(f"{row['solver']} {row['transfer_s'] * 1e3:.1f} ms" for row in moved)
+        lines.append(f"* homes move: scored, never executed; stage ms leaves their weight transfer out ({spent})")
+    if left_out:
+        lines.append("micro-step 0 is left out of every row: it has no history (give --history TRACE to count it)")
+    return lines + [f"{row['solver']}: {row['note']}" for row in rows if row.get("note")]

@@ -1,0 +1,134 @@
+"""What the command line's file names and preset names stand for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from foremoe.cli.options import DEFAULT_RANKS
+from foremoe.errors import InputError
+
+if TYPE_CHECKING:
+    from foremoe.arrays import Array
+    from foremoe.cluster import Cluster
+    from foremoe.model import Model
+    from foremoe.routing import RoutingTrace
+    from foremoe.workload import Workload
+
+# Letters: L layers, E experts.
+
+_HEADER_LIMIT = 64 * 2**20
+
+
+def is_file(text: str) -> bool:
+    """True if a --model, --cluster or --synthetic names a TOML file rather than a preset."""
+    return text.lower().endswith(".toml") or os.sep in text
+
+
+def model_of(text: str) -> Model:
+    """The preset or TOML file of that name."""
+    from foremoe.model import Model
+
+    return Model.from_toml(text) if is_file(text) else Model.preset(text)
+
+
+def cluster_of(text: str, ranks: int | None, ranks_per_node: int | None) -> Cluster:
+    """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default)."""
+    from foremoe.cluster import Cluster
+
+    if not is_file(text):
+        return Cluster.preset(text, num_ranks=DEFAULT_RANKS if ranks is None else ranks, ranks_per_node=ranks_per_node)
+    cluster = Cluster.from_toml(text)
+    # Another number of ranks would lose the file's own mapping to nodes; the same number keeps it.
+    if ranks in (None, cluster.num_ranks) and ranks_per_node is None:
+        return cluster
+    return cluster.with_ranks(ranks or cluster.num_ranks, ranks_per_node or cluster.ranks_per_node)
+
+
+def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
+    """The preset that a recording names, or the only one of its shape.
+
+    Raises:
+        InputError: none, or several.
+    """
+    from foremoe.model import Model
+
+    if name is not None and name.strip().lower() in Model.preset_names():
+        return Model.preset(name)
+    found = Model.matching(num_layers, num_experts, num_topk)
+    if len(found) == 1:
+        return found[0]
+    shape = f"{num_layers} layers with top-{num_topk} of {num_experts} experts"
+    if found:
+        raise InputError(f"{shape} fit several models; give --model one of {', '.join(m.name for m in found)}.")
+    names = ", ".join(Model.preset_names())
+    raise InputError(f"no known model has {shape}; give --model NAME (one of {names}) or --model FILE.toml.")
+
+
+def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
+    """The trace in a file, without router weights; `model` is what it was recorded from."""
+    from foremoe.routing import RoutingTrace
+
+    kind = kind_of(path)
+    if kind in ("plan", "workload"):
+        raise InputError(f"{file_name(path)!r} is a {kind} file; give a trace here.")
+    try:
+        return RoutingTrace.load(path, model=model, weights=False)
+    except InputError as error:
+        # The cure that the library names is an argument; here it is an option.
+        raise InputError(str(error).replace("pass num_experts=", "give --model NAME or FILE.toml")) from None
+
+
+def history_load(path: str, work: Workload, model: Model | None) -> Array:
+    """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
+    import numpy as np
+
+    from foremoe.workload import Workload
+
+    if kind_of(path) == "workload":
+        earlier = Workload.load(path)
+        history_LE, layer_L = earlier.load_MLE.sum(axis=0, dtype=np.int64), earlier.moe_layer_L
+    else:
+        trace = read_trace(path, model)
+        topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
+        E, layer_L = trace.num_experts, trace.moe_layer_L
+        history_LE = np.stack([np.bincount(topk_TLK[:, at].ravel(), minlength=E) for at in range(trace.L)])
+    position = {int(number): at for at, number in enumerate(layer_L)}
+    lacking = [int(number) for number in work.moe_layer_L if int(number) not in position]
+    if history_LE.shape[1] != work.E or lacking:
+        what = f"has no layer {lacking[0]}" if lacking else f"has {history_LE.shape[1]} experts, not {work.E}"
+        raise InputError(f"--history {file_name(path)!r} {what}; give a trace of the same model and layers.")
+    return np.ascontiguousarray(history_LE[[position[int(number)] for number in work.moe_layer_L]])
+
+
+def kind_of(path: str) -> str:
+    """``"trace"``, ``"workload"`` or ``"plan"`` by a file's header; "trace" where it tells nothing, for its reader to judge.
+
+    Raises:
+        InputError: no such file, or not readable.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            head = file.read(length) if length <= _HEADER_LIMIT else b""
+        metadata = json.loads(head)["__metadata__"]
+        if "foremoe_plan" in metadata:
+            return "plan"
+        return "workload" if json.loads(metadata["foremoe"])["kind"] == "workload" else "trace"
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file_name(path)!r}; check the path.") from None
+    except IsADirectoryError:
+        raise InputError(f"{file_name(path)!r} is a directory; give the path of one file.") from None
+    except OSError as error:
+        raise InputError(f"{file_name(path)!r} cannot be read ({error.strerror}); check the path and its permissions.") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "trace"
+
+
+def file_name(path: str) -> str:
+    """The last part of a path as printable text."""
+    return click.format_filename(path, shorten=True)

@@ -1,0 +1,263 @@
+"""From the command line's options to a `Case`: files or synthetic routing, dealt, on a cluster, as one problem."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
+from foremoe.cli.options import (
+    DEFAULT_MICRO_STEPS,
+    DEFAULT_RANKS,
+    DEFAULT_REGIME,
+    DEFAULT_TOKENS_PER_RANK,
+    CaseOptions,
+)
+from foremoe.cli.tables import plural
+from foremoe.cli.texts import layer_range, slots_of
+from foremoe.errors import InputError
+
+if TYPE_CHECKING:
+    from foremoe.arrays import Array
+    from foremoe.model import Model
+    from foremoe.problem import Problem
+    from foremoe.routing import RoutingTrace
+    from foremoe.solvers.base import PackSolver
+    from foremoe.workload import Workload
+
+# Letters: L layers, E experts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a command works on.
+
+    Attributes:
+        problem, workload: `Problem` of the `Workload`.
+        history_LE: int64, load of an earlier step, or None.
+        record: the case in plain values, for JSON.   line: the same in one line.
+        warnings: sentences for the user.
+    """
+
+    problem: Problem
+    workload: Workload
+    history_LE: Array | None
+    record: dict[str, Any]
+    line: str
+    warnings: tuple[str, ...]
+
+
+def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
+    """Reads, deals and poses what `options` describe.
+
+    Args:
+        packer: the pack level; None deals in file order.
+
+    Raises:
+        InputError: options that contradict each other, files that cannot be read, or sizes that do not fit.
+    """
+    from foremoe.cost import CostModel
+    from foremoe.problem import Problem
+    from foremoe.schedule import Schedule
+
+    _require_one_source(options)
+    work, model, names, warnings = _workload(options, packer)
+    if options.layers is not None:
+        work = work.layers(layer_range(options.layers, work.L))
+    cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
+    default = "accumulate" if work.stage == "update" else "forward"
+    problem = Problem.of(
+        work, cluster, model=model, redundant=options.redundant, cost=CostModel(objective=options.objective),
+        schedule=Schedule.parse(options.schedule or default, work.M), slots=slots_of(options.slots), replicas=options.replicas,
+    )  # fmt: skip
+    history_LE = None if options.history is None else history_load(options.history, work, model)
+    record = {
+        "traces": names,
+        "synthetic": options.synthetic,
+        "regime": (options.regime or DEFAULT_REGIME) if options.synthetic else None,
+        "history": None if options.history is None else file_name(options.history),
+        "trace_id": work.trace_id,
+        "model": model.name,
+        "cluster": cluster.name,
+        "stage": work.stage,
+        "tokens": int(work.tokens_MG.sum()),
+        "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()),
+        "micro_steps": work.M,
+        "layers": work.L,
+        "layer_range": options.layers,
+        "experts": work.E,
+        "topk": work.num_topk,
+        "ranks": cluster.num_ranks,
+        "nodes": cluster.num_nodes,
+        "ranks_per_node": cluster.ranks_per_node,
+        "redundant": options.redundant,
+        "objective": options.objective,
+        "schedule": options.schedule or default,
+        "slots": options.slots,
+        "replicas": options.replicas,
+        "tokens_per_rank": None if work.dealt is None else work.dealt.tokens_per_rank,
+        "packer": None if work.dealt is None else work.dealt.packer,
+        "seed": options.seed,
+        "left_out_micro_steps": 0 if work.dealt is None else work.dealt.dropped_micro_steps,
+    }
+    return Case(
+        problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record), warnings=tuple(warnings)
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
+    size = f"{record['tokens']} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
+    where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}"
+    return (
+        f"case: {source}: {size}, top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}, "
+        f"{record['stage']}, objective {record['objective']}"
+    )
+
+
+def _require_one_source(options: CaseOptions) -> None:
+    if options.traces and options.synthetic is not None:
+        raise InputError("a TRACE and --synthetic exclude each other; give one of them.")
+    if not options.traces and options.synthetic is None:
+        raise InputError("there is nothing to plan; give a TRACE, or --synthetic MODEL for artificial routing.")
+    if options.synthetic is None and options.regime is not None:
+        raise InputError("--regime shapes --synthetic routing only; leave it out with a TRACE.")
+    if options.synthetic is not None and options.model is not None:
+        raise InputError("--synthetic already names the model; leave --model out.")
+    if options.synthetic is not None and options.shuffle:
+        raise InputError("--shuffle reorders the sequences of a TRACE; --synthetic routing has none, so leave it out.")
+
+
+def _ranks(options: CaseOptions, work: Workload) -> int | None:
+    """None where a cluster file alone decides."""
+    return options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
+
+
+def _workload(options: CaseOptions, packer: PackSolver | None) -> tuple[Workload, Model, list[str], list[str]]:
+    tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
+    stage = options.stage or "update"
+    model: Model | None
+    if options.synthetic is not None:
+        from foremoe.synthetic import synthetic_workload
+
+        model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
+        require_divides(model.num_experts, ranks)
+        _require_memory(micro_steps * model.num_layers * ranks * model.num_experts * 4)
+        work = synthetic_workload(
+            model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
+            regime=options.regime or DEFAULT_REGIME, seed=options.seed, stage=stage,
+        )  # fmt: skip
+        return work, model, [], []
+    model = None if options.model is None else model_of(options.model)
+    names = [file_name(path) for path in options.traces]
+    if any(kind_of(path) == "workload" for path in options.traces):
+        work = _counts(options)
+    else:
+        trace, model = _one_trace(options.traces, model)
+        ranks = source_ranks(options)
+        require_divides(trace.num_experts, ranks)
+        _require_memory(trace.L * ranks * trace.num_experts * 4)
+        work = _deal(trace, options, packer, ranks, tokens_per_rank, stage)
+    if model is None:
+        model = model_told(work.model, work.L, work.E, work.num_topk)
+    if (work.E, work.num_topk) != (model.num_experts, model.num_topk) or model.num_layers < work.L:
+        raise InputError(
+            f"model {model.name} has {model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts, but "
+            f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}; name the model that was recorded."
+        )
+    return work, model, names, _remarks(work, options)
+
+
+def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
+    """All traces as one, and the model they tell of where none is named."""
+    from foremoe.routing import RoutingTrace
+
+    traces = [read_trace(path, model) for path in paths]
+    trace = traces[0] if len(traces) == 1 else RoutingTrace.concat(traces)
+    if model is not None:
+        return trace, model
+    model = model_told(trace.model, trace.L, trace.num_experts, trace.K)
+    if model.num_layers == trace.L and (trace.moe_layer_L != model.moe_layer_L).any():
+        # A recording without layer numbers takes the model's, exactly as if the model had been named.
+        return _one_trace(paths, model)
+    return trace, model
+
+
+def _deal(
+    trace: RoutingTrace, options: CaseOptions, packer: PackSolver | None, ranks: int, tokens_per_rank: int, stage: str
+) -> Workload:
+    import dataclasses
+
+    from foremoe.solvers import AsGiven
+    from foremoe.workload import Workload
+
+    packer = packer if packer is not None else AsGiven()
+    if options.shuffle:
+        if "shuffle" not in packer.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise InputError(f"--shuffle does not act on the pack level {packer!r}; leave it out.")
+        packer = dataclasses.replace(packer, shuffle=True)  # type: ignore[type-var]
+    return Workload.from_trace(
+        trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer, seed=options.seed, stage=stage,
+        max_micro_steps=options.micro_steps,
+    )  # fmt: skip
+
+
+def _counts(options: CaseOptions) -> Workload:
+    """The one workload file, with what was said about it compared to what it holds."""
+    from foremoe.workload import Workload
+
+    if len(options.traces) > 1:
+        raise InputError("a workload file of counts stands alone; give one, or give traces.")
+    for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):
+        if value is not None:
+            raise InputError(f"{name} deals a TRACE; a workload file is dealt already, so leave it out.")
+    work = Workload.load(options.traces[0])
+    if options.ranks not in (None, work.G):
+        raise InputError(f"the workload file was dealt to {work.G} ranks; leave --ranks {options.ranks} out or give {work.G}.")
+    if options.stage not in (None, work.stage):
+        raise InputError(f"the workload file is of stage {work.stage}; leave --stage {options.stage} out.")
+    return work if options.micro_steps is None else work[: options.micro_steps]
+
+
+def _remarks(work: Workload, options: CaseOptions) -> list[str]:
+    remarks = []
+    if options.micro_steps is not None and options.micro_steps > work.M:
+        remarks.append(f"--micro-steps {options.micro_steps}: there are {work.M} only.")
+    if work.dealt is not None and work.dealt.over_budget:
+        over, budget = work.dealt.over_budget, work.G * work.dealt.tokens_per_rank
+        one = len(over) == 1
+        remarks.append(
+            f"{len(over)} {'sequence is' if one else 'sequences are'} longer than a micro-step's budget of {budget} tokens "
+            f"({'number' if one else 'first number'} {over[0]}); each is a micro-step of its own."
+        )
+    unknown = int(work.unknown_ML.max(axis=1).sum())
+    if unknown:
+        remarks.append(f"{unknown} of {int(work.tokens_MG.sum())} tokens have no recorded routing and are in no load.")
+    return remarks
+
+
+def source_ranks(options: CaseOptions) -> int:
+    """--ranks, or what a cluster file says, or the default."""
+    if options.ranks is not None:
+        return options.ranks
+    return cluster_of(options.cluster, None, None).num_ranks if is_file(options.cluster) else DEFAULT_RANKS
+
+
+def require_divides(num_experts: int, ranks: int) -> None:
+    """Raises InputError unless the experts divide over the ranks; dealing to too many ranks costs memory before it fails."""
+    if num_experts % ranks:
+        divisors = [d for d in range(1, num_experts + 1) if num_experts % d == 0]
+        raise InputError(
+            f"{num_experts} experts do not divide over {ranks} ranks; give --ranks one of {', '.join(map(str, divisors))}."
+        )
+
+
+def _require_memory(num_bytes: int) -> None:
+    # The kernel may promise memory that it does not have and end the process later.
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
+    if num_bytes > have:
+        raise InputError(
+            f"the counts alone take {num_bytes / 1e9:.0f} GB of this machine's {have / 1e9:.0f} GB; "
+            "give fewer micro-steps or ranks."
+        )

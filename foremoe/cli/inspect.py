@@ -1,0 +1,118 @@
+"""``foremoe inspect``: what a file is and what is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import foremoe
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS
+from foremoe.errors import InputError
+
+
+@click.command(cls=JsonCommand, short_help="What a trace, workload or plan file holds.")
+@click.argument("file")
+@click.option("--ranks", type=RANKS, help="Trace: also its skew when dealt to so many ranks.  [default: not dealt]")
+@click.option(
+    "--tokens-per-rank",
+    type=COUNT,
+    help=f"Trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
+)
+@click.option(
+    "--model",
+    metavar="NAME|FILE.toml",
+    help="Trace: the model that was recorded, where the file lacks the number of experts.  [default: none]",
+)
+@click.option(
+    "--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]"
+)
+@json_option
+def inspect(
+    file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
+) -> None:
+    """Says what FILE is (trace, workload or plan) and prints its figures.
+
+    \b
+    Examples:
+      foremoe inspect rollout.npz --ranks 16
+      foremoe inspect plan.safetensors --explain 0,3
+    """
+    require_writable({"the JSON file": json_file}, [file])
+
+    from foremoe.cli.files import file_name, kind_of
+
+    kind = kind_of(file)
+    wrong: dict[str, object] = {} if kind == "plan" else {"--explain": explain}
+    if kind != "trace":
+        wrong |= {"--ranks": ranks, "--tokens-per-rank": tokens_per_rank, "--model": model}
+    for option, value in wrong.items():
+        if value is not None:
+            raise InputError(f"{file_name(file)!r} is a {kind} file, for which {option} means nothing; leave it out.")
+    if tokens_per_rank is not None and ranks is None:
+        raise InputError("--tokens-per-rank needs --ranks; give both.")
+    figures, lines = {
+        "trace": lambda: _trace(file, model, ranks, tokens_per_rank or DEFAULT_TOKENS_PER_RANK),
+        "workload": lambda: _workload(file),
+        "plan": lambda: _plan(file, explain),
+    }[kind]()
+    payload = {"file": file_name(file), "kind": kind, **figures, "foremoe_version": foremoe.__version__}
+    emit(json_file, payload, "\n".join([f"{file_name(file)}: {lines[0]}", *lines[1:]]))
+
+
+def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int) -> tuple[dict[str, Any], list[str]]:
+    from foremoe.cli.figures import trace_figures, trace_text, workload_figures
+    from foremoe.cli.files import model_of, read_trace
+    from foremoe.cli.inputs import require_divides
+    from foremoe.workload import Workload
+
+    trace = read_trace(file, None if model is None else model_of(model))
+    figures = trace_figures(trace)
+    lines = trace_text(figures)
+    if ranks is not None:
+        require_divides(trace.num_experts, ranks)
+        dealt = workload_figures(Workload.from_trace(trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank))
+        figures["dealt"] = {"ranks": ranks, "tokens_per_rank": tokens_per_rank} | {
+            key: dealt[key] for key in ("micro_steps", "static_skew", "step_correlation")
+        }
+        skew = dealt["static_skew"]
+        lines.append(
+            f"on {ranks} ranks with {tokens_per_rank} tokens each: {dealt['micro_steps']} micro-steps; static skew (experts at "
+            f"home in order): mean {skew['mean']:.3f}, p99 {skew['p99']:.3f}"
+        )
+    return figures, lines
+
+
+def _workload(file: str) -> tuple[dict[str, Any], list[str]]:
+    from foremoe.cli.figures import workload_figures, workload_text
+    from foremoe.workload import Workload
+
+    figures = workload_figures(Workload.load(file))
+    return figures, workload_text(figures)
+
+
+def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
+    from foremoe.cli.figures import plan_figures
+    from foremoe.plan import Plan
+
+    plan = Plan.load(file)
+    figures = plan_figures(plan)
+    key, dealt = plan.header.key, plan.header.dealt
+    how = (
+        "counted elsewhere" if dealt is None else f"{dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}"
+    )
+    lines = [
+        *plan.summary().splitlines(),
+        f"key: step {key.step}, stage {key.stage}, mini-batch {key.mini_batch}, EP group {key.ep_group}",
+        f"planner: {plan.header.planner}",
+        f"batch: {how}" + (f", trace {plan.header.trace_id}" if plan.header.trace_id else ""),
+    ]
+    if explain is not None:
+        parts = [part.strip() for part in explain.split(",")]
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+            raise InputError(f"--explain needs a micro-step and a layer such as 0,3; got {explain!r}.")
+        text = plan.explain(int(parts[0]), int(parts[1]))
+        figures["explain"] = text.splitlines()
+        lines += ["", text]
+    return figures, lines

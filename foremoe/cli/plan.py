@@ -1,0 +1,82 @@
+"""``foremoe plan``: one plan file from routing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+import foremoe
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.options import CaseOptions, case_options
+from foremoe.cli.progress import Progress
+from foremoe.cli.texts import Whole, planner_of
+
+
+@click.command(cls=JsonCommand, short_help="Plan every layer of every micro-step, and write the plan.")
+@case_options()
+@click.option(
+    "--planner",
+    "planner_name",
+    metavar="NAME",
+    default="hierarchical",
+    show_default=True,
+    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
+@click.option(
+    "--save-workload",
+    metavar="FILE",
+    help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: nowhere]",
+)
+@click.option("--threads", type=Whole(high=4096), help="Threads that plan.  [default: every core]")
+@json_option
+def plan(
+    case_options: CaseOptions, planner_name: str, output: str | None, save_workload: str | None, threads: int | None,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    """Plans replicas and token quotas for every layer of every micro-step.
+
+    Several TRACEs are one workload. A TRACE may also be a workload file of counts. Prints what the plan reaches; the same
+    input gives the same file, byte for byte.
+
+    \b
+    Example:
+      foremoe plan rollout.npz --ranks 16 --redundant 1 --tokens-per-rank 1024 -o plan.safetensors
+    """
+    outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
+    require_writable(outputs, case_options.files)
+
+    from foremoe.cli.figures import plan_figures, report_figures
+    from foremoe.cli.inputs import build_case
+
+    planner = planner_of(planner_name)
+    case = build_case(case_options, planner.pack)
+    # The home level acts once per step, outside of planning; this command's case is the whole step.
+    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem))
+    with Progress() as progress:
+        for warning in case.warnings:
+            progress.note(f"warning: {warning}")
+        made, report = planner.plan(
+            problem,
+            history_LE=case.history_LE,
+            num_threads=threads,
+            progress=lambda done, total: progress(planner_name, done, total),
+        )
+        for warning in report.warnings:
+            progress.note(f"warning: {warning}")
+    lines = [case.line, made.summary(), f"planned in {report.plan_s:.2f} s (a first run also compiles)"]
+    if output is not None:
+        made.save(output)
+        lines.append(f"wrote {click.format_filename(output)}")
+    if save_workload is not None:
+        case.workload.save(save_workload)
+        lines.append(f"wrote {click.format_filename(save_workload)}")
+    payload = {
+        "plan": plan_figures(made),
+        "report": report_figures(report),
+        "case": case.record,
+        "output": None if output is None else click.format_filename(output),
+        "foremoe_version": foremoe.__version__,
+    }
+    emit(json_file, payload, "\n".join(lines))

@@ -1,0 +1,116 @@
+"""Random valid placements and plans from a numpy generator: what the hypothesis strategies draw, usable without hypothesis."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.model import Model
+from foremoe.placement import Placement
+from foremoe.plan import Plan
+from foremoe.problem import Problem
+from foremoe.schedule import Schedule
+from foremoe.slots import ResidentSlots
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R.
+
+
+def random_placement(problem: Problem, rng: np.random.Generator, *, density: float = 0.7, evenness: float = 0.5) -> Placement:
+    """A valid placement: random replicas with random quotas, homes in place.
+
+    Args:
+        density: chance that a redundant slot is filled.
+        evenness: parameter of the Dirichlet distribution that deals an expert's load to its slots; small: nearly all to one.
+    """
+    static = problem.static()
+    expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
+    for n in range(problem.N):
+        layer = n % problem.L
+        for g in range(problem.G):
+            allowed = _experts_to_copy(problem, layer, g)
+            filled = np.flatnonzero(rng.random(problem.R) < density)[: len(allowed)]
+            expert_NGS[n, g, problem.B + filled] = rng.permutation(allowed)[: len(filled)]
+        for e in range(problem.E):
+            at = np.nonzero(expert_NGS[n] == e)
+            shares = rng.dirichlet(np.full(len(at[0]), evenness))
+            quota_NGS[n][at] = rng.multinomial(problem.load_NE[n, e], shares)
+    idle = (expert_NGS >= 0) & (quota_NGS == 0)
+    idle[:, :, : problem.B] = False
+    if isinstance(problem.slots, ResidentSlots):
+        idle &= rng.random(idle.shape) < 0.5
+    expert_NGS[idle] = -1
+    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def random_residency(problem: Problem, rng: np.random.Generator, *, density: float = 0.7) -> Array:
+    """int16 [L, G, S] for `Problem.resident_LGS`: experts that an earlier plan may have left in the redundant slots."""
+    resident_LGS = np.full((problem.L, problem.G, problem.S), -1, np.int16)
+    resident_LGS[:, :, : problem.B] = problem.base_NGB[: problem.L]
+    for layer in range(problem.L):
+        for g in range(problem.G):
+            allowed = _experts_to_copy(problem, layer, g)
+            filled = np.flatnonzero(rng.random(problem.R) < density)[: len(allowed)]
+            resident_LGS[layer, g, problem.B + filled] = rng.permutation(allowed)[: len(filled)]
+    return resident_LGS
+
+
+def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
+    """int32 [M, L, G, E]: the problem's load by source rank, or a random one with its sums where it has none."""
+    if problem.load_MLGE is not None:
+        return problem.load_MLGE
+    dealt = rng.multinomial(problem.load_MLE, rng.dirichlet(np.full(problem.G, 0.5)))
+    return np.ascontiguousarray(np.moveaxis(dealt, -1, 2)).astype(np.int32)
+
+
+def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = None) -> Plan:
+    """The plan that a valid placement makes, unchanged by any solver.
+
+    Args:
+        order_M: a permutation, the micro-step that runs m-th; default: in order.
+    """
+    from foremoe.planner import Planner
+
+    plan, _ = Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)
+    if order_M is None:
+        return plan
+    return dataclasses.replace(plan, order_M=order_M).rederived()
+
+
+def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:
+    """Quotas for solvers that only place, as the planner fills them; idle redundant slots are then emptied."""
+    if placement.quota_NGS is not None:
+        return placement
+    from foremoe.solvers.exact_split import ExactSplit
+
+    expert_NGS = placement.expert_NGS.copy()
+    quota_NGS = ExactSplit().solve(problem, expert_NGS)
+    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
+        expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
+    return dataclasses.replace(placement, expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def many_row_problem(num_rows: int) -> Problem:
+    """A seeded problem of at least `num_rows` rows on four ranks, more than one block of rows per thread."""
+    rng, L, G, E = np.random.default_rng(0), 4, 4, 8
+    M = -(-num_rows // L)
+    popular_MLE = 60.0 * rng.random((M, L, E)) ** 4
+    model = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=E, num_topk=2)
+    return Problem(
+        model=model, cluster=Cluster.preset("8xh100", num_ranks=G, ranks_per_node=2), cost=CostModel(objective="balance"),
+        schedule=Schedule.accumulate(M), home_LE=np.tile(np.arange(E), (L, 1)), load_MLE=popular_MLE.astype(np.int32),
+        moe_layer_L=np.arange(L),
+    )  # fmt: skip
+
+
+def _experts_to_copy(problem: Problem, layer: int, rank: int) -> Array:
+    """Experts of `layer` that `rank` may hold a replica of."""
+    home_rank_E = problem.home_LE[layer] // problem.B
+    node_G = problem.cluster.node_of_rank_G
+    allowed_E = home_rank_E != rank
+    if problem.replicas == "node":
+        allowed_E &= node_G[home_rank_E] == node_G[rank]
+    return np.flatnonzero(allowed_E)

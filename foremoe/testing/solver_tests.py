@@ -1,0 +1,218 @@
+"""Conformance suite of rank-level solvers: subclass it in a test file, name a solver, and pytest runs the laws on it.
+
+::
+
+    class TestMine(foremoe.testing.SolverTests):
+        solver = Mine(min_pairs=64)
+
+A failure is a sentence that names the law, with the problem as an expression to paste (see `describe`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from foremoe.laws import placement_violations
+from foremoe.parallel import row_runner
+from foremoe.placement import Placement, Stop
+from foremoe.problem import Problem
+from foremoe.solvers.base import RowSolver, Solver
+from foremoe.testing.pasteable import describe
+from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
+from foremoe.testing.strategies import placements, problems
+
+# Letters: N rows, G ranks, S slots per rank, L layers, E experts.
+
+# One test method runs in every subclass of the suite, which hypothesis would otherwise report.
+law = settings(suppress_health_check=list(HealthCheck))
+CLOSE = 1.0 + 1e-9  # costs are sums of floats
+
+
+class SolverTests:
+    """Laws of `Solver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
+
+    Attributes:
+        solver: the instance under test.
+        limits: narrower options for `problems`, for solvers too slow for the default sizes.
+        many_rows: rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
+    """
+
+    solver: ClassVar[Solver]
+    limits: ClassVar[dict[str, Any]] = {}
+    many_rows: ClassVar[int] = 600
+
+    @pytest.fixture(autouse=True)
+    def _needs_its_modules(self) -> None:
+        missing = [name for name in self.solver.requires if importlib.util.find_spec(name) is None]
+        if missing:
+            pytest.skip(f"{self.solver!r} needs {', '.join(missing)}")
+
+    def problems(self, **options: Any) -> st.SearchStrategy[Problem]:
+        """Problems a rank-level solver may be called with: at least two ranks and one redundant slot."""
+        usual = {"min_ranks": 2, "max_ranks": 5, "max_base": 3, "min_redundant": 1, "max_micro_steps": 2, "max_layers": 3}
+        return problems(**{**usual, **self.limits, **options})
+
+    def solved(self, problem: Problem, start: Placement | None = None) -> Placement:
+        """The solver's placement of `problem`, with quotas, after checking that it is valid."""
+        note(describe(problem))
+        placement = self.solver.solve(problem, problem.static() if start is None else start)
+        placement = with_quotas(problem, placement, self.solver.keeps_homes)
+        broken = placement_violations(problem, placement, keeps_homes=self.solver.keeps_homes)
+        assert not broken, f"{self.solver!r} returned an invalid placement: {broken[0]}"
+        return placement
+
+    @law
+    @given(st.data())
+    def test_placements_are_valid(self, data: st.DataObject) -> None:
+        self.solved(data.draw(self.problems()))
+
+    @law
+    @given(st.data())
+    def test_rows_without_load_are_valid(self, data: st.DataObject) -> None:
+        placement = self.solved(data.draw(self.problems(row_kinds=("zero", "sparse"))))
+        assert placement.quotas_NGS.min() >= 0
+
+    @law
+    @given(st.data())
+    def test_one_expert_with_all_load_is_valid(self, data: st.DataObject) -> None:
+        self.solved(data.draw(self.problems(row_kinds=("one",))))
+
+    @law
+    @given(st.data())
+    def test_replicas_stay_in_their_node_where_asked(self, data: st.DataObject) -> None:
+        self.solved(data.draw(self.problems(replicas=("node",), row_kinds=("skewed", "one", "flat"))))
+
+    @law
+    @given(st.data())
+    def test_several_redundant_slots_are_valid(self, data: st.DataObject) -> None:
+        self.solved(data.draw(self.problems(min_redundant=2, max_redundant=4, row_kinds=("skewed", "one"))))
+
+    @law
+    @given(st.data())
+    def test_a_warm_start_is_accepted(self, data: st.DataObject) -> None:
+        problem = data.draw(self.problems())
+        self.solved(problem, data.draw(placements(problem)))
+
+    @law
+    @given(st.data())
+    def test_problem_and_start_are_left_unchanged(self, data: st.DataObject) -> None:
+        problem = data.draw(self.problems())
+        note(describe(problem))
+        start = data.draw(placements(problem))
+        before = describe(problem), start.expert_NGS.tobytes(), start.quotas_NGS.tobytes()
+        self.solver.solve(problem, start)
+        after = describe(problem), start.expert_NGS.tobytes(), start.quotas_NGS.tobytes()
+        assert before == after, f"{self.solver!r} wrote to arrays of the problem or of the start; copy them first."
+
+    @law
+    @given(st.data())
+    def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
+        self._skip_unless_deterministic()
+        problem = data.draw(self.problems())
+        note(describe(problem))
+        start = data.draw(placements(problem))
+        first, second = self.solver.solve(problem, start), self.solver.solve(problem, start)
+        assert first.same_as(second), f"{self.solver!r} gave two results for one input; set deterministic = False if it must."
+
+    def test_any_number_of_threads_gives_the_same_bytes(self) -> None:
+        self._skip_unless_deterministic()
+        if self.many_rows == 0:
+            pytest.skip("many_rows = 0: too slow for several blocks of rows")
+        problem = many_row_problem(self.many_rows)
+        results = []
+        for num_threads in (1, 2, 5):
+            with row_runner(num_threads):
+                results.append(self.solver.solve(problem, problem.static()))
+        same = all(results[0].same_as(other) for other in results[1:])
+        assert same, f"{self.solver!r} gives another result with more threads; rows must not share state."
+
+    @law
+    @given(st.data())
+    def test_bounds_hold_for_every_placement(self, data: st.DataObject) -> None:
+        problem = data.draw(self.problems())
+        note(describe(problem))
+        placement = self.solver.solve(problem, problem.static())
+        if placement.bound_N is None or not self.solver.keeps_homes:
+            return
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        mine = with_quotas(problem, placement, True)
+        for other in (mine, problem.static(), random_placement(problem, rng), random_placement(problem, rng, evenness=20.0)):
+            objective_N = problem.cost.objective_N(problem, other)
+            over = np.flatnonzero(placement.bound_N > objective_N * CLOSE)
+            assert not over.size, (
+                f"{self.solver!r} claims that row {over[0]} costs at least {placement.bound_N[over[0]]}, "
+                f"but a valid placement costs {objective_N[over[0]]}."
+            )
+
+    @law
+    @given(st.data())
+    def test_rows_called_optimal_are_not_beaten(self, data: st.DataObject) -> None:
+        problem = data.draw(self.problems())
+        placement = self.solved(problem)
+        if placement.stop_N is None or not self.solver.keeps_homes:
+            return
+        unknown = set(placement.stop_N.tolist()) - {int(stop) for stop in Stop}
+        assert not unknown, f"{self.solver!r} returned stop codes {sorted(unknown)}, which `Stop` does not have."
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        mine_N = problem.cost.objective_N(problem, placement)
+        # A proof under the time objective is good to the solver's own tolerance.
+        slack = 1.0 + 1e-5 if problem.cost.objective == "time" else 1.0
+        for _ in range(3):
+            other_N = problem.cost.objective_N(problem, random_placement(problem, rng, evenness=20.0))
+            beaten = np.flatnonzero((placement.stop_N == Stop.OPTIMAL) & (mine_N > other_N * slack))
+            assert not beaten.size, (
+                f"{self.solver!r} calls row {beaten[0]} optimal at {mine_N[beaten[0]]}, "
+                f"but a valid placement costs {other_N[beaten[0]]}."
+            )
+
+    @law
+    @given(st.data())
+    def test_a_cancelled_solve_is_still_valid(self, data: st.DataObject) -> None:
+        problem = data.draw(self.problems())
+        cancel = threading.Event()
+        cancel.set()
+        with row_runner(1, cancel=cancel):
+            self.solved(problem)
+
+    @law
+    @given(st.data())
+    def test_plain_python_equals_compiled(self, data: st.DataObject) -> None:
+        if not isinstance(self.solver, RowSolver) or not self.solver.compiled:
+            pytest.skip("not a compiled RowSolver")
+        problem = data.draw(self.problems(max_micro_steps=1))
+        note(describe(problem))
+        plain = plain_python(self.solver).solve(problem, problem.static())
+        same = plain.same_as(self.solver.solve(problem, problem.static()))
+        assert same, f"{self.solver!r} gives another result in plain Python than compiled; look for integer or float widths."
+
+    def test_is_a_value(self) -> None:
+        assert self.solver == self.solver and hash(self.solver) == hash(self.solver)
+        assert type(self.solver).__name__ in repr(self.solver) or "(" in repr(self.solver)
+        if dataclasses.is_dataclass(self.solver):
+            copy: Any = dataclasses.replace(self.solver)  # type: ignore[type-var]
+            assert copy == self.solver, f"{self.solver!r} does not equal a copy of itself; a solver is its configuration."
+
+    def _skip_unless_deterministic(self) -> None:
+        if not self.solver.deterministic:
+            pytest.skip(f"{self.solver!r} does not claim to be deterministic")
+
+
+def plain_python(solver: RowSolver) -> RowSolver:
+    """The same row solver, run by the interpreter."""
+    edit: Any = solver.edit
+    body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False, "rows": RowSolver.rows}
+    plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)
+    names: list[str] = (
+        [field.name for field in dataclasses.fields(solver) if field.init] if dataclasses.is_dataclass(solver) else []
+    )
+    made = plain(**{name: getattr(solver, name) for name in names})
+    assert isinstance(made, RowSolver)
+    return made

@@ -1,0 +1,211 @@
+"""Hypothesis strategies for models, clusters, schedules, problems, placements and plans: small, varied, and always valid.
+
+Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn seed. Print what failed with `describe`::
+
+    @given(st.data())
+    def test_mine(data):
+        problem = data.draw(problems(max_ranks=4))
+        note(describe(problem))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.model import Model
+from foremoe.placement import Placement
+from foremoe.plan import Plan
+from foremoe.problem import STAGES, Problem
+from foremoe.schedule import Schedule
+from foremoe.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.testing.samples import plan_of, random_placement, random_residency
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.
+
+ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
+
+
+@st.composite
+def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
+    """Models of a few weights, so that one pair costs about as much as one copy."""
+    experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
+    return Model(
+        name="toy",
+        num_layers=4,
+        first_moe_layer=draw(st.sampled_from([0, 1])),
+        num_experts=experts,
+        num_topk=draw(st.integers(1, min(2, experts))),
+        hidden_size=draw(st.sampled_from([4, 16])),
+        ffn_size=8,
+        attention_params=64,
+        num_heads=1,
+        qk_head_dim=4,
+        v_head_dim=4,
+        source="made up for tests",
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
+    """Clusters with nodes of any sizes, ranks of a node not necessarily side by side.
+
+    Args:
+        symmetric: every node has the same number of ranks, in order.
+    """
+    ranks = draw(st.integers(min_ranks, max_ranks))
+    if symmetric:
+        per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
+        node_G = np.arange(ranks) // per_node
+    else:
+        node_G = np.unique(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)), return_inverse=True)[1]
+    return Cluster(
+        name="toy",
+        num_ranks=ranks,
+        node_of_rank_G=node_G,
+        flops_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+        compute_efficiency=draw(st.sampled_from([0.5, 1.0])),
+        slot_overhead_s=draw(st.sampled_from([0.0, 1e-6])),
+        peer_bytes_per_s=1e9,
+        rdma_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
+        host_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
+        peer_latency_s=draw(st.sampled_from([0.0, 1e-7])),
+        rdma_latency_s=draw(st.sampled_from([0.0, 1e-6])),
+        host_latency_s=1e-7,
+        nic_sharing=draw(st.sampled_from([1, 2])),
+        copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])),
+        memory_bytes=10**9,
+        source="made up for tests",
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None) -> Schedule:
+    """Every kind of schedule that fits so many micro-steps and layers.
+
+    Args:
+        stage: ``"recompute"`` or ``"update"``; default: either.
+    """
+    M = num_micro_steps
+    if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
+        return Schedule.forward_only(M)
+    reforward = draw(st.booleans())
+    chunks = [v for v in range(2, num_layers + 1) if num_layers % v == 0]
+    kind = draw(st.sampled_from(["accumulate", "1f1b", *(["interleaved"] if chunks else [])]))
+    if kind == "accumulate":
+        return Schedule.accumulate(M, reforward)
+    pp = draw(st.sampled_from([p for p in range(1, 5) if kind == "1f1b" or M % p == 0]))
+    pp_rank = draw(st.integers(0, pp - 1))
+    if kind == "1f1b":
+        return Schedule.one_f_one_b(M, pp, pp_rank, reforward)
+    return Schedule.interleaved(M, pp, draw(st.sampled_from(chunks)), pp_rank, reforward)
+
+
+def slot_policies() -> st.SearchStrategy[Slots]:
+    """Shared and resident slots, shallow and deep."""
+    return st.builds(SharedSlots, st.integers(1, 3)) | st.builds(ResidentSlots, st.integers(1, 3))
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    *,
+    min_ranks: int = 1,
+    max_ranks: int = 6,
+    max_base: int = 3,
+    min_redundant: int = 0,
+    max_redundant: int = 3,
+    min_micro_steps: int = 1,
+    max_micro_steps: int = 4,
+    min_layers: int = 1,
+    max_layers: int = 4,
+    max_pairs: int = 40,
+    stages: Sequence[str] = STAGES,
+    objectives: Sequence[str] = ("balance", "time"),
+    replicas: Sequence[str] = ("any", "node"),
+    slots: Slots | None = None,
+    row_kinds: Sequence[str] = ROW_KINDS,
+    sources: bool | None = None,
+    symmetric: bool = False,
+) -> Problem:
+    """Problems of every kind the library takes.
+
+    Args:
+        max_base: largest number of base slots per rank, so E is at most max_ranks * max_base.
+        max_pairs: largest load of one expert from one source rank.
+        slots: the slot policy; default: any.
+        row_kinds: what a row's load may look like; see `ROW_KINDS`.
+        sources: True or False: with or without ``load_MLGE``; default: either.
+        symmetric: nodes of one size, in order.
+    """
+    cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
+    G = cluster.num_ranks
+    E = G * draw(st.integers(1, max_base))
+    M, L = draw(st.integers(min_micro_steps, max_micro_steps)), draw(st.integers(min_layers, max_layers))
+    stage, slots = draw(st.sampled_from(list(stages))), draw(slot_policies()) if slots is None else slots
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kinds = draw(st.lists(st.sampled_from(list(row_kinds)), min_size=M * L, max_size=M * L))
+    load_MLGE = np.stack([_row(kind, G, E, max_pairs, rng) for kind in kinds]).reshape(M, L, G, E)
+    permuted, known = draw(st.booleans()), draw(st.sampled_from(["nothing", "tokens", "attention"]))
+    tokens_MG = rng.integers(0, 50, (M, G)).astype(np.int32)
+    problem = Problem(
+        model=draw(models(num_experts=E)),
+        cluster=cluster,
+        cost=CostModel(objective=draw(st.sampled_from(list(objectives))), overlap=draw(st.sampled_from([0.0, 0.5, 1.0]))),
+        stage=stage,
+        schedule=draw(schedules(M, num_layers=L, stage=stage)),
+        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))),
+        slots=slots,
+        replicas=draw(st.sampled_from(list(replicas))),
+        home_LE=np.stack([rng.permutation(E) if permuted else np.arange(E) for _ in range(L)]),
+        load_MLE=load_MLGE.sum(axis=2),
+        load_MLGE=load_MLGE if (draw(st.booleans()) if sources is None else sources) else None,
+        tokens_MG=None if known == "nothing" else tokens_MG,
+        attention_MG=tokens_MG.astype(np.float64) ** 2 if known == "attention" else None,
+        moe_layer_L=np.arange(L) + draw(st.sampled_from([0, 3])),
+    )
+    if isinstance(slots, ResidentSlots) and problem.R and draw(st.booleans()):
+        return dataclasses.replace(problem, resident_LGS=random_residency(problem, rng))
+    return problem
+
+
+def placements(problem: Problem) -> st.SearchStrategy[Placement]:
+    """Random valid placements of `problem`, from static to every redundant slot filled."""
+    return st.builds(
+        lambda seed, density, evenness: random_placement(
+            problem, np.random.default_rng(seed), density=density, evenness=evenness
+        ),
+        st.integers(0, 2**32 - 1),
+        st.sampled_from([1.0, 0.6, 0.2, 0.0]),
+        st.sampled_from([0.1, 1.0, 50.0]),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, problem: Problem, *, reorder: bool = True) -> Plan:
+    """Valid plans of `problem`: random placements, and random orders of micro-steps if `reorder`."""
+    order_M = np.array(draw(st.permutations(range(problem.M))), np.int32) if reorder else None
+    return plan_of(problem, draw(placements(problem)), order_M=order_M)
+
+
+def _row(kind: str, num_ranks: int, num_experts: int, max_pairs: int, rng: np.random.Generator) -> Array:
+    """int32 [G, E]: one row's load."""
+    shape = (num_ranks, num_experts)
+    load_GE = np.zeros(shape, np.int64)
+    if kind == "flat":
+        load_GE[:] = rng.integers(1, max_pairs + 1)
+    elif kind == "skewed":
+        # A few experts take most; source ranks differ in how much they send.
+        popular_E = rng.permutation(max_pairs / np.arange(1, num_experts + 1))
+        load_GE = (popular_E * rng.random((num_ranks, 1)) + rng.random(shape)).astype(np.int64)
+    elif kind == "sparse":
+        load_GE = np.where(rng.random(shape) < 0.2, rng.integers(0, 3, shape), 0)
+    elif kind == "one":
+        load_GE[:, rng.integers(num_experts)] = rng.integers(0, max_pairs + 1, num_ranks)
+    return load_GE.astype(np.int32)

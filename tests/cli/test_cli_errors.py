@@ -1,0 +1,201 @@
+"""Bad input: every fault ends as one sentence on stderr with exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runs import EXPERTS, LAYERS, TOPK, bad, good, random_ids, write_trace
+
+from foremoe.tensor_file import write_tensors
+from foremoe.workload_io import FORMAT_VERSION
+
+OPTIONS = {
+    "ranks zero": (["--ranks", "0"], "--ranks"),
+    "ranks negative": (["--ranks", "-1"], "--ranks"),
+    "ranks no number": (["--ranks", "four"], "--ranks"),
+    "more ranks than experts": (["--ranks", "16"], "8 experts do not divide over 16 ranks"),
+    "experts not divisible": (["--ranks", "3"], "1, 2, 4, 8"),
+    "ranks per node": (["--ranks-per-node", "0"], "--ranks-per-node"),
+    "redundant": (["--redundant", "-1"], "--redundant"),
+    "redundant beyond the experts": (["--redundant", "99"], "redundant"),
+    "tokens per rank": (["--tokens-per-rank", "0"], "--tokens-per-rank"),
+    "micro-steps": (["--micro-steps", "0"], "--micro-steps"),
+    "seed": (["--seed", "-1"], "--seed"),
+    "layers": (["--layers", "0:9"], "--layers"),
+    "synthetic as well": (["--synthetic", "mixtral-8x7b"], "exclude each other"),
+    "regime without synthetic": (["--regime", "mid"], "--regime"),
+    "unknown solver": (["--solvers", "nope"], "there is no strategy 'nope'"),
+    "solver option": (["--solvers", "Quota(nope=1)"], "Quota"),
+    "solver bracket": (["--solvers", "Quota(min_pairs=1"], "bracket"),
+    "solver gap": (["--solvers", "static,,quota"], "empty item"),
+    "solver is none": (["--solvers", "numpy:ndarray"], "numpy:ndarray"),
+    "unknown model": (["--model", "nope"], "there is no model preset 'nope'"),
+    "model file": (["--model", "nope.toml"], "there is no file 'nope.toml'"),
+    "other model": (["--model", "gpt-oss-20b"], "experts"),
+    "unknown cluster": (["--cluster", "nope"], "there is no cluster preset 'nope'"),
+    "cluster file": (["--cluster", "./nope.toml"], "nope.toml"),
+    "missing history": (["--history", "nope.npz"], "there is no file 'nope.npz'"),
+    "unknown schedule": (["--schedule", "nope"], "no schedule"),
+    "schedule against stage": (["--schedule", "forward"], "backward"),
+    "stage against schedule": (["--stage", "recompute", "--schedule", "accumulate"], "backward"),
+    "interleaved": (["--schedule", "interleaved:2,3,0"], "multiples of 2"),
+    "slots": (["--slots", "ring:3"], "slot policy"),
+    "slot depth": (["--slots", "shared:0"], "depth"),
+    "replicas": (["--replicas", "some"], "--replicas"),
+    "objective": (["--objective", "fun"], "--objective"),
+    "exact seconds": (["--exact-seconds", "nan"], "--exact-seconds"),
+    "json directory": (["--json=nowhere/rows.json"], "there is no directory 'nowhere'"),
+    "json is a directory": (["--json=."], "is a directory"),
+    "json name": (["--json="], "empty"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_cannot_be(name: str, trace: str, dealing: list[str]) -> None:
+    words, said = OPTIONS[name]
+    # The case itself is good, so that only the option can be at fault.
+    given = [word for i, word in enumerate(dealing) if not {word, dealing[i - i % 2]} & set(words)]
+    assert said in bad(["compare", trace, *given, *words])
+
+
+def test_there_must_be_one_source(model: str) -> None:
+    assert "nothing to plan" in bad(["compare"])
+    assert "nothing to plan" in bad(["plan", "-o", "p.safetensors"])
+    assert "--model" in bad(["compare", "--synthetic", model, "--model", model])
+    assert "--shuffle" in bad(["compare", "--synthetic", model, "--shuffle"])
+    assert "there is no model preset" in bad(["compare", "--synthetic", "nope"])
+
+
+def test_sizes_beyond_the_machine_are_refused_before_they_are_made() -> None:
+    words = ["--ranks", "256", "--micro-steps", "2000000000"]
+    assert "GB" in bad(["compare", "--synthetic", "deepseek-v3", *words])
+
+
+def test_no_output_replaces_an_input(trace: str, dealing: list[str], tmp_path: Path) -> None:
+    before = Path(trace).read_bytes()
+    assert "overwrite" in bad(["compare", trace, *dealing, f"--json={trace}"])
+    assert "overwrite" in bad(["plan", trace, *dealing, "-o", trace])
+    target = str(tmp_path / "a.safetensors")
+    assert "overwrite" in bad(["plan", trace, *dealing, "-o", target, "--save-workload", target])
+    assert Path(trace).read_bytes() == before and not Path(target).exists()
+
+
+def test_a_missing_output_directory_is_found_before_planning(trace: str, dealing: list[str]) -> None:
+    said = bad(["plan", trace, *dealing, "-o", "nowhere/p.safetensors", "--planner", "no_such_module:x"])
+    assert "there is no directory 'nowhere'" in said
+
+
+def test_the_shape_of_no_known_model_asks_for_one(trace: str) -> None:
+    assert "--model NAME" in bad(["compare", trace, "--ranks", "4"])
+
+
+def test_traces_of_different_models(trace: str, dealing: list[str], tmp_path: Path) -> None:
+    other = write_trace(tmp_path / "other.npz", topk_ids=random_ids(0, 256)[:, :2])
+    assert "layers" in bad(["compare", trace, other, *dealing])
+    assert "--history" in bad(["compare", trace, *dealing, "--history", other])
+
+
+def wrong_ids(value: int | None) -> np.ndarray:
+    ids = random_ids(0, 256)
+    ids[5, 1, 1] = ids[5, 1, 0] if value is None else value
+    return ids
+
+
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "id out of range": ({"topk_ids": wrong_ids(77)}, "77"),
+    "expert twice": ({"topk_ids": wrong_ids(None)}, "twice"),
+    "lengths": ({"seq_len": np.array([100, 100])}, "200"),
+    "length zero": ({"seq_len": np.array([0, 256])}, "sequence 0"),
+    "empty": ({"topk_ids": random_ids(0, 256)[:0], "seq_len": np.zeros(0, int)}, "topk_TLK"),
+    "no lengths": ({"seq_len": None}, "seq_len"),
+    "pickled": ({"topk_ids": np.array([[1], [2, 3]], object)}, "unpickled"),
+    "floats": ({"topk_ids": np.zeros((256, 3, 2))}, "integers"),
+    "NaN lengths": ({"seq_len": np.array([np.nan, 256.0])}, "NaN"),
+    "one axis": ({"topk_ids": np.zeros(256, np.uint8)}, "topk_TLK"),
+    "experts are text": ({"num_experts": np.array("many")}, "num_experts"),
+}
+
+
+@pytest.mark.parametrize("command", ["compare", "inspect", "plan", "ablate"])
+@pytest.mark.parametrize("name", FILES)
+def test_recordings_that_are_wrong(name: str, command: str, dealing: list[str], tmp_path: Path) -> None:
+    arrays, said = FILES[name]
+    path = write_trace(tmp_path / "wrong.npz", **arrays)
+    assert said in bad([command, path, *([] if command == "inspect" else dealing)])
+
+
+@pytest.mark.parametrize("command", ["compare", "inspect", "check", "plan"])
+@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "truncated", "noise", "text"])
+def test_files_that_are_none(kind: str, command: str, trace: str, plan_and_workload: tuple[str, str], tmp_path: Path) -> None:
+    whole = {"compare": trace, "inspect": plan_and_workload[1], "check": plan_and_workload[0], "plan": trace}[command]
+    path = tmp_path / Path(whole).name
+    data = Path(whole).read_bytes()
+    content = {
+        "empty": b"", "truncated": data[: len(data) // 2], "noise": bytes(range(256)) * 8, "text": b"{}\n" * 40
+    }  # fmt: skip
+    if kind == "directory":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes(content[kind])
+    bad([command, str(path)])
+
+
+def test_a_plan_that_was_changed(plan_and_workload: tuple[str, str], tmp_path: Path) -> None:
+    data = bytearray(Path(plan_and_workload[0]).read_bytes())
+    data[-1] ^= 1
+    path = tmp_path / "changed.safetensors"
+    path.write_bytes(bytes(data))
+    for command in ("check", "inspect"):
+        assert "checksum" in bad([command, str(path)])
+
+
+def test_the_wrong_kind_of_file(trace: str, plan_and_workload: tuple[str, str], dealing: list[str]) -> None:
+    plan, work = plan_and_workload
+    assert "plan file" in bad(["compare", plan])
+    assert "no plan" in bad(["check", work]) and "no plan" in bad(["check", trace])
+    assert "workload file" in bad(["check", plan, "--trace", work])
+    assert "no workload" in bad(["check", plan, "--workload", trace])
+    assert "exclude" in bad(["check", plan, "--trace", trace, "--workload", work])
+    assert "--explain" in bad(["inspect", trace, "--explain", "0,0"])
+    assert "--ranks" in bad(["inspect", plan, "--ranks", "4"])
+    assert "--ranks" in bad(["inspect", trace, "--tokens-per-rank", "4"])
+    for text in ("0", "a,b", "0,0,0", "-1,0", "99,0"):
+        bad(["inspect", plan, "--explain", text])
+
+
+def test_a_workload_file_is_dealt_already(trace: str, model: str, plan_and_workload: tuple[str, str]) -> None:
+    words = ["compare", plan_and_workload[1], "--model", model]
+    good([*words, "--ranks", "4", "--stage", "update", "--solvers", "static"])
+    for more, said in (
+        (["--ranks", "8"], "4 ranks"),
+        (["--tokens-per-rank", "5"], "--tokens-per-rank"),
+        (["--shuffle"], "--shuffle"),
+        (["--stage", "recompute"], "stage update"),
+        ([trace], "stands alone"),
+    ):
+        assert said in bad([*words, *more])
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, 0.5])
+def test_counts_that_cannot_be(value: float, model: str, tmp_path: Path) -> None:
+    load_MLGE = np.zeros((1, LAYERS, 4, EXPERTS))
+    load_MLGE[0, 0, 0, 0] = value
+    tensors = {
+        "load_MLGE": load_MLGE, "tokens_MG": np.ones((1, 4), np.int32), "attention_MG": np.zeros((1, 4)),
+        "unknown_ML": np.zeros((1, LAYERS), np.int64), "moe_layer_L": np.arange(LAYERS, dtype=np.int32),
+    }  # fmt: skip
+    header = {"num_topk": TOPK, "stage": "update", "model": None, "trace_id": "", "dealt": None}
+    path = str(tmp_path / "counts.safetensors")
+    write_tensors(path, "workload", FORMAT_VERSION, header, tensors)
+    assert "load_MLGE" in bad(["compare", path, "--model", model])
+    assert "load_MLGE" in bad(["inspect", path])
+
+
+@pytest.mark.parametrize(
+    "words", [["--redundant", "-1"], ["--redundant", "a"], ["--foresight", "nope"], ["--foresight", "Noisy(-1)"]]
+)
+def test_lists_of_ablate(words: list[str], trace: str, dealing: list[str]) -> None:
+    assert words[0].strip("-") in bad(["ablate", trace, *dealing, *words]) or "drift" in bad(["ablate", trace, *dealing, *words])

@@ -1,0 +1,159 @@
+"""The group: help, version, exit codes, and what every command promises."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from cli_runs import bad, good, run
+
+import foremoe
+from foremoe.cli import inputs
+from foremoe.cli.main import main
+from foremoe.cli.options import CLUSTERS, MODELS, REGIMES
+from foremoe.cli.progress import Progress
+from foremoe.cluster import Cluster
+from foremoe.errors import PlanError
+from foremoe.model import Model
+from foremoe.synthetic import REGIMES as KNOWN_REGIMES
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(main.commands)
+
+
+def subprocess_run(arguments: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "foremoe", *arguments], capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_the_commands() -> None:
+    assert COMMANDS == ["ablate", "check", "compare", "inspect", "plan", "solvers"]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from foremoe.cli.main import main; sys.exit(bool({'numpy', 'numba', 'safetensors'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_python_dash_m() -> None:
+    done = subprocess_run(["--version"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"foremoe {foremoe.__version__}\n", "")
+    done = subprocess_run(["compare"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert good([]).stdout == good(["--help"]).stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_an_example_and_explains_every_option(name: str) -> None:
+    text = good([name, "--help"]).stdout
+    assert "Example" in text and f"foremoe {name} " in text + " "
+    for option in main.commands[name].params:
+        if isinstance(option, click.Option):
+            record = option.get_help_record(click.Context(main.commands[name]))
+            assert record is not None and record[1], option.name
+            assert "default" in record[1] or option.is_flag, option.name
+
+
+def test_help_names_what_there_is() -> None:
+    assert MODELS.split(", ") == list(Model.preset_names())
+    assert CLUSTERS.split(", ") == list(Cluster.preset_names())
+    assert list(REGIMES) == list(KNOWN_REGIMES)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["--nope"], ["compare", "--nope"], ["inspect"], ["check"], ["inspect", "a", "b"]]
+)
+def test_usage_errors_are_one_sentence(arguments: list[str]) -> None:
+    bad(arguments)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        PermissionError(13, "Permission denied", "a.npz"),
+        IsADirectoryError(21, "Is a directory"),
+        PlanError("tokens", "here", "gone"),
+    ],
+)
+def test_faults_of_the_machine_and_of_solvers_are_one_sentence(
+    error: Exception, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(inputs, "build_case", fail)
+    bad(["compare", trace])
+
+
+def test_an_interrupt_is_one_line_and_130(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inputs, "build_case", interrupt)
+    result = run(["compare", trace])
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, dealing: list[str]) -> None:
+    (tmp_path / "slow_solver.py").write_text(
+        "import sys, time\nfrom foremoe.solvers import Solver\n"
+        "class Slow(Solver):\n    def solve(self, problem, start):\n"
+        "        print('here', file=sys.stderr, flush=True)\n        time.sleep(120)\n        return start\n"
+    )
+    command = [sys.executable, "-m", "foremoe", "plan", trace, *dealing, "--planner", "slow_solver:Slow"]
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "here" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith("interrupted\n") and "Traceback" not in err
+
+
+def test_a_closed_pipe_is_no_traceback(trace: str, dealing: list[str]) -> None:
+    command = [sys.executable, "-m", "foremoe", "inspect", trace]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for kind in (Terminal, io.StringIO):
+        stream = kind()
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress() as progress:
+            for done in range(5):
+                progress("quota", done, 4)
+            progress.note("warning: a note")
+            progress("empty", 0, 0)
+        shown[kind] = stream.getvalue()
+    assert shown[io.StringIO] == "planning: quota\nwarning: a note\nplanning: empty\n"
+    assert "100%" in shown[Terminal] and "warning: a note\n" in shown[Terminal]
+    # The last thing on a terminal is a cleared line.
+    assert shown[Terminal].endswith("\r") and shown[Terminal].rsplit("\r", 2)[1].strip() == ""
+
+
+def test_solvers_lists_every_strategy() -> None:
+    from foremoe.strategies import STRATEGIES
+
+    text = good(["solvers"]).stdout
+    assert [line.split()[0] for line in text.splitlines()[1 : len(STRATEGIES) + 1]] == list(STRATEGIES)

@@ -1,0 +1,144 @@
+"""How the command line reads texts: numbers, lists, ranges, and ``--json`` with its optional file."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import click
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foremoe.cli.jsonio import _written_out, plain
+from foremoe.cli.tables import Column, number, render
+from foremoe.cli.texts import Seconds, Whole, foresight_of, layer_range, planner_of, slots_of, split_list, whole_numbers
+from foremoe.errors import InputError
+from foremoe.foresight import Noisy
+from foremoe.slots import ResidentSlots, SharedSlots
+
+NAME = st.text("abcxyz_-0123456789.", min_size=1, max_size=6)
+CALL = st.builds(
+    lambda name, inner: f"{name}({inner})",
+    NAME,
+    st.text("ab=,1 [](){}'\"", max_size=0) | st.sampled_from(["a=1, b=2", "(1, [2, 3]),", "x='a,b'", 'y="(,"']),
+)
+
+
+@given(st.lists(NAME | CALL, min_size=1, max_size=6, unique=True))
+def test_only_commas_outside_brackets_and_quotes_separate(items: list[str]) -> None:
+    assert split_list((",".join(items),), "--solvers") == items
+    assert split_list(tuple(items), "--solvers") == items
+
+
+def test_a_repeated_list_option_is_one_list_without_repeats() -> None:
+    assert split_list(("a,b", "b , c"), "--solvers") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a,", "f(1", "f)1(", "f('a)", "a,(b"])
+def test_a_broken_list_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--solvers"):
+        split_list((text,), "--solvers")
+
+
+@pytest.mark.parametrize("text", ["-1", "a", "1.5", "1_0", "٣", "1e3", "99999999999"])
+def test_only_plain_whole_numbers_pass(text: str) -> None:
+    with pytest.raises(InputError, match="--redundant"):
+        whole_numbers((text,), "--redundant")
+    with pytest.raises(click.BadParameter):
+        Whole(0).convert(text, None, None)
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_whole_numbers_round_trip(value: int) -> None:
+    assert Whole(0).convert(str(value), None, None) == value
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x", ""])
+def test_seconds_are_finite_and_positive(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Seconds().convert(text, None, None)
+
+
+def test_slot_policies() -> None:
+    assert slots_of("shared:4") == SharedSlots(4)
+    assert slots_of("resident:2") == ResidentSlots(2)
+    assert slots_of("shared") == SharedSlots()
+    for text in ("", "ring:3", "shared:", "shared:x", "shared:-1", "shared:0", "resident:9999999999"):
+        with pytest.raises(InputError):
+            slots_of(text)
+
+
+def test_layer_ranges() -> None:
+    assert layer_range("1:3", 4) == range(1, 3)
+    assert layer_range(":2", 4) == range(0, 2)
+    assert layer_range("2:", 4) == range(2, 4)
+    for text in ("", "3", "3:3", "2:1", "0:5", "4:", "-1:2", "a:b", "1:2:3"):
+        with pytest.raises(InputError, match="--layers"):
+            layer_range(text, 4)
+
+
+def test_foresight_and_planner_texts() -> None:
+    assert foresight_of("previous") == "previous"
+    assert foresight_of("Noisy(0.2)") == Noisy(0.2)
+    assert planner_of("Quota(min_pairs=64)").rank[0].min_pairs == 64  # type: ignore[attr-defined]
+    for text in ("nope", "Noisy(-1)", "Chain()"):
+        with pytest.raises(InputError):
+            foresight_of(text)
+    for text in ("nope", "Quota(nope=1)", "numpy:ndarray", "no_such_module:x", "numpy:nope", "__import__('os')"):
+        with pytest.raises(InputError):
+            planner_of(text)
+
+
+WORD = st.sampled_from(["a.npz", "--ranks", "4", "x.json", "--json", "--json=y.json", "--", "-o", "b.JSON"])
+
+
+@given(st.lists(WORD, max_size=7))
+def test_json_takes_a_word_only_if_it_ends_in_json(words: list[str]) -> None:
+    out = _written_out(words)
+    head = out[: out.index("--")] if "--" in out else out
+    assert "--json" not in head
+    # Every other word is still there, in order; what was taken ended in .json.
+    rebuilt = []
+    for word in out:
+        if word.startswith("--json=") and word not in words:
+            file = word.removeprefix("--json=")
+            assert file == "-" or file.lower().endswith(".json")
+            rebuilt += ["--json"] if file == "-" else ["--json", file]
+        else:
+            rebuilt.append(word)
+    if "--json=y.json" not in words:
+        assert rebuilt == words
+
+
+def test_json_never_swallows_a_trace() -> None:
+    assert _written_out(["--json", "rollout.npz"]) == ["--json=-", "rollout.npz"]
+    assert _written_out(["rollout.npz", "--json", "out.json", "--ranks", "4"]) == [
+        "rollout.npz",
+        "--json=out.json",
+        "--ranks",
+        "4",
+    ]
+    assert _written_out(["--", "--json", "x.json"]) == ["--", "--json", "x.json"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        max_leaves=8,
+    )
+)
+def test_plain_values_are_strict_json(value: object) -> None:
+    json.dumps(plain(value), allow_nan=False)
+
+
+def test_plain_takes_numpy_and_dataclasses() -> None:
+    value = {"a": np.float64(math.nan), "b": np.arange(2), 3: (np.int32(1), math.inf), "s": SharedSlots(2)}
+    assert plain(value) == {"a": None, "b": [0, 1], "3": [1, None], "s": {"depth": 2}}
+
+
+def test_tables_align_and_show_missing_values() -> None:
+    text = render([Column("name", left=True), Column("x", number(2))], [["a", 1.0], ["long", None], ["short"]])
+    assert text.splitlines() == ["name      x", "a      1.00", "long      -", "short"]

@@ -1,0 +1,13 @@
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: dev (default), ci, nightly."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A first example may compile a kernel, and a problem is drawn from many small choices: neither is a fault.
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+
+settings.register_profile("dev", max_examples=50, **COMMON)
+settings.register_profile("ci", max_examples=100, derandomize=True, **COMMON)
+settings.register_profile("nightly", max_examples=2000, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -1,0 +1,149 @@
+"""What the tests of solvers share: random problems, rows, and what a valid placement is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import strategies as st
+
+from foremoe.cluster import Cluster
+from foremoe.laws import placement_violations
+from foremoe.model import Model
+from foremoe.placement import Placement
+from foremoe.problem import Problem
+from foremoe.schedule import Schedule
+
+
+def make_problem(load_MLE, node_G, redundant, *, replicas="any", home_LE=None, num_expert_groups=1):
+    load_MLE = np.asarray(load_MLE, np.int32)
+    M, L, E = load_MLE.shape
+    node_G = np.asarray(node_G, np.int32)
+    return Problem(
+        model=dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=E, num_topk=1, num_expert_groups=num_expert_groups),
+        cluster=dataclasses.replace(Cluster.preset("8xh100", num_ranks=len(node_G)), node_of_rank_G=node_G),
+        load_MLE=load_MLE,
+        home_LE=np.tile(np.arange(E), (L, 1)) if home_LE is None else home_LE,
+        schedule=Schedule.accumulate(M),
+        redundant=redundant,
+        replicas=replicas,
+        moe_layer_L=np.arange(L),
+    )
+
+
+@st.composite
+def loads(draw, num_experts, distinct=False):
+    """int32 [E]: nothing, few tied values, or a few hot experts among cold ones."""
+    if distinct:
+        return np.array(draw(st.lists(st.integers(0, 10_000), min_size=num_experts, max_size=num_experts, unique=True)), np.int32)
+    kind = draw(st.sampled_from(("zero", "tied", "small", "hot", "huge")))
+    top = {"zero": 0, "tied": 2, "small": 20, "hot": 50, "huge": 2**31 - 1}[kind]
+    load_E = np.array(draw(st.lists(st.integers(0, top), min_size=num_experts, max_size=num_experts)), np.int64)
+    if kind == "hot":
+        load_E[draw(st.integers(0, num_experts - 1))] *= 100
+    return load_E.astype(np.int32)
+
+
+@st.composite
+def node_maps(draw, num_ranks):
+    """int32 [G]: nodes of any size, ranks in any order, nodes of one rank among them."""
+    node_G = np.array(draw(st.lists(st.integers(0, num_ranks - 1), min_size=num_ranks, max_size=num_ranks)))
+    return np.unique(node_G, return_inverse=True)[1].astype(np.int32)
+
+
+@st.composite
+def problems(draw, distinct=False, **options):
+    G, B = draw(st.integers(2, 6)), draw(st.integers(1, 3))
+    M, L = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    E = G * B
+    load_MLE = np.array([[draw(loads(E, distinct)) for _ in range(L)] for _ in range(M)])
+    home_LE = np.array([draw(st.permutations(range(E))) for _ in range(L)])
+    node_G, redundant = draw(node_maps(G)), draw(st.integers(1, min(3, E)))
+    return make_problem(load_MLE, node_G, redundant, replicas=draw(st.sampled_from(("any", "node"))), home_LE=home_LE, **options)
+
+
+@st.composite
+def placed_rows(draw, max_ranks=5, top=None):
+    """``(load_E, expert_GS)``: one row with homes anywhere and random replicas, canonical apart from unused replicas."""
+    G, B = draw(st.integers(1, max_ranks)), draw(st.integers(1, 3))
+    E = G * B
+    R = draw(st.integers(0, min(3, E)))
+    load_E = draw(loads(E)) if top is None else np.array(draw(st.lists(st.integers(0, top), min_size=E, max_size=E)), np.int32)
+    expert_GS = np.full((G, B + R), -1, np.int16)
+    expert_GS[:, :B] = np.array(draw(st.permutations(range(E)))).reshape(G, B)
+    for g in range(G):
+        for s in range(B, B + R):
+            e = draw(st.integers(-1, E - 1))
+            expert_GS[g, s] = -1 if e in expert_GS[g] else e
+    return load_E, expert_GS
+
+
+def row_problem(load_E, expert_GS):
+    """A problem of that one row, for calling a split solver."""
+    G, S = expert_GS.shape
+    return make_problem(load_E[None, None], np.zeros(G, int), S - len(load_E) // G)
+
+
+def served_E(expert_GS, quota_GS, num_experts):
+    used = expert_GS >= 0
+    return np.bincount(expert_GS[used], quota_GS[used], minlength=num_experts).astype(np.int64)
+
+
+def require_split(load_E, expert_GS, quota_GS):
+    """Every pair is served once, where its expert is."""
+    assert (quota_GS >= 0).all() and not quota_GS[expert_GS < 0].any()
+    assert (served_E(expert_GS, quota_GS, len(load_E)) == load_E).all()
+
+
+def require_valid(problem: Problem, placement: Placement, keeps_homes: bool = True) -> None:
+    broken = placement_violations(problem, placement, keeps_homes=keeps_homes)
+    assert not broken, broken[0]
+
+
+def require_no_worse_than_static(problem: Problem, placement: Placement) -> None:
+    assert (placement.load_NG().max(axis=1) <= problem.static().load_NG().max(axis=1)).all()
+
+
+def require_start_ignored(solver, problem: Problem) -> None:
+    """Replicas of the start placement change nothing, and a second run gives the same bytes."""
+    from foremoe.solvers.greedy import Greedy
+
+    cold = solver.solve(problem, problem.static())
+    warm = solver.solve(problem, Greedy().solve(problem, problem.static()))
+    assert cold.same_as(warm) and cold.same_as(solver.solve(problem, problem.static()))
+
+
+def require_relabelling(solver, problem: Problem, seed: int) -> None:
+    """New numbers for experts change nothing but the numbers. Only for loads without ties or kernels that go by slot."""
+    name_E = np.random.default_rng(seed).permutation(problem.E)
+    load_MLE, home_LE = np.empty_like(problem.load_MLE), np.empty_like(problem.home_LE)
+    load_MLE[..., name_E], home_LE[:, name_E] = problem.load_MLE, problem.home_LE
+    other = dataclasses.replace(problem, load_MLE=load_MLE, home_LE=home_LE)
+    mine, theirs = solver.solve(problem, problem.static()), solver.solve(other, other.static())
+    renamed_NGS = np.where(mine.expert_NGS < 0, -1, name_E[mine.expert_NGS])
+    assert (renamed_NGS == theirs.expert_NGS).all() and (mine.quotas_NGS == theirs.quotas_NGS).all()
+
+
+def rows_by_hand(problem: Problem, row):
+    """Runs a plain-Python ``row(load_E, home_EG, node_G or None, R)`` over all rows.
+
+    Args:
+        row: returns a list of (expert, rank, pairs), one per replica in the order they were made.
+
+    Returns:
+        dict per row: (rank, expert) -> pairs served there, without zeros.
+    """
+    node_G = problem.cluster.node_of_rank_G if problem.replicas == "node" else np.zeros(problem.G, int)
+    out = []
+    for load_E, base_GB in zip(problem.load_NE, problem.base_NGB, strict=True):
+        load_of = {int(e): int(load_E[e]) for e in range(problem.E)}
+        out.append(row(load_of, base_GB.tolist(), node_G.tolist(), problem.R))
+    return out
+
+
+def served(placement: Placement) -> list[dict[tuple[int, int], int]]:
+    """Per row: (rank, expert) -> pairs served there, without zeros."""
+    return [
+        {(int(g), int(expert_GS[g, s])): int(quota_GS[g, s]) for g, s in np.argwhere(quota_GS > 0)}
+        for expert_GS, quota_GS in zip(placement.expert_NGS, placement.quotas_NGS, strict=True)
+    ]
