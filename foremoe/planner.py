@@ -81,7 +81,7 @@ class Planner:
         pack, home, rank, split, path: the levels. `rank` holds node- and rank-level solvers, each starting from the one before.
             `split` None keeps the solvers' quotas and fills missing ones exactly.
         foresight: which load the levels see; see `foresight.predicted_load`. Quotas are always split on the real load.
-        guard: per row, keep the best of the start and every level's output under the objective.
+        guard: per row, keep the best of static, the start and every level's output under the objective.
     """
 
     pack: PackSolver = field(default_factory=AsGiven)
@@ -180,6 +180,11 @@ class Planner:
             levels: list[LevelReport] = []
             best = current = first
             best_N = start_N = seen.cost.objective_N(seen, first)
+            if self.guard and start is not None:
+                # A start may be worse than doing nothing; the guard promises to be worse than neither.
+                static = seen.static()
+                static_N = seen.cost.objective_N(seen, static)
+                best, best_N = first.where(start_N <= static_N, static), np.minimum(start_N, static_N)
             levels.append(_level("start", (0.0, 0.0), seen, first, best_N, 0))
             stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
             proven_N = np.full(problem.N, -np.inf)

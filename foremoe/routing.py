@@ -165,9 +165,9 @@ class RoutingTrace(ArrayValue):
 
         Args:
             model: a `Model`, or the name of a preset.
-            options: num_sequences, mean_length, regime, domains, num_layers, seed: see `foremoe.synthetic_trace`.
+            options: num_sequences, mean_length, regime, domains, num_layers, seed: as in `synthetic_tokens.synthetic_trace`.
         """
-        from foremoe.synthetic_trace import synthetic_trace
+        from foremoe.synthetic_tokens import synthetic_trace
 
         return synthetic_trace(model, **options)
 

@@ -83,8 +83,8 @@ def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
 
 def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
     """uint8 or int16 [T, L, K]; raises at the first id of a known token that is out of range or repeated."""
-    dtype = np.dtype(np.uint8 if num_experts <= 256 else np.int16)
-    info = np.iinfo(dtype)
+    info = np.iinfo(np.uint8) if num_experts <= 256 else np.iinfo(np.int16)
+    dtype = info.dtype
     if topk_TLK.dtype == dtype or (topk_TLK.min() >= info.min and topk_TLK.max() <= info.max):
         out = frozen_array(topk_TLK, dtype, "topk_TLK")
         _raise_first_fault(out, topk_TLK, known_T, num_experts)

@@ -19,7 +19,7 @@ from foremoe.arrays import Array
 from foremoe.errors import InputError
 from foremoe.model import Model
 from foremoe.routing import RoutingTrace
-from foremoe.tensor_file import HEADER_KEY, existing_file, tensor_bytes, write_file
+from foremoe.tensor_file import HEADER_KEY, digest, existing_file, tensor_bytes, write_file
 
 FORMAT_VERSION = 1
 SUFFIXES = (".npz", ".safetensors")
@@ -56,7 +56,7 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
         arrays["known_T"] = trace.known_T
     if trace.weight_TLK is not None:
         arrays["weight_TLK"] = trace.weight_TLK
-    header = {
+    header: dict[str, Any] = {
         "kind": "trace",
         "format": FORMAT_VERSION,
         "num_experts": trace.num_experts,
@@ -64,7 +64,9 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
         "source": trace.source,
         "id": trace.id,
         "content": trace.content_hash(),
+        "weights": _weights_hash(trace),
     }
+    header["checksum"] = digest(header, {})
     if suffix == ".safetensors":
         write_file(path, tensor_bytes(header, arrays))
         return
@@ -116,9 +118,21 @@ def load_trace(
         )
     except InputError as error:
         raise InputError(f"{str(source)!r}: {error}") from None
-    if "content" in header and header["content"] != trace.content_hash():
-        raise InputError(f"{str(source)!r} was changed after it was written (its content hash does not match); write it again.")
+    if header and not _unchanged(trace, header, weights):
+        raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return trace
+
+
+def _unchanged(trace: RoutingTrace, header: dict[str, Any], weights: bool) -> bool:
+    """True if arrays and header are those that were written; the weights only where they were asked for."""
+    if weights and header.get("weights") != _weights_hash(trace):
+        return False
+    fields = {key: value for key, value in header.items() if key != "checksum"}
+    return header.get("content") == trace.content_hash() and header.get("checksum") == digest(fields, {})
+
+
+def _weights_hash(trace: RoutingTrace) -> str | None:
+    return None if trace.weight_TLK is None else digest({}, {"weight": trace.weight_TLK})
 
 
 @contextmanager

@@ -20,10 +20,12 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "static": Planner(rank=()),
         "eplb-history": Planner(rank=(Eplb(),), split=Even(), foresight="previous", guard=False),
         "eplb-step": Planner(rank=(Eplb(),), split=Even(), foresight="step", guard=False),
-        "eplb-exact": Planner(rank=(Eplb(),), split=Even(), guard=False),
+        # On its own load EPLB's shares are its solver's quotas; splitting them evenly again would undo merged copies.
+        "eplb-exact": Planner(rank=(Eplb(),), guard=False),
         "lplb": Planner(rank=(Lplb(),), guard=False),
         "quota": Planner(rank=(Quota(),), guard=False),
-        "least_loaded": Planner(rank=(LeastLoaded(),), guard=False),
+        # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced; without them it is at its best.
+        "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "hierarchical": Planner(),
         # Started from the heuristic: most rows are optimal already and need no search.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,9 @@ def load_workload(path: str | os.PathLike[str]) -> Workload:
     try:
         dealt = header["dealt"]
         if dealt is not None:
-            dealt = Dealt(**{name: tuple(value) if isinstance(value, list) else value for name, value in dealt.items()})
-        arrays = {name: tensors[name] for name in _REQUIRED} | {name: tensors.get(name) for name in _OPTIONAL}
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dealt.items()}
+            dealt = Dealt(**fields)
+        arrays: dict[str, Any] = {name: tensors[name] for name in _REQUIRED} | {name: tensors.get(name) for name in _OPTIONAL}
         return Workload(**arrays, **{name: header[name] for name in _PLAIN}, dealt=dealt)
     except InputError as error:
         raise InputError(f"{os.fspath(path)!r}: {error}") from None

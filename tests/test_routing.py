@@ -265,7 +265,7 @@ def test_files_that_are_no_trace(tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_truncated_and_changed_files(tmp_path, suffix):
-    trace = make_trace(seq_len=(30, 20))
+    trace = make_trace(seq_len=(30, 20), weights=True, source="a run")
     path = tmp_path / f"t{suffix}"
     trace.save(path)
     whole = path.read_bytes()
@@ -273,15 +273,19 @@ def test_truncated_and_changed_files(tmp_path, suffix):
         path.write_bytes(whole[:size])
         with pytest.raises(InputError, match="truncated or damaged"):
             RoutingTrace.load(path)
-    # The rows of two tokens swapped: still valid routing, but not what was written.
-    changed = bytearray(whole)
-    first = whole.index(trace.topk_TLK.tobytes())
-    token = trace.L * trace.K
-    changed[first : first + 2 * token] = changed[first + token : first + 2 * token] + changed[first : first + token]
-    assert bytes(changed) != whole
-    path.write_bytes(bytes(changed))
-    with pytest.raises(InputError, match=r"was changed after it was written|truncated or damaged"):
-        RoutingTrace.load(path)
+    first, second = trace.topk_TLK[:1].tobytes(), trace.topk_TLK[1:2].tobytes()
+    weight = trace.weight_TLK[:1].tobytes()
+    text = "utf-32-le" if suffix == ".npz" else "ascii"
+    changes = {
+        "two tokens swapped, still valid routing": (first + second, second + first),
+        "a weight": (weight, weight[::-1]),
+        "the source": ("a run".encode(text), "a fun".encode(text)),
+    }
+    for what, (old, new) in changes.items():
+        assert old != new and old in whole, what
+        path.write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(InputError, match=r"was changed after it was written|truncated or damaged"):
+            RoutingTrace.load(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

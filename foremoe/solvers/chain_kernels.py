@@ -15,10 +15,8 @@ from numba import njit
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 
-# How `settle_row` looks at nodes: not at all; a giver of the taker's own node first; and relays inside the node as well.
-IGNORE, NEAR, RELAY = 0, 1, 2
-# Which placements `chain_row` searches from: the start's replicas and the bare homes, or one of them.
-BOTH, KEEP, SCRATCH = 0, 1, 2
+# Vain tries after which `prune_row` stops.
+FAILURES = 4
 
 
 @njit(nogil=True, cache=True)
@@ -70,87 +68,107 @@ def _top(g, num_base, quota_GS):  # type: ignore[no-untyped-def]
     top = quota_GS[g, 0]
     for b in range(1, num_base):
         top = max(top, quota_GS[g, b])
-    return top
+    return np.int64(top)
 
 
 @njit(nogil=True, cache=True)
-def settle_row(target, nodes, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
+    """The least loaded of some ranks that can still be filled, -1 if there is none."""
+    emptiest, least = -1, target
+    for r in rank_I:
+        if open_G[r] and load_G[r] < least:
+            emptiest, least = r, load_G[r]
+    return emptiest
+
+
+@njit(nogil=True, cache=True)
+def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
     experts the smallest that does. It may fall below the target if it has a free slot: then it becomes a taker itself, and its
     deficit is smaller than the one it filled, so large experts are used where only they will do. If no expert is large enough,
-    the largest of all gives what it has.
+    the largest of all gives what it has. Ranks of the taker's own node go first.
 
-    With ``nodes >= NEAR`` a giver of the taker's node goes first. With `RELAY`, if there is none, a node mate that is itself
-    below the target fills the taker: its deficit grows, and one larger replica from another node will fill both.
+    With `relay`, where no rank of the node can fill the taker, a node mate that is itself below the target does: its deficit
+    grows, and one larger replica from another node will fill both.
 
     Args:
+        near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
         weight_G: float64, favours givers; all 1.0 but for repeated tries.
         load_G: int64, kept up to date.
     """
     G, S = quota_GS.shape
-    giver_I, taker_I = np.empty(G, np.int64), np.empty(G, np.int64)
-    top_G, free_G = np.empty(G, np.int64), np.zeros(G, np.int64)
-    near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
-    num_givers = num_takers = 0
+    num_nodes = node_G.max() + 1
+    by_node_G = np.argsort(node_G, kind="mergesort")
+    first_X = np.searchsorted(node_G[by_node_G], np.arange(num_nodes + 1))
+    top_G, free_G, near_G, far_G = np.empty(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64)
+    open_G = np.empty(G, np.bool_)
+    giver_I, num_givers = np.empty(G, np.int64), 0
     for g in range(G):
         top_G[g] = _top(g, num_base, quota_GS)
         for s in range(num_base, S):
             free_G[g] += expert_GS[g, s] < 0
+        open_G[g] = free_G[g] > 0
         if load_G[g] > target:
             giver_I[num_givers] = g
             num_givers += 1
-        elif load_G[g] < target and free_G[g] > 0:
-            taker_I[num_takers] = g
-            num_takers += 1
-    while num_givers > 0 and num_takers > 0:
-        t = 0
-        for i in range(1, num_takers):
-            g, r = taker_I[i], taker_I[t]
-            if load_G[g] < load_G[r] or (load_G[g] == load_G[r] and g < r):
-                t = i
-        r = taker_I[t]
+    emptiest_V = np.empty(num_nodes, np.int64)
+    for v in range(num_nodes):
+        emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
+    while num_givers > 0:
+        r = -1
+        for other in emptiest_V:
+            if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
+                r = other
+        if r < 0:
+            break
         need = target - load_G[r]
+        mate_I = by_node_G[first_X[node_G[r]] : first_X[node_G[r] + 1]]
 
-        # Rank the givers: 0 fills partly; 1 and up fill the taker, those with a free slot before those without, own node first.
-        chosen, tier, key, reach = -1, -1, 0.0, np.int64(0)
-        for i in range(num_givers):
-            g = giver_I[i]
-            near = node_G[g] == node_G[r]
-            if top_G[g] == 0 or (node_only and not near):
-                continue
-            if (near and near_G[g] >= near_limit) or (not near and far_G[g] >= far_limit):
-                continue
-            reach = max(reach, top_G[g])
-            if top_G[g] >= need and (free_G[g] > 0 or load_G[g] - target >= need):
-                this_tier = 1 + (free_G[g] > 0) + 2 * (nodes >= NEAR and near)
-                this = (load_G[g] - target) * weight_G[g]
-            else:
-                this_tier = 0
-                this = (top_G[g] if free_G[g] > 0 else min(top_G[g], load_G[g] - target)) * weight_G[g]
-            if this_tier > tier or (this_tier == tier and (this > key or (this == key and g < giver_I[chosen]))):
-                chosen, tier, key = i, this_tier, this
-        if chosen < 0:  # nobody may give to this node
-            num_takers -= 1
-            taker_I[t] = taker_I[num_takers]
+        # Rank the givers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
+        g, tier, key, reach = -1, -1, 0.0, np.int64(0)
+        for near in (True, False):
+            if not near and (node_only or tier > 2 or num_nodes == 1):
+                break
+            for i in range(mate_I.size if near else num_givers):
+                other = mate_I[i] if near else giver_I[i]
+                over = load_G[other] - target
+                if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if near else far_G[other] >= far_limit):
+                    continue
+                if not near:
+                    if node_G[other] == node_G[r]:
+                        continue
+                    reach = max(reach, top_G[other])
+                free = free_G[other] > 0
+                if top_G[other] >= need and (free or over >= need):
+                    this_tier = 1 + free + 2 * near
+                    this = over * weight_G[other]
+                else:
+                    this_tier = 0
+                    this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
+                if this_tier > tier or (this_tier == tier and (this > key or (this == key and other < g))):
+                    g, tier, key = other, this_tier, this
+        if g < 0:  # nobody may give to this rank, and no giver will appear later
+            open_G[r] = False
+            emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
             continue
-        g = giver_I[chosen]
-        relayed = False
-        if nodes == RELAY and tier < 3:
-            for i in range(num_takers):
-                mate = taker_I[i]
-                if mate == r or node_G[mate] != node_G[r] or top_G[mate] < need or need + target - load_G[mate] > reach:
+        if relay and tier < 3:
+            chosen = -1
+            for mate in mate_I:
+                deficit = target - load_G[mate]
+                if mate == r or deficit <= 0 or not open_G[mate] or near_G[mate] >= near_limit:
                     continue
-                if near_G[mate] >= near_limit:
-                    continue
-                if not relayed or load_G[mate] > load_G[g] or (load_G[mate] == load_G[g] and mate < g):
-                    g, tier, relayed = mate, 1, True
+                if top_G[mate] >= need and need + deficit <= reach and (chosen < 0 or load_G[mate] > load_G[chosen]):
+                    chosen = mate
+            if chosen >= 0:
+                g, tier = chosen, 1
 
         best = -1
         for b in range(num_base):
             left = quota_GS[g, b]
-            if (tier == 0 and (best < 0 or left > quota_GS[g, best])) or (tier > 0 and left >= need and (best < 0 or left < quota_GS[g, best])):
+            fits = left >= need if tier > 0 else left > 0
+            if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
                 best = b
         amount = min(need, np.int64(quota_GS[g, best]))
         if free_G[g] == 0:
@@ -165,24 +183,25 @@ def settle_row(target, nodes, near_limit, far_limit, node_only, weight_G, node_G
         if expert_GS[r, slot] < 0:
             expert_GS[r, slot] = expert_GS[g, best]
             free_G[r] -= 1
+            open_G[r] = free_G[r] > 0
             if node_G[g] == node_G[r]:
                 near_G[g] += 1
             else:
                 far_G[g] += 1
         quota_GS[r, slot] += amount
         quota_GS[g, best] -= amount
+        if load_G[g] > target >= load_G[g] - amount:
+            num_givers -= 1
+            for i in range(num_givers):
+                if giver_I[i] == g:
+                    giver_I[i] = giver_I[num_givers]
         load_G[r] += amount
         load_G[g] -= amount
         top_G[g] = _top(g, num_base, quota_GS)
-        if load_G[r] == target or free_G[r] == 0:
-            num_takers -= 1
-            taker_I[t] = taker_I[num_takers]
-        if not relayed and load_G[g] <= target:
-            num_givers -= 1
-            giver_I[chosen] = giver_I[num_givers]
-            if load_G[g] < target:
-                taker_I[num_takers] = g
-                num_takers += 1
+        emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
+        if node_G[g] != node_G[r]:
+            v = node_G[g]
+            emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
 
 
 @njit(nogil=True, cache=True)
@@ -369,44 +388,50 @@ def _bound(goal, node_only, node_G, num_base, quota_GS):  # type: ignore[no-unty
 
 
 @njit(nogil=True, cache=True)
-def search_row(load_E, goal, limit, tries, spread, best_nodes, near_limit, far_limit, node_only, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
     """The best of several settlings that start from the given placement, in place; only maxima up to `limit` count.
 
-    First the goal is tried with relays. If ranks stay above it, the goal rises to the lower bound and the target is bisected
-    between that and the best maximum so far, each failure improved by the exact split. When the interval is used up, it starts
-    again with givers weighted at random by up to ``spread / 2`` (xorshift: the same numbers in every row). A relay at the best
-    maximum ends the search: as much balance with fewer replicas across nodes.
+    First the goal is tried. If ranks stay above it, the goal rises to the lower bound and the target is bisected between that
+    and the best maximum so far; the exact split makes the most of every failure. When the interval is used up, it starts again
+    with givers weighted at random (xorshift: the same numbers in every row). Relays are tried first and, at the best maximum,
+    last: as much balance with fewer replicas across nodes.
+
+    Args:
+        params: as `chain_row`; without tries the goal is tried once and not split.
     """
-    G = load_G.size
-    best = load_G.max()
-    if best <= goal:
+    node_only, tries, spread = params[0] != 0.0, np.int64(params[1]), params[2]
+    near_limit, far_limit = np.int64(params[4]), np.int64(params[5])
+    most = load_G.max()
+    if most <= goal:
         return
-    limit = min(limit, best - 1)
+    limit = limit if limit < most else most - 1
+    relays = params[6] != 0.0 and not node_only and node_G.min() != node_G.max()
     first_expert_GS, first_quota_GS, first_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
     try_expert_GS, try_quota_GS, try_load_G = np.empty_like(expert_GS), np.empty_like(quota_GS), np.empty_like(load_G)
-    weight_G = np.ones(G)
-    many_nodes = not node_only and node_G.min() != node_G.max()
+    weight_G = np.ones(load_G.size)
     state = np.uint64(88172645463325252)
     bottom = target = goal
-    relayed = False
-    for t in range(tries + 1):
-        last = t == tries or limit < goal
+    relayed = found = False
+    for t in range(max(tries, 1) + 1):
+        last = t >= tries > 0 or limit < goal
         if last:
-            if relayed or not many_nodes or tries < 2 or best_nodes < RELAY:
+            if relayed or not relays or not found:
                 break
-            target = limit = min(best, limit + 1)
+            limit += 1
+            target = limit
             weight_G[:] = 1.0
-        relay = many_nodes and (t == 0 or last)
-        nodes = min(best_nodes, RELAY if relay else NEAR) if many_nodes else IGNORE
+        relay = relays if t == 0 or last else False
         try_expert_GS[:], try_quota_GS[:], try_load_G[:] = first_expert_GS, first_quota_GS, first_load_G
-        settle_row(target, nodes, near_limit, far_limit, node_only, weight_G, node_G, num_base, try_expert_GS, try_quota_GS, try_load_G)
+        settle_row(
+            target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, try_expert_GS, try_quota_GS, try_load_G
+        )  # fmt: skip
         reached = try_load_G.max()
-        if reached > goal and not (last and reached <= limit):
+        if reached > goal and tries > 0 and not (last and reached <= limit):
             reached = split_row(goal, limit, load_E.size, try_expert_GS, try_quota_GS, try_load_G)
         if 0 <= reached <= limit:
-            best, limit, relayed = reached, reached - 1, relay
+            limit, relayed, found = reached - 1, relay, True
             expert_GS[:], quota_GS[:], load_G[:] = try_expert_GS, try_quota_GS, try_load_G
-        if last:
+        if last or tries == 0:
             break
         if t == 0 and limit >= goal:
             goal = bottom = _bound(goal, node_only, node_G, num_base, home_quota_GS)
@@ -414,7 +439,7 @@ def search_row(load_E, goal, limit, tries, spread, best_nodes, near_limit, far_l
             bottom = max(bottom, target)
         if limit - bottom <= goal // 4096:
             bottom = goal
-            for g in range(G):
+            for g in range(weight_G.size):
                 state ^= state << np.uint64(13)
                 state ^= state >> np.uint64(7)
                 state ^= state << np.uint64(17)
@@ -424,35 +449,39 @@ def search_row(load_E, goal, limit, tries, spread, best_nodes, near_limit, far_l
 
 @njit(nogil=True, cache=True)
 def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `Chain`; see `RowSolver.edit` and `Chain.params`."""
-    node_only = params[0] != 0.0
-    tries, spread, slack, failures, source = np.int64(params[1]), params[2], params[3], np.int64(params[4]), params[5]
+    """One row of `Chain`; see `RowSolver.edit` for the arguments.
+
+    Args:
+        params: stay inside nodes (0 or 1), tries, spread, slack, most copies out of a home inside its node and to other nodes,
+            relays (0 or 1), start's replicas too (0 or 1).
+    """
+    node_only, slack = params[0] != 0.0, params[3]
     G = quota_GS.shape[0]
     load_G = np.empty(G, np.int64)
     _clean_row(num_base, expert_GS, quota_GS, load_G)
     home_E = home_of_experts(load_E.size, num_base, expert_GS)
     goal = _goal(slack, node_only, node_G, load_G)
-    home_expert_GS, home_quota_GS = expert_GS.copy(), np.zeros_like(quota_GS)
-    home_expert_GS[:, num_base:] = -1
-    for g in range(G):
-        for b in range(num_base):
-            home_quota_GS[g, b] = load_E[expert_GS[g, b]]
-    best, (far, num) = max(goal, load_G.max()), _count_row(home_E, node_G, num_base, expert_GS)
-    start_expert_GS, start_quota_GS, replicated = expert_GS.copy(), quota_GS.copy(), num > 0
+    far, num = _count_row(home_E, node_G, num_base, expert_GS)
+    best = max(goal, load_G.max())
+    start_expert_GS, start_quota_GS, start_far, replicated = expert_GS.copy(), quota_GS.copy(), far, num > 0
+    home_quota_GS = np.zeros_like(quota_GS)
+    for e in range(load_E.size):
+        home_quota_GS[home_E[e] // quota_GS.shape[1], home_E[e] % quota_GS.shape[1]] = load_E[e]
+    params = params.copy()
     for keep in (False, True):
-        if (keep and not (replicated and source != SCRATCH)) or (not keep and replicated and source == KEEP):
-            continue
-        try_expert_GS = start_expert_GS.copy() if keep else home_expert_GS.copy()
+        if keep and not (replicated and params[7] != 0.0):
+            break
+        try_expert_GS = start_expert_GS.copy()
         try_quota_GS = start_quota_GS.copy() if keep else home_quota_GS.copy()
-        for g in range(G):
-            load_G[g] = try_quota_GS[g].sum()
-        num_tries = 1 if keep and best == goal else tries
-        search_row(
-            load_E, goal, best, num_tries, spread, np.int64(params[6]), np.int64(params[7]), np.int64(params[8]), node_only, node_G, home_quota_GS, num_base, try_expert_GS, try_quota_GS, load_G
-        )  # fmt: skip
+        _clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
+        if keep and best == goal:
+            if far <= start_far:
+                break  # nothing to gain: the start's replicas across nodes would all stay
+            params[1] = 0.0
+        search_row(load_E, goal, best, params, node_G, home_quota_GS, num_base, try_expert_GS, try_quota_GS, load_G)
         _clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
         reached = max(load_G.max(), goal)
-        prune_row(reached, load_E, failures, num_base, try_expert_GS, try_quota_GS, load_G)
+        prune_row(reached, load_E, FAILURES, num_base, try_expert_GS, try_quota_GS, load_G)
         try_far, try_num = _count_row(home_E, node_G, num_base, try_expert_GS)
         if (reached, try_far, try_num) < (best, far, num):
             best, far, num = reached, try_far, try_num
@@ -461,15 +490,15 @@ def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
 
 @njit(nogil=True, cache=True)
 def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `NodeChain`; see `RowSolver.edit` and `NodeChain.params`."""
+    """One row of `NodeChain`; see `RowSolver.edit`."""
     G, S = quota_GS.shape
     load_G = np.empty(G, np.int64)
     _clean_row(num_base, expert_GS, quota_GS, load_G)
     most = load_G.max()
-    goal = _goal(params[1], False, node_G, load_G)
+    goal = _goal(0.0, False, node_G, load_G)
     home_E = home_of_experts(load_E.size, num_base, expert_GS)
     kept_GS = expert_GS >= 0
-    settle_row(goal, RELAY, G, G, False, np.ones(G), node_G, num_base, expert_GS, quota_GS, load_G)
+    settle_row(goal, True, G, G, False, np.ones(G), node_G, num_base, expert_GS, quota_GS, load_G)
     for g in range(G):
         for s in range(num_base, S):
             if expert_GS[g, s] < 0 or kept_GS[g, s]:

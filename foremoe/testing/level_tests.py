@@ -104,8 +104,9 @@ class HomeSolverTests:
     solver: ClassVar[HomeSolver]
 
     @law
-    @given(problem=problems(max_ranks=5))
-    def test_homes_are_a_permutation_of_every_layer(self, problem: Problem) -> None:
+    @given(st.data())
+    def test_homes_are_a_permutation_of_every_layer(self, data: st.DataObject) -> None:
+        problem = data.draw(problems(max_ranks=5))
         note(describe(problem))
         before = describe(problem)
         home_LE = self.solver.solve(problem)
@@ -116,8 +117,9 @@ class HomeSolverTests:
         dataclasses.replace(problem, home_LE=home_LE).static()
 
     @law
-    @given(problem=problems(max_ranks=5))
-    def test_the_same_input_gives_the_same_bytes(self, problem: Problem) -> None:
+    @given(st.data())
+    def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
+        problem = data.draw(problems(max_ranks=5))
         note(describe(problem))
         first, second = self.solver.solve(problem), self.solver.solve(problem)
         assert first.tobytes() == second.tobytes(), f"{self.solver!r} gave two results for one input."

@@ -1,4 +1,23 @@
-"""Artificial routing, token by token: sequences of several domains, with distinct experts per token."""
+"""Artificial routing, token by token: sequences of several domains, with distinct experts per token.
+
+Two regimes are fitted to recorded routing, dealt in file order to micro-steps of 4096 tokens: ``gpt-oss-like`` to 703 responses
+of gpt-oss-20b to prompts of 11 data sets (306 tokens on average), ``esft-like`` to four tasks of DeepSeek-V2-Lite one after the
+other (213 sequences of 156 tokens). Recorded / generated, mean of seeds 10 to 21, which the fit did not see; see
+`foremoe.statistics` for the figures:
+
+==================  ==============  ==============  ==============  ==============
+statistic           gpt-oss, G = 8  gpt-oss, G = 16 ESFT, G = 8     ESFT, G = 16
+==================  ==============  ==============  ==============  ==============
+skew_mean           1.618 / 1.609   2.311 / 2.154   1.470 / 1.502   1.898 / 1.986
+skew_p99            2.447 / 2.575   4.015 / 3.638   2.239 / 2.111   3.085 / 3.160
+step_correlation    0.807 / 0.803   0.807 / 0.803   0.719 / 0.719   0.719 / 0.719
+log_spread          1.147 / 1.052   1.147 / 1.052   0.510 / 0.533   0.510 / 0.533
+source_distance     0.222 / 0.220   0.251 / 0.261   0.092 / 0.081   0.104 / 0.112
+==================  ==============  ==============  ==============  ==============
+
+A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests hold the mean of four seeds to 8 % (skew_mean), 12 %
+(skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
+"""
 
 from __future__ import annotations
 
