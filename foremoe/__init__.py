@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from foremoe.schedule import Schedule as Schedule
     from foremoe.slots import ResidentSlots as ResidentSlots
     from foremoe.slots import SharedSlots as SharedSlots
+    from foremoe.statistics import skew_statistics as skew_statistics
     from foremoe.strategies import STRATEGIES as STRATEGIES
     from foremoe.strategies import resolve as resolve
     from foremoe.strategies import row_solver as row_solver
+    from foremoe.synthetic import Regime as Regime
+    from foremoe.synthetic import synthetic_workload as synthetic_workload
     from foremoe.transfers import Path as Path
     from foremoe.transfers import Transfers as Transfers
     from foremoe.workload import Workload as Workload
@@ -42,10 +45,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Cluster": "cluster", "Cost": "cost", "CostModel": "cost", "InputError": "errors", "Model": "model", "Noisy": "foresight",
     "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
-    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Report": "planner", "ResidentSlots": "slots",
+    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner", "ResidentSlots": "slots",
     "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule", "SharedSlots": "slots", "Stop": "placement",
     "Transfers": "transfers", "Workload": "workload", "ablate": "comparison", "compare": "comparison", "parse": "parsing",
-    "resolve": "strategies", "row_solver": "strategies",
+    "resolve": "strategies", "row_solver": "strategies", "skew_statistics": "statistics", "synthetic_workload": "synthetic",
 }  # fmt: skip
 _MODULES = ("integrations", "solvers", "testing")
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from foremoe.arrays import Array
-from foremoe.errors import InputError
 from foremoe.foresight import Foresight
 from foremoe.placement import Placement, Stop, skew
 from foremoe.plan import Plan
@@ -234,10 +233,8 @@ def _sampled(
             break
         m, l = divmod(int(n), problem.L)  # noqa: E741
         one = dataclasses.replace(problem[m : m + 1], schedule=make(1)).layers([l])
-        limited = tuple(
-            dataclasses.replace(s, time_limit_s=left_s) if "time_limit_s" in _field_names(s) else s for s in planner.rank
-        )
-        plan, report = dataclasses.replace(planner, rank=limited).plan(one, num_threads=1)
+        limited = dataclasses.replace(planner, rank=tuple(_within(solver, left_s) for solver in planner.rank))
+        plan, report = limited.plan(one, num_threads=1)
         tried += 1
         if plan.stop_ML[0, 0] == Stop.OPTIMAL:
             solved.append(int(n))
@@ -273,14 +270,7 @@ def _sampled(
     }
 
 
-def _field_names(solver: Any) -> set[str]:
-    return {f.name for f in dataclasses.fields(solver)} if dataclasses.is_dataclass(solver) else set()
-
-
-def pick(planners: Mapping[str, Planner], names: Sequence[str]) -> dict[str, Planner]:
-    """The named planners; names that are none of `planners` go through `strategies.resolve`."""
-    from foremoe.strategies import resolve
-
-    if not names:
-        raise InputError("no solver is named; give at least one.")
-    return {name: planners[name] if name in planners else resolve(name) for name in names}
+def _within(solver: Any, seconds: float) -> Any:
+    """The solver with its time limit set, if it has one."""
+    limited = dataclasses.is_dataclass(solver) and any(f.name == "time_limit_s" for f in dataclasses.fields(solver))
+    return dataclasses.replace(solver, time_limit_s=seconds) if limited else solver

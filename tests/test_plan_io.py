@@ -28,10 +28,10 @@ def rewritten(path, change):
     """The plan file with its header changed by `change(header)`, everything else as it was."""
     payload = path.read_bytes()
     length = int.from_bytes(payload[:8], "little")
-    header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["foremoe_plan"])
+    header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["foremoe"])
     tensors = load(payload)
     change(header, tensors)
-    path.write_bytes(save(tensors, {"foremoe_plan": json.dumps(header)}))
+    path.write_bytes(save(tensors, {"foremoe": json.dumps(header)}))
 
 
 def test_save_then_load_is_identity_and_bytes_do_not_vary(plan, tmp_path):
@@ -72,14 +72,14 @@ def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
         Plan.load(path)
     plan.save(path)
     rewritten(path, lambda header, tensors: header.update(format=FORMAT_VERSION + 1))
-    with pytest.raises(InputError, match="install a newer one"):
+    with pytest.raises(InputError, match="install a newer foremoe"):
         Plan.load(path)
     path.write_bytes(save({"a": np.zeros(3)}))
     with pytest.raises(InputError, match="is no plan"):
         Plan.load(path)
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="there is no file"):
         Plan.load(tmp_path / "absent.safetensors")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="is no file"):
         Plan.load(tmp_path)
     with pytest.raises(InputError, match="cannot write"):
         plan.save(tmp_path / "no" / "such" / "folder.safetensors")

@@ -102,6 +102,8 @@ def test_the_guard_is_what_keeps_the_law() -> None:
     worse = random_placement(problem, np.random.default_rng(0), evenness=0.1)
     static_N = problem.cost.objective_N(problem, problem.static())
     assert (objective_N(problem, plan_of(problem, worse)) > static_N).any()
+    kept, _ = Planner(rank=(), guard=True).plan(problem, worse)
+    assert (objective_N(problem, kept) <= static_N).all()
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "exact"])

@@ -11,6 +11,7 @@ import click
 
 from foremoe.cli.options import DEFAULT_RANKS
 from foremoe.errors import InputError
+from foremoe.tensor_file import HEADER_KEY
 
 if TYPE_CHECKING:
     from foremoe.arrays import Array
@@ -115,10 +116,8 @@ def kind_of(path: str) -> str:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             head = file.read(length) if length <= _HEADER_LIMIT else b""
-        metadata = json.loads(head)["__metadata__"]
-        if "foremoe_plan" in metadata:
-            return "plan"
-        return "workload" if json.loads(metadata["foremoe"])["kind"] == "workload" else "trace"
+        kind = json.loads(json.loads(head)["__metadata__"][HEADER_KEY])["kind"]
+        return str(kind) if kind in ("plan", "workload") else "trace"
     except FileNotFoundError:
         raise InputError(f"there is no file {file_name(path)!r}; check the path.") from None
     except IsADirectoryError:

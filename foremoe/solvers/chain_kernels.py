@@ -436,7 +436,7 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
         if t == 0 and limit >= goal:
             goal = bottom = _bound(goal, node_only, node_G, num_base, home_quota_GS)
         elif reached < 0 or reached > target:
-            bottom = max(bottom, target)
+            bottom = target if target > bottom else bottom
         if limit - bottom <= goal // 4096:
             bottom = goal
             for g in range(weight_G.size):
