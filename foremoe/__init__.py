@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 _HOME = {
     "Cluster": "cluster", "Cost": "cost", "CostModel": "cost", "InputError": "errors", "Model": "model", "Noisy": "foresight",
     "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
-    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner", "ResidentSlots": "slots",
-    "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule", "SharedSlots": "slots", "Stop": "placement",
-    "Transfers": "transfers", "Workload": "workload", "ablate": "comparison", "compare": "comparison", "parse": "parsing",
-    "resolve": "strategies", "row_solver": "strategies", "skew_statistics": "statistics", "synthetic_workload": "synthetic",
+    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner",
+    "ResidentSlots": "slots", "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule",
+    "SharedSlots": "slots", "Stop": "placement", "Transfers": "transfers", "Workload": "workload", "ablate": "comparison",
+    "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",
+    "skew_statistics": "statistics", "synthetic_workload": "synthetic",
 }  # fmt: skip
-_MODULES = ("integrations", "solvers", "testing")
+_MODULES = ("solvers", "testing")
 
 __all__ = sorted(_HOME)
 __version__ = "0.1.0.dev0"
