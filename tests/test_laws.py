@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from mutations import BREAKS, Breaker, copying_plans
 
@@ -19,6 +19,9 @@ from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import plan_of, random_residency
 from foremoe.testing.strategies import placements, plans, problems
+
+# Many breaks share the profile's examples.
+some = settings(max_examples=max(10, settings.default.max_examples // 3))
 
 # What a break needs of the problem and of the plan to find a place for it.
 EMPTY_SLOTS = {"density": 0.6, "min_redundant": 2}
@@ -56,6 +59,7 @@ def test_valid_placements_pass_and_plans_hold_them_unchanged(data: st.DataObject
     assert (plan.expert_NGS == placement.expert_NGS).all() and (plan.quota_NGS == placement.quotas_NGS).all()
 
 
+@some
 @pytest.mark.parametrize("break_one", BREAKS, ids=lambda f: f.__name__)
 @given(data=st.data())
 def test_each_broken_law_is_named(break_one: Callable[[Breaker], Plan], data: st.DataObject) -> None:
@@ -85,6 +89,7 @@ OTHERS: dict[str, Callable[[Problem], dict[str, Any]]] = {
 }
 
 
+@some
 @pytest.mark.parametrize("name", OTHERS)
 @given(data=st.data())
 def test_a_plan_of_another_problem_is_named(name: str, data: st.DataObject) -> None:

@@ -23,6 +23,8 @@ from foremoe.testing.strategies import placements, plans, problems
 
 SMALL: dict[str, Any] = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 2, "max_layers": 2}
 TINY: dict[str, Any] = {**SMALL, "min_ranks": 2, "max_ranks": 3, "min_redundant": 1, "max_pairs": 12, "max_layers": 1}
+# Ten strategies share the profile's examples.
+some = settings(max_examples=max(10, settings.default.max_examples // 2))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
@@ -53,6 +55,7 @@ def guarded(planner: Planner) -> Planner:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
+@some
 @given(data=st.data())
 def test_every_strategy_makes_valid_plans_and_bounds_hold(name: str, data: st.DataObject) -> None:
     problem = data.draw(problems(**TINY if name == "exact" else SMALL))
@@ -64,6 +67,7 @@ def test_every_strategy_makes_valid_plans_and_bounds_hold(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
+@some
 @given(data=st.data())
 def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObject) -> None:
     problem = data.draw(problems(**TINY if name == "exact" else SMALL))
@@ -73,6 +77,7 @@ def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "exact"])
+@some
 @given(data=st.data())
 def test_with_the_guard_no_row_is_worse_than_its_start_on_the_new_load(name: str, data: st.DataObject) -> None:
     problem = data.draw(problems(**SMALL))

@@ -412,7 +412,7 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
-    for t in range(max(tries, 1) + 1):
+    for t in range(tries + 1):
         last = t >= tries > 0 or limit < goal
         if last:
             if relayed or not relays or not found:
@@ -489,6 +489,15 @@ def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
 
 
 @njit(nogil=True, cache=True)
+def _nodes_over(target, node_G, load_G):  # type: ignore[no-untyped-def]
+    """Pairs by which nodes exceed `target` per rank, summed over nodes."""
+    over_V = np.zeros(node_G.max() + 1, np.int64)
+    for g in range(load_G.size):
+        over_V[node_G[g]] += load_G[g] - target
+    return np.maximum(over_V, 0).sum()
+
+
+@njit(nogil=True, cache=True)
 def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `NodeChain`; see `RowSolver.edit`."""
     G, S = quota_GS.shape
@@ -498,6 +507,7 @@ def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ig
     goal = _goal(0.0, False, node_G, load_G)
     home_E = home_of_experts(load_E.size, num_base, expert_GS)
     kept_GS = expert_GS >= 0
+    start_expert_GS, start_quota_GS, over = expert_GS.copy(), quota_GS.copy(), _nodes_over(goal, node_G, load_G)
     settle_row(goal, True, G, G, False, np.ones(G), node_G, num_base, expert_GS, quota_GS, load_G)
     for g in range(G):
         for s in range(num_base, S):
@@ -511,6 +521,8 @@ def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ig
                 expert_GS[g, s], quota_GS[g, s] = -1, 0
     # The start is a split over these slots, so its maximum is in reach: only what is above it has to move.
     split_row(most, most, load_E.size, expert_GS, quota_GS, load_G)
+    if _nodes_over(goal, node_G, load_G) >= over:
+        expert_GS[:], quota_GS[:] = start_expert_GS, start_quota_GS
     _clean_row(num_base, expert_GS, quota_GS, load_G)
 
 

@@ -17,8 +17,9 @@ class NodeChain(RowSolver):
 
     Ranks are settled as in `Chain` with relays, and of the replicas made only those from another node are kept. What a rank
     takes in for its node mates may overload it; quota that would lift it above the start's maximum stays away, so the result
-    is valid and no worse than the start on the maximum rank load. `Chain` then completes it inside the nodes. With one node,
-    or replicas bound to nodes, the start comes back. The method is our own.
+    is valid and no worse than the start on the maximum rank load. `Chain` then completes it inside the nodes. Rows whose node
+    totals come no nearer to their shares keep the start; so do all rows with one node, or with replicas bound to nodes. The
+    method is our own.
     """
 
     edit = staticmethod(node_row)

@@ -33,6 +33,8 @@ from foremoe.testing.strategies import placements, problems
 
 # One test method runs in every subclass of the suite, which hypothesis would otherwise report.
 law = settings(suppress_health_check=list(HealthCheck))
+# For cases that a law's general test meets as well, and that only deserve a look of their own.
+corner = settings(law, max_examples=max(10, law.max_examples // 5))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
@@ -74,23 +76,23 @@ class SolverTests:
     def test_placements_are_valid(self, data: st.DataObject) -> None:
         self.solved(data.draw(self.problems()))
 
-    @law
+    @corner
     @given(st.data())
     def test_rows_without_load_are_valid(self, data: st.DataObject) -> None:
         placement = self.solved(data.draw(self.problems(row_kinds=("zero", "sparse"))))
         assert placement.quotas_NGS.min() >= 0
 
-    @law
+    @corner
     @given(st.data())
     def test_one_expert_with_all_load_is_valid(self, data: st.DataObject) -> None:
         self.solved(data.draw(self.problems(row_kinds=("one",))))
 
-    @law
+    @corner
     @given(st.data())
     def test_replicas_stay_in_their_node_where_asked(self, data: st.DataObject) -> None:
         self.solved(data.draw(self.problems(replicas=("node",), row_kinds=("skewed", "one", "flat"))))
 
-    @law
+    @corner
     @given(st.data())
     def test_several_redundant_slots_are_valid(self, data: st.DataObject) -> None:
         self.solved(data.draw(self.problems(min_redundant=2, max_redundant=4, row_kinds=("skewed", "one"))))
@@ -173,7 +175,7 @@ class SolverTests:
                 f"but a valid placement costs {other_N[beaten[0]]}."
             )
 
-    @law
+    @corner
     @given(st.data())
     def test_a_cancelled_solve_is_still_valid(self, data: st.DataObject) -> None:
         problem = data.draw(self.problems())
