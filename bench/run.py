@@ -1,6 +1,6 @@
-"""Runs named cases through `compare` and prints one markdown table per case and objective.
+"""Runs named cases through `compare` and prints markdown: an overview, then one table per case and objective.
 
-    python -m bench.run [CASE ...] [--objective balance] [--out bench/results/NAME.md]
+    python -m bench.run [CASE ...] [--objective balance] [--out bench/results/HARDWARE_DATE.md]
 
 A result file names hardware, date and commit. Skews come from finished plans; stage times are the cost model's, uncalibrated.
 """
@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.cases import CASES, Case
 from foremoe.comparison import compare, needs_first_left_out
+from foremoe.problem import Problem
 from foremoe.strategies import STRATEGIES
 
 COLUMNS = (
@@ -73,16 +74,34 @@ def hardware() -> str:
     return f"{cpu}, {cores} cores, no GPU; Python {platform.python_version()}, numpy {np.__version__}; {date}, commit {commit}"
 
 
-def run(case: Case, objective: str) -> str:
+def section(case: Case, objective: str, problem: Problem, rows: list[dict[str, Any]]) -> str:
     """The section of one case: what it is, and its table."""
-    problem = case.problem(objective)
-    rows = compare(problem, STRATEGIES, progress=lambda name, done, total: None)
     left_out = " Micro-step 0 is left out of all rows (no history)." if needs_first_left_out(problem, STRATEGIES, None) else ""
     load = f"{problem.M} micro-steps x {problem.L} layers, {problem.E} experts, {problem.G} ranks, R = {problem.R}"
     return (
-        f"### {case.name} ({case.kind}), objective {objective}\n\n{case.about}: {load}, cluster {case.cluster} "
+        f"## {case.name} ({case.kind}), objective {objective}\n\n{case.about}: {load}, cluster {case.cluster} "
         f"(model, uncalibrated).{left_out}\n\n{table(rows)}"
     )
+
+
+def overview(figures: dict[tuple[str, str], dict[str, dict[str, Any]]], objective: str) -> str:
+    """One column per case: mean skew under balance, predicted speed-up over static under time."""
+    names = [name for name, of in figures if of == objective]
+    figure, title = (
+        ("skew_mean", "mean skew") if objective == "balance" else ("speedup_vs_static", "predicted speed-up over static")
+    )
+    digits = 4 if objective == "balance" else 2
+    lines = [f"| {title} | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
+    for solver in STRATEGIES:
+        cells = [figures[name, objective][solver] for name in names]
+        shown = ["-" if row[figure] is None else f"{row[figure]:.{digits}f}{_part(row)}" for row in cells]
+        lines.append(f"| {solver} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _part(row: dict[str, Any]) -> str:
+    """Marks a figure that speaks of a sample of rows only."""
+    return f" ({row['n_solved']} rows)" if "same_rows" in row else ""
 
 
 def main() -> None:
@@ -95,16 +114,28 @@ def main() -> None:
     unknown = [name for name in args.cases if name not in CASES]
     if unknown:
         parser.error(f"there is no case {', '.join(unknown)}; choose from {', '.join(CASES)}")
-    sections = [f"# foremoe compare\n\nMeasured on: {hardware()}."]
+    objectives = args.objective or ["balance", "time"]
+    sections: list[str] = []
+    figures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for name in args.cases or CASES:
-        for objective in args.objective or ("balance", "time"):
-            case = CASES[name]
+        case = CASES[name]
+        if case.missing:
+            sections.append(f"## {name}\n\nSkipped: {case.missing}.")
+            print(sections[-1], file=sys.stderr)
+            continue
+        for objective in objectives:
             print(f"{name} ({objective}) ...", file=sys.stderr, flush=True)
-            sections.append(f"### {name}\n\nSkipped: {case.missing}." if case.missing else run(case, objective))
-            print(sections[-1] + "\n", flush=True)
+            problem = case.problem(objective)
+            rows = compare(problem, STRATEGIES)
+            figures[name, objective] = {row["solver"]: row for row in rows}
+            sections.append(section(case, objective, problem, rows))
+    head = [f"# Strategies compared\n\nMeasured on: {hardware()}. Command: `make bench`. Stage times: model, uncalibrated."]
+    head += [overview(figures, objective) for objective in objectives if figures]
+    text = "\n\n".join([*head, *sections]) + "\n"
+    print(text)
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("\n\n".join(sections) + "\n")
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

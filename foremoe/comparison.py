@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from foremoe.arrays import Array
-from foremoe.foresight import Foresight
+from foremoe.foresight import Foresight, predicted_load
 from foremoe.placement import Placement, Stop, skew
 from foremoe.plan import Plan
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
+from foremoe.solvers.base import HomeSolver
+from foremoe.solvers.keep import Keep
 from foremoe.transfers import Path
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
@@ -47,7 +49,8 @@ def compare(
     """Plans `problem` with every planner, as it is (baselines have no guard), on one thread.
 
     Args:
-        planners: name to planner, for example `STRATEGIES`.
+        planners: name to planner, for example `STRATEGIES`. Each plans with the homes that its own home level decides; the pack
+            level has no part, the problem is dealt already.
         history_LE: int32, load of an earlier step for foresight "previous". Without it the first micro-step has no history and
             is left out of every row's figures (if there is more than one), so that all rows speak of the same micro-steps.
         leave_first_out: overrules that choice.
@@ -57,7 +60,8 @@ def compare(
 
     Returns:
         One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and
-        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
+        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer); moves and bytes count
+        the first micro-step always. Moves are replicas made,
         or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
         copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
         ``predicted_stage_s`` leaves their weight transfer out, which stands in ``transfer_s``.
@@ -69,19 +73,31 @@ def compare(
     static_s = _stage_seconds(static, first)[0]
     plans: dict[str, Plan] = {}
     rows: dict[str, dict[str, Any]] = {}
+    settled = {home: _settled(home, problem) for home in {planner.home: None for planner in planners.values()}}
     for name, planner in planners.items():
+        posed = settled[planner.home]
         missing = [module for solver in planner.rank for module in solver.requires if importlib.util.find_spec(module) is None]
         if missing:
             cure = f"skipped: needs {', '.join(missing)}; pip install 'foremoe[exact]'"
             rows[name] = _empty(name, cure)
         elif not any(solver.exact for solver in planner.rank):
-            plans[name] = plan = _with_progress(planner, name, problem, history_LE, progress)
-            rows[name] = _figures(name, problem, plan, first, static_s)
-            rows[name]["plan_us_per_layer"] = _cpu_us(planner, problem, history_LE)
+            plans[name] = plan = _with_progress(planner, name, posed, history_LE, progress)
+            rows[name] = _figures(name, posed, plan, first, static_s)
+            rows[name]["plan_us_per_layer"] = _cpu_us(planner, posed, history_LE)
+            if posed is not problem:
+                rows[name]["note"] = f"homes by {planner.home!r}; what moving them costs, once a step, is in no figure"
     for name, planner in planners.items():
         if name not in rows:
-            rows[name] = _sampled(name, planner, problem, first, static, plans, exact_budget_s, seed, progress)
+            rows[name] = _sampled(
+                name, planner, settled[planner.home], history_LE, first, static, plans, exact_budget_s, seed, progress
+            )
     return [rows[name] for name in planners]
+
+
+def _settled(home: HomeSolver, problem: Problem) -> Problem:
+    """The problem with the homes that a home level decides; the same object where they stay."""
+    home_LE = home.solve(problem)
+    return problem if np.array_equal(home_LE, problem.home_LE) else dataclasses.replace(problem, home_LE=home_LE)
 
 
 def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
@@ -109,6 +125,8 @@ def ablate(
     if len(planner.rank) > 1:
         for i, solver in enumerate(planner.rank):
             variants[f"without {solver!r}"] = dataclasses.replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
+    if planner.home != Keep():
+        variants[f"without {planner.home!r}"] = dataclasses.replace(planner, home=Keep())
     if planner.guard:
         variants["without the guard"] = dataclasses.replace(planner, guard=False)
     rows = []
@@ -217,28 +235,38 @@ def _traffic(problem: Problem, plan: Plan) -> tuple[float, dict[str, float]]:
 
 
 def _sampled(
-    name: str, planner: Planner, problem: Problem, first: int, static: Plan, plans: Mapping[str, Plan], budget_s: float,
-    seed: int, progress: Progress | None,
+    name: str, planner: Planner, problem: Problem, history_LE: Array | None, first: int, static: Plan,
+    plans: Mapping[str, Plan], budget_s: float, seed: int, progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The row of a planner with an exact solver: as many rows of a seeded sample as the budget allows."""
     order_N = np.random.default_rng(seed).permutation(np.arange(first, problem.N))
+    # A row alone has no micro-steps beside it to foresee from: what the planner would see is foretold as its history.
+    seen_MLE = predicted_load(problem.load_MLE, planner.foresight, history_LE)
+    foreseen = planner.foresight != "exact"
+    proven = Stop.DONE if foreseen else Stop.OPTIMAL
     end = time.perf_counter() + budget_s
     solved: list[int] = []
     singles: list[dict[str, Any]] = []
     tried, cpu_s = 0, 0.0
-    make = Schedule.accumulate if problem.stage == "update" else Schedule.forward_only
+    update, reforward = problem.stage == "update", problem.schedule.reforward
+    schedule = Schedule.accumulate(1, reforward) if update else Schedule.forward_only(1)
     for n in order_N:
         left_s = end - time.perf_counter()
         if left_s <= 0.05 * budget_s:
             break
         m, l = divmod(int(n), problem.L)  # noqa: E741
-        one = dataclasses.replace(problem[m : m + 1], schedule=make(1)).layers([l])
+        one = dataclasses.replace(problem[m : m + 1], schedule=schedule).layers([l])
         limited = dataclasses.replace(planner, rank=tuple(_within(solver, left_s) for solver in planner.rank))
-        plan, report = limited.plan(one, num_threads=1)
+        if foreseen:
+            limited = dataclasses.replace(limited, foresight="previous")
+        plan, report = limited.plan(one, history_LE=seen_MLE[m, l : l + 1] if foreseen else None, num_threads=1)
         tried += 1
-        if plan.stop_ML[0, 0] == Stop.OPTIMAL:
+        if plan.stop_ML[0, 0] == proven:
             solved.append(int(n))
-            singles.append(_figures(name, one, plan, 0, float(static.cost_ML.total_s.ravel()[n])))
+            figures = _figures(name, one, plan, 0, float(static.cost_ML.total_s.ravel()[n]))
+            # Memory is that of all layers, as in the rows beside it.
+            placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+            singles.append({**figures, "peak_bytes": int(problem.cost.peak_bytes_G(problem, placement).max())})
             cpu_s += sum(level.cpu_s for level in report.levels)
         if progress is not None:
             progress(name, int(1000 * min(1.0, 1 - left_s / budget_s)), 1000)
@@ -266,7 +294,8 @@ def _sampled(
         "plan_us_per_layer": 1e6 * cpu_s / len(solved),
         "n_solved": len(solved),
         "same_rows": {other: float(skew(plan.load_NG[solved]).mean()) for other, plan in plans.items()},
-        "note": f"{len(solved)} of {tried} sampled rows proven optimal in {budget_s:g} s; every figure is theirs alone",
+        "note": f"{len(solved)} of {tried} sampled rows proven optimal{' for the load foreseen' * foreseen} in {budget_s:g} s; "
+        "every figure is theirs alone",
     }
 
 

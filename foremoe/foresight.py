@@ -17,16 +17,19 @@ class Noisy:
     """Exact loads blurred: every expert's load times exp(drift * normal), rescaled to the row's total.
 
     Attributes:
-        drift: standard deviation of the log factor, >= 0.
-        seed: of the noise; a micro-step's noise does not depend on how many there are.
+        drift: standard deviation of the log factor, from 0 to 100.
+        seed: of the noise, a whole number >= 0; a micro-step's noise does not depend on how many there are.
     """
 
     drift: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.drift >= 0:
-            raise InputError(f"Noisy needs a drift of at least 0; got {self.drift}.")
+        # exp(100 * normal) still fits float64; a larger factor would overflow to nonsense loads.
+        if not 0 <= self.drift <= 100:
+            raise InputError(f"Noisy needs a drift from 0 to 100; got {self.drift}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise InputError(f"Noisy needs a whole number of at least 0 as seed; got {self.seed!r}.")
 
 
 Foresight = str | Noisy

@@ -65,4 +65,10 @@ def _value(node: ast.expr, text: str) -> Any:
             return found(*arguments, **options)
         except TypeError as error:
             raise InputError(f"{name} cannot be made from {text!r}: {error}.") from None
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        # literal_eval's own message shows the address of a syntax node.
+        raise InputError(
+            f"{ast.unparse(node)} in {text!r} is not of the form Name(option=value, ...) with plain values."
+        ) from None

@@ -16,6 +16,7 @@ from foremoe.errors import InputError, PlanError
 from foremoe.laws import plan_violations
 from foremoe.placement import skew
 from foremoe.plan_header import PlanHeader
+from foremoe.routing_checks import layer_positions
 from foremoe.schedule import Schedule
 from foremoe.split import split_over_sources
 from foremoe.transfers import Transfers, derive_transfers
@@ -184,9 +185,7 @@ class Plan(ArrayValue):
             layers: indices into this plan's layers.
             schedule: the passes that run these layers; default: this plan's, if it has one chunk.
         """
-        index = np.asarray(layers, np.int64)
-        if index.size == 0 or index.min() < 0 or index.max() >= self.L or len(set(index.tolist())) != index.size:
-            raise InputError(f"layers must be distinct indices from 0 to {self.L - 1}; got {list(layers)[:8]}.")
+        index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1:
             raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
         header = dataclasses.replace(
@@ -228,18 +227,19 @@ class Plan(ArrayValue):
         """One plan from the plans of consecutive ranges of micro-steps (streaming).
 
         Args:
-            plans: in order; all of the same layers, homes, model, cluster and slots.
+            plans: in order; all of the same key, layers, homes, model, cluster and slots.
             schedule: the passes of all micro-steps; default: the plans' schedules one after the other.
         """
         if not plans:
             raise InputError("there are no plans to join.")
         first = plans[0]
         for plan in plans[1:]:
-            same = (plan.home_LE.shape == first.home_LE.shape) and (plan.home_LE == first.home_LE).all()
-            for name in ("model", "slots", "redundant", "replicas", "keeps_homes", "planner", "cost"):
+            same = np.array_equal(plan.home_LE, first.home_LE)
+            same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
+            for name in ("key", "model", "slots", "redundant", "replicas", "keeps_homes", "planner", "cost"):
                 same &= getattr(plan.header, name) == getattr(first.header, name)
             if not same or not plan.header.cluster.same_as(first.header.cluster):
-                raise InputError("only plans of the same model, cluster, homes, slots and planner can be joined.")
+                raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
         whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
         offset_P = np.cumsum([0, *(p.M for p in plans[:-1])])
         cat = lambda name: np.concatenate([getattr(p, name) for p in plans])  # noqa: E731

@@ -71,9 +71,10 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     ]
     for g in range(plan.G):
         held = []
-        for s in range(plan.B, plan.S):
+        # Where homes move, base slots hold foreign experts too.
+        for s in range(plan.S):
             e = int(expert_GS[g, s])
-            if e >= 0:
+            if e >= 0 and home_E[e] != g:
                 far = "" if node_G[home_E[e]] == node_G[g] else ", other node"
                 held.append(f"{e}: {quota_GS[g, s]} of {load_E[e]}, from {home_E[e]}{far}")
         lines.append(f"{g:4d}  {node_G[g]:4d}  {before_G[g]:7d}  {after_G[g]:7d}  {'; '.join(held) or '-'}")

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelReport:
-    """One level's part in a plan: mean skew and summed objective after it (on the load it saw), and the rows it improved.
+    """One level's part in a plan: mean skew and summed objective of what is kept after it (on the load it saw), and in how many
+    rows its own output beats the start.
 
     `seconds` is wall time and `cpu_s` the calling thread's CPU time of the solver and its split: with one thread, all of it.
     """
@@ -60,7 +61,7 @@ class Report:
     Attributes:
         plan_s: wall seconds for the whole plan.
         levels: `LevelReport` of the start and of every level, in order.
-        rows: number of rows.   rows_kept_at_start: rows where no level beat the start.
+        rows: number of rows.   rows_kept_at_start: rows where no level beat the start (0 without the guard).
         stops: how many rows stopped for which `Stop`.
         warnings: sentences for the user.
     """
@@ -101,6 +102,8 @@ class Planner:
             raise InputError(f"split must be a SplitSolver or None; got {self.split!r}.")
         if not isinstance(self.rank, tuple) or not all(isinstance(s, Solver) for s in self.rank):
             raise InputError(f"rank must be a tuple of Solvers such as (Chain(),); got {self.rank!r}.")
+        if not isinstance(self.guard, bool):
+            raise InputError(f"guard must be True or False; got {self.guard!r}.")
 
     @property
     def keeps_homes(self) -> bool:
@@ -129,6 +132,12 @@ class Planner:
         if not problems:
             raise InputError("homes needs at least one problem.")
         first = problems[0]
+        for other in problems[1:]:
+            if (other.L, other.E, other.G) != (first.L, first.E, first.G):
+                raise InputError(
+                    f"homes are decided for one set of layers, experts and ranks; got {first.L}, {first.E}, {first.G} and"
+                    f" {other.L}, {other.E}, {other.G}."
+                )
         load_MLE = np.concatenate([p.load_MLE for p in problems])
         make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
         together = dataclasses.replace(
@@ -164,6 +173,8 @@ class Planner:
         """
         began = time.perf_counter()
         warnings: list[str] = []
+        if key is not None and key.stage != problem.stage:
+            raise InputError(f"the key is of stage {key.stage} but the problem of stage {problem.stage}; make them equal.")
         with row_runner(num_threads) as runner:
             seen = self._seen(problem, history_LE)
             first = self._start(problem, seen, start)
@@ -185,7 +196,7 @@ class Planner:
                 static = seen.static()
                 static_N = seen.cost.objective_N(seen, static)
                 best, best_N = first.where(start_N <= static_N, static), np.minimum(start_N, static_N)
-            levels.append(_level("start", (0.0, 0.0), seen, first, best_N, 0))
+            levels.append(_level("start", (0.0, 0.0), seen, first, start_N, 0))
             stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
             proven_N = np.full(problem.N, -np.inf)
             for solver in solvers:
@@ -213,6 +224,9 @@ class Planner:
                 warnings.append(
                     f"cancelled; {int((stop_N == Stop.CANCELLED).sum())} of {problem.N} rows hold what they started from."
                 )
+            if seen is not problem:
+                # What is optimal for a predicted load proves nothing on the real one.
+                stop_N = np.where(stop_N == Stop.OPTIMAL, Stop.DONE, stop_N)
             placement = self._on_real_load(problem, seen, best, history_LE)
             plan = self._assemble(problem, placement, stop_N, proven_N if seen is problem else None, key)
         stops = {stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()}
@@ -233,6 +247,8 @@ class Planner:
             return seen.static()
         if isinstance(start, Plan):
             start = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quota_NGS)
+        if not isinstance(start, Placement):
+            raise InputError(f"the start must be a Plan or a Placement; got {type(start).__name__}.")
         if start.expert_NGS.shape != (seen.N, seen.G, seen.S):
             have, want = list(start.expert_NGS.shape), [seen.N, seen.G, seen.S]
             raise InputError(f"the start has [rows, ranks, slots] = {have}; this problem has {want}.")

@@ -15,6 +15,7 @@ from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.model import Model
 from foremoe.placement import Placement, repeated
+from foremoe.routing_checks import layer_positions
 from foremoe.schedule import Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, E experts, B = E/G base slots, R redundant, S = B + R.
 
 STAGES = ("recompute", "update")
+_KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +72,11 @@ class Problem(ArrayValue):
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"{name} must be a {kind.__name__}; got {str(getattr(self, name))[:60]!r}.")
+        if not isinstance(self.slots, Slots):
+            raise InputError(f"slots must be SharedSlots or ResidentSlots; got {str(self.slots)[:60]!r}.")
         G = self.cluster.num_ranks
         put("load_MLE", frozen_array(self.load_MLE, np.int32, "load_MLE", (None, None, None)))
         require_non_negative(self.load_MLE, "load_MLE")
@@ -260,6 +267,8 @@ class Problem(ArrayValue):
 
         What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing.
         """
+        if not isinstance(micro_steps, slice):
+            raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
         cut = lambda a: None if a is None else a[micro_steps]  # noqa: E731
         return dataclasses.replace(
             self,
@@ -273,7 +282,7 @@ class Problem(ArrayValue):
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Problem:
         """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
-        index = np.asarray(indices, np.int64)
+        index = layer_positions(indices, self.L)
         cut = lambda a: None if a is None else a[index]  # noqa: E731
         return dataclasses.replace(
             self,

@@ -47,6 +47,24 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
     return moe_layer_L
 
 
+def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
+    """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one.
+
+    Raises:
+        InputError: none, no whole numbers, out of range, or one twice.
+    """
+    try:
+        index = np.asarray(indices)
+    except ValueError:
+        index = np.empty(0)
+    fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
+    if not fits or len(np.unique(index)) != index.size:
+        shown = repr(indices)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise InputError(f"layers must be distinct indices (positions from 0 to {num_layers - 1}) in a list; got {shown}.")
+    return index.astype(np.int64)
+
+
 def checked_experts(value: object) -> int:
     """`value` if it is a number of experts that plans can hold."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= _MAX_EXPERTS:
@@ -106,10 +124,7 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
         return
     ids, where = shown_TLK[t, layer].tolist(), f"token {t}, layer {layer}"
     if 0 <= ids[k] < num_experts:
-        raise InputError(
-            f"{where} lists expert {ids[k]} twice ({ids}); mark such tokens unknown in known_T, or read the recording with"
-            " foremoe.integrations.from_routed_experts."
-        )
+        raise InputError(f"{where} lists expert {ids[k]} twice ({ids}); mark such tokens unknown in known_T.")
     raise InputError(
         f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; correct num_experts, or mark the token unknown in"
         " known_T."

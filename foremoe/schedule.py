@@ -14,6 +14,9 @@ from foremoe.errors import InputError
 
 # Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
 
+# A chunk holds a layer at least, and plans number layers with int16.
+_MAX_CHUNKS = int(np.iinfo(np.int16).max)
+
 
 class Phase(enum.IntEnum):
     """What a pass does. A re-forward (activation recomputation) belongs to its BACKWARD."""
@@ -168,7 +171,8 @@ class Schedule(ArrayValue):
             InputError: the number of micro-steps is no multiple of `pp` (the schedule is not defined then).
         """
         _require_rank(pp, pp_rank)
-        _at_least_one(vpp, "chunks")
+        if _at_least_one(vpp, "chunks") > _MAX_CHUNKS:
+            raise InputError(f"{vpp} chunks are more than the {_MAX_CHUNKS} layers that plans can number; give fewer.")
         if _at_least_one(num_micro_steps, "micro-steps") % pp:
             raise InputError(f"an interleaved schedule needs micro-steps in multiples of {pp} stages; got {num_micro_steps}.")
         order = [(group * pp + i, chunk) for group in range(num_micro_steps // pp) for chunk in range(vpp) for i in range(pp)]
@@ -179,7 +183,9 @@ class Schedule(ArrayValue):
     def parse(text: str, num_micro_steps: int) -> Schedule:
         """Reads the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
         each with ``+reforward`` behind it if backward runs the forward again."""
-        match = re.fullmatch(r"(forward|accumulate|1f1b|interleaved)(?::([\d,]+))?(\+reforward)?", text.strip().lower())
+        match = re.fullmatch(
+            r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?", text.strip().lower(), re.ASCII
+        )
         if match is not None:
             name, reforward = match[1], match[3] is not None
             args = [int(a) for a in (match[2] or "").split(",") if a]

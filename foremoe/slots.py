@@ -18,7 +18,7 @@ class SharedSlots:
     depth: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.depth, int) or not 1 <= self.depth <= 1024:
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or not 1 <= self.depth <= 1024:
             raise InputError(f"SharedSlots needs a depth from 1 to 1024; got {self.depth!r}.")
 
     def num_buffers(self, redundant: int, num_layers: int) -> int:
@@ -37,7 +37,7 @@ class ResidentSlots:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.copies, int) or not 1 <= self.copies <= 1024:
+        if isinstance(self.copies, bool) or not isinstance(self.copies, int) or not 1 <= self.copies <= 1024:
             raise InputError(f"ResidentSlots needs from 1 to 1024 copies; got {self.copies!r}.")
 
     def num_buffers(self, redundant: int, num_layers: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from types import MappingProxyType
 from typing import Any
@@ -73,7 +74,7 @@ def _planner_of(found: Any, name: str) -> Planner:
         return found
     if isinstance(found, type):
         found = found()
-    if not hasattr(found, "level") and callable(found):
+    if not hasattr(found, "level") and (inspect.isfunction(found) or hasattr(found, "py_func")):
         found = row_solver(found)
     if not hasattr(found, "level"):
         raise InputError(f"{name} is {type(found).__name__}, not a solver, a planner or a per-row function.")

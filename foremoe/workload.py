@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foremoe.arrays import Array, ArrayValue, frozen_array, require_non_negative
 from foremoe.errors import InputError
-from foremoe.routing_checks import layer_numbers, preset_layers
+from foremoe.routing_checks import layer_numbers, layer_positions, preset_layers
 from foremoe.solvers.as_given import AsGiven
 from foremoe.solvers.base import PackSolver
 from foremoe.workload_checks import check_balance, check_pairs, checked_load, require_below, whole_number
@@ -241,6 +241,9 @@ class Workload(ArrayValue):
     def __getitem__(self, micro_steps: slice) -> Workload:
         """A range of micro-steps as a workload of its own; sequences outside it get -1.
 
+        What the first micro-steps leave out is added to ``dealt.dropped_micro_steps``, as if they had been dealt so. Another
+        range cannot be dealt again from its trace alone: its ``dealt`` stays that of the whole.
+
         Raises:
             InputError: not a slice, or none selected.
         """
@@ -255,8 +258,16 @@ class Workload(ArrayValue):
             renumbered[kept] = np.arange(kept.size)
             micro_step_Q = renumbered[micro_step_Q]
             rank_Q = np.where(micro_step_Q < 0, np.int32(-1), rank_Q)
+        dealt = self.dealt
+        if dealt is not None and micro_step_Q is not None and (kept == np.arange(kept.size)).all():
+            dealt = replace(
+                dealt,
+                over_budget=tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0),
+                dropped_micro_steps=dealt.dropped_micro_steps + self.M - kept.size,
+            )
         return replace(
             self,
+            dealt=dealt,
             load_MLGE=self.load_MLGE[micro_steps],
             tokens_MG=self.tokens_MG[micro_steps],
             attention_MG=self.attention_MG[micro_steps],
@@ -271,9 +282,7 @@ class Workload(ArrayValue):
         Raises:
             InputError: none, out of range, or one twice.
         """
-        index = np.asarray(indices)
-        if index.ndim != 1 or not index.size or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= self.L:
-            raise InputError(f"layers needs positions from 0 to {self.L - 1} in a list; got {indices!r}.")
+        index = layer_positions(indices, self.L)
         return replace(
             self,
             load_MLGE=self.load_MLGE[:, index],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -21,19 +23,30 @@ def test_the_example_prints_what_the_readme_shows():
     assert printed.getvalue() == TEXT[0]
 
 
-def test_the_solver_recipe_passes_its_conformance_suite():
-    pytest.importorskip("hypothesis")
-    names: dict = {"__name__": "recipe"}
-    exec(PYTHON[1], names)
-    exec(PYTHON[2], names)
-    suite = names["TestHalveHottest"]()
-    tests = [name for name in dir(suite) if name.startswith("test_")]
-    assert tests
-    planner = names["foremoe"].Planner(rank=(names["HalveHottest"](),))
-    work = names["foremoe"].Workload.from_trace(
-        names["foremoe"].RoutingTrace.synthetic("gpt-oss-20b", seed=0), num_ranks=8, tokens_per_rank=512
-    )
-    problem = names["foremoe"].Problem.of(work, names["foremoe"].Cluster.preset("8xh100"), redundant=1)
-    plan, report = planner.plan(problem)
-    plan.check(problem)
-    assert report.rows_kept_at_start < report.rows
+def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
+    """What a reader would do: put the solver and its three-line test into files and run pytest on them."""
+    (tmp_path / "recipe.py").write_text(PYTHON[1])
+    (tmp_path / "test_recipe.py").write_text("from recipe import HalveHottest\n" + PYTHON[2])
+    root = str(Path(__file__).resolve().parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+    case = [
+        "--synthetic",
+        "gpt-oss-20b",
+        "--ranks",
+        "8",
+        "--tokens-per-rank",
+        "256",
+        "--micro-steps",
+        "1",
+        "--objective",
+        "balance",
+    ]
+    solvers = ["--solvers", "static,recipe:HalveHottest", "--json"]
+    run = subprocess.run([sys.executable, "-m", "foremoe", "compare", *case, *solvers], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    static, mine = json.loads(run.stdout)["rows"]
+    assert mine["skew_mean"] < static["skew_mean"]

@@ -61,11 +61,11 @@ def ablate(
     from foremoe.comparison import ablate as run
 
     planner = planner_of(planner_name)
-    case = build_case(dataclasses.replace(case_options, redundant=max(slots)))
+    case = build_case(dataclasses.replace(case_options, redundant=max(slots)), planner.pack)
     with Progress() as progress:
         for warning in case.warnings:
             progress.note(f"warning: {warning}")
-        rows = run(case.problem, planner, redundant=slots, foresight=views, progress=progress)
+        rows = run(case.problem, planner, redundant=slots, foresight=views, history_LE=case.history_LE, progress=progress)
     calibrated = case.problem.cluster.calibrated
     record: dict[str, Any] = {**case.record, "redundant": slots}
     payload = {
@@ -81,8 +81,8 @@ def ablate(
     footer = [
         f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
     ]
-    if "previous" in views and case.problem.M > 1:
-        footer.append("foresight previous: micro-step 0 has no history and is left out of these lines")
+    if "previous" in views and case.problem.M > 1 and case.history_LE is None:
+        footer.append("foresight previous: micro-step 0 has no history and is left out of every line, but for moves and MB")
     footer += list(dict.fromkeys(f"{row['levels']}: {row['note']}" for row in rows if row.get("note")))
     emit(
         json_file,

@@ -66,10 +66,12 @@ def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
     cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
-    default = "accumulate" if work.stage == "update" else "forward"
+    schedule = options.schedule
+    if schedule is None:
+        schedule = "accumulate" if work.stage == "update" else "forward"
     problem = Problem.of(
         work, cluster, model=model, redundant=options.redundant, cost=CostModel(objective=options.objective),
-        schedule=Schedule.parse(options.schedule or default, work.M), slots=slots_of(options.slots), replicas=options.replicas,
+        schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
     )  # fmt: skip
     history_LE = None if options.history is None else history_load(options.history, work, model)
     record = {
@@ -93,7 +95,7 @@ def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
         "ranks_per_node": cluster.ranks_per_node,
         "redundant": options.redundant,
         "objective": options.objective,
-        "schedule": options.schedule or default,
+        "schedule": schedule,
         "slots": options.slots,
         "replicas": options.replicas,
         "tokens_per_rank": None if work.dealt is None else work.dealt.tokens_per_rank,

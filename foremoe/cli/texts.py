@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +134,9 @@ def planner_of(text: str) -> Planner:
     """
     from foremoe.strategies import resolve
 
+    # An installed command has its own folder first on the path; module:name means the folder it is called in.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         return resolve(text)
     except InputError:

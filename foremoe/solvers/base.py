@@ -12,9 +12,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numba
 import numpy as np
+from numba.core.errors import NumbaError
 
 from foremoe.arrays import Array
+from foremoe.errors import InputError
 from foremoe.parallel import for_rows
 from foremoe.placement import Placement, Stop
 
@@ -140,7 +143,11 @@ class RowSolver(Solver):
         return _driver(type(self))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs the row function over all rows; rows that a cancel left out keep `start`."""
+        """Runs the row function over all rows; rows that a cancel left out keep `start`.
+
+        Raises:
+            InputError: numba cannot compile `edit`.
+        """
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
         rows, load_NE = self.rows(), problem.load_NE
@@ -149,7 +156,13 @@ class RowSolver(Solver):
         def block(low: int, high: int) -> None:
             rows(low, high, load_NE, node_G, problem.B, params, expert_NGS, quota_NGS)
 
-        done_N = for_rows(block, problem.N)
+        try:
+            done_N = for_rows(block, problem.N)
+        except NumbaError as error:
+            raise InputError(
+                f"numba cannot compile the edit of {self!r} ({' '.join(str(error).split())[:300]}); write it in what numba"
+                " supports, or set compiled = False."
+            ) from error
         stop_N = np.where(done_N, Stop.DONE, Stop.CANCELLED)
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
 
@@ -167,8 +180,6 @@ def _driver(solver: type[RowSolver]) -> Callable[..., None]:
                 edit(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
 
         return plain
-
-    import numba
 
     kernel = edit if isinstance(edit, numba.core.registry.CPUDispatcher) else numba.njit(nogil=True)(edit)
 

@@ -32,9 +32,9 @@ class Chain(RowSolver):
     with the exact split, so that its maximum is the least that its replicas allow. Replicas stay in their home's node where
     that costs no balance, and ranks of a node pass on what one larger replica brings in from another node.
 
-    Under the objective ``"time"`` the placement made for balance competes with placements that copy at most so many experts
-    out of any one home: fewer copies wait in line at one link, for a little skew. The cost model picks per row, and the start
-    is always among the candidates. The method is our own.
+    Under the objective ``"time"`` the placement made for balance competes with one that ignores nodes (its tokens travel less)
+    and with placements that copy at most so many experts out of any one home: fewer copies wait in line at one link, for a
+    little skew. The cost model picks per row, and the start is always among the candidates. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
@@ -83,39 +83,53 @@ class Chain(RowSolver):
         return tries, self.spread, self.slack, near_limit, far_limit, self.relay, from_start
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs the row function over all rows and, under ``"time"``, again with limits where copies show."""
+        """Runs the row function over all rows and, under ``"time"``, lets other candidates compete with its result."""
         found = super().solve(problem, start)
         if problem.cost.objective == "balance":
             return found
-        start_N, best_N = problem.cost.objective_N(problem, start), problem.cost.objective_N(problem, found)
-        done_N = found.stop_N != Stop.CANCELLED
-        better_N = done_N & (best_N < start_N)
-        best, best_N = found.where(better_N, start), np.where(better_N, best_N, start_N)
+        done_N = np.asarray(found.stop_N != Stop.CANCELLED)
+        start_N, found_N = problem.cost.objective_N(problem, start), problem.cost.objective_N(problem, found)
+        best, best_N = found.where(done_N & (found_N < start_N), start), np.where(done_N, np.minimum(found_N, start_N), start_N)
+
+        def compete(candidate: Placement, among_N: Array) -> Array:
+            nonlocal best, best_N
+            cost_N = problem.cost.objective_N(problem, candidate)
+            better_N = among_N & (cost_N < best_N)
+            best, best_N = candidate.where(better_N, best), np.where(better_N, cost_N, best_N)
+            return cost_N
+
+        static = problem.static()
+        if problem.replicas == "any" and problem.cluster.num_nodes > 1:
+            # A copy in another node takes longer to send, but the tokens of that node find it near.
+            one_node_G = np.zeros_like(problem.cluster.node_of_rank_G)
+            compete(self._variant(problem, static, np.arange(problem.N), one_node_G, UNLIMITED, UNLIMITED), done_N)
         cost = problem.cost.rows(problem, found)
         worth_N = done_N & (cost.transfer_s + cost.gradient_s > self.close * cost.total_s)
-        static, last_N = problem.static(), np.full(problem.N, np.inf)
+        last_N = np.full(problem.N, np.inf)
         for limit in sorted(self.fan_limits):
             if not worth_N.any():
                 break
-            candidate = self._limited(problem, static, limit, np.flatnonzero(worth_N))
-            cost_N = problem.cost.objective_N(problem, candidate)
-            better_N = worth_N & (cost_N < best_N)
-            best, best_N = candidate.where(better_N, best), np.where(better_N, cost_N, best_N)
+            near = self._near_limit(problem, limit)
+            node_G = problem.cluster.node_of_rank_G
+            cost_N = compete(self._variant(problem, static, np.flatnonzero(worth_N), node_G, near, limit), worth_N)
             # With every limit copies take longer and skew falls: once their sum has turned, it keeps rising.
             worth_N &= cost_N < last_N
             last_N = cost_N
         return dataclasses.replace(best, stop_N=found.stop_N)
 
-    def _limited(self, problem: Problem, static: Placement, limit: int, row_I: Array) -> Placement:
-        """`static` but for the rows `row_I`: those with at most `limit` copies out of a home."""
-        near = limit
-        if problem.replicas == "any" and problem.cluster.num_nodes > 1:
-            rates = problem.cost.rates(problem)
-            near = max(1, int(min(limit * rates.copy_rdma_s / rates.copy_peer_s, UNLIMITED)))
-        params = np.array([problem.replicas == "node", *self._params(near, limit, False)], np.float64)
+    def _near_limit(self, problem: Problem, far_limit: int) -> int:
+        """As many copies inside the node as take the time of `far_limit` copies to other nodes."""
+        if problem.replicas != "any" or problem.cluster.num_nodes == 1:
+            return far_limit
+        rates = problem.cost.rates(problem)
+        return max(1, int(min(far_limit * rates.copy_rdma_s / rates.copy_peer_s, UNLIMITED)))
+
+    def _variant(self, problem: Problem, static: Placement, row_I: Array, node_G: Array, near: int, far: int) -> Placement:
+        """`static` but for the rows `row_I`: those from bare homes with at most `near` and `far` copies out of a home."""
+        params = np.array([problem.replicas == "node", *self._params(near, far, False)], np.float64)
         expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
         load_IE, expert_IGS, quota_IGS = problem.load_NE[row_I], expert_NGS[row_I], quota_NGS[row_I]
-        rows, node_G = self.rows(), problem.cluster.node_of_rank_G
+        rows = self.rows()
         for_rows(lambda low, high: rows(low, high, load_IE, node_G, problem.B, params, expert_IGS, quota_IGS), len(row_I))
         expert_NGS[row_I], quota_NGS[row_I] = expert_IGS, quota_IGS
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)

@@ -242,7 +242,9 @@ class Eplb(Solver):
     keeps_homes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.num_groups is not None and (not isinstance(self.num_groups, int) or self.num_groups < 1):
+        if self.num_groups is not None and (
+            isinstance(self.num_groups, bool) or not isinstance(self.num_groups, int) or self.num_groups < 1
+        ):
             raise InputError(f"Eplb needs at least one group of experts, or None for the model's; got {self.num_groups!r}.")
 
     def solve(self, problem: Problem, start: Placement) -> Placement:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from foremoe.arrays import Array
@@ -51,6 +51,7 @@ class SplitSolverTests:
         return quota_NGS
 
     @law
+    @settings(deadline=None)  # the first call compiles
     @given(st.data())
     def test_quotas_sum_to_the_load(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -58,6 +59,7 @@ class SplitSolverTests:
         self.split(problem, data.draw(placements(problem)).expert_NGS)
 
     @law
+    @settings(deadline=None)
     @given(st.data())
     def test_experts_may_lie_anywhere(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -68,6 +70,7 @@ class SplitSolverTests:
         self.split(problem, np.ascontiguousarray(expert_NGS[:, rng.permutation(problem.G)]))
 
     @law
+    @settings(deadline=None)
     @given(st.data())
     def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -86,6 +89,7 @@ class SplitSolverTests:
         assert len(set(results)) == 1, f"{self.solver!r} gives another result with more threads; rows must not share state."
 
     @law
+    @settings(deadline=None)
     @given(st.data())
     def test_no_other_split_is_better_where_promised(self, data: st.DataObject) -> None:
         if not self.optimal:
@@ -104,6 +108,7 @@ class HomeSolverTests:
     solver: ClassVar[HomeSolver]
 
     @law
+    @settings(deadline=None)
     @given(st.data())
     def test_homes_are_a_permutation_of_every_layer(self, data: st.DataObject) -> None:
         problem = data.draw(problems(max_ranks=5))
@@ -117,6 +122,7 @@ class HomeSolverTests:
         dataclasses.replace(problem, home_LE=home_LE).static()
 
     @law
+    @settings(deadline=None)
     @given(st.data())
     def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
         problem = data.draw(problems(max_ranks=5))

@@ -32,7 +32,7 @@ from foremoe.testing.strategies import placements, problems
 # Letters: N rows, G ranks, S slots per rank, L layers, E experts.
 
 # One test method runs in every subclass of the suite, which hypothesis would otherwise report.
-law = settings(suppress_health_check=list(HealthCheck))
+law = settings(deadline=None, suppress_health_check=list(HealthCheck))
 # For cases that a law's general test meets as well, and that only deserve a look of their own.
 corner = settings(law, max_examples=max(10, law.max_examples // 5))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats

@@ -32,7 +32,8 @@ class HottestNeighbour(RowSolver):
                     continue
                 best = quota_GS[giver, :num_base].argmax()
                 half = quota_GS[giver, best] // 2
-                if half > 0 and quota_GS[giver].sum() > quota_GS[g].sum() + half:
+                held = (expert_GS[g] == expert_GS[giver, best]).any()
+                if half > 0 and not held and quota_GS[giver].sum() > quota_GS[g].sum() + half:
                     expert_GS[g, num_base] = expert_GS[giver, best]
                     quota_GS[g, num_base] = half
                     quota_GS[giver, best] -= half
