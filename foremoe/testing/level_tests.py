@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from foremoe.arrays import Array
@@ -51,7 +51,6 @@ class SplitSolverTests:
         return quota_NGS
 
     @law
-    @settings(deadline=None)  # the first call compiles
     @given(st.data())
     def test_quotas_sum_to_the_load(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -59,7 +58,6 @@ class SplitSolverTests:
         self.split(problem, data.draw(placements(problem)).expert_NGS)
 
     @law
-    @settings(deadline=None)
     @given(st.data())
     def test_experts_may_lie_anywhere(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -70,7 +68,6 @@ class SplitSolverTests:
         self.split(problem, np.ascontiguousarray(expert_NGS[:, rng.permutation(problem.G)]))
 
     @law
-    @settings(deadline=None)
     @given(st.data())
     def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
         problem = data.draw(problems())
@@ -89,7 +86,6 @@ class SplitSolverTests:
         assert len(set(results)) == 1, f"{self.solver!r} gives another result with more threads; rows must not share state."
 
     @law
-    @settings(deadline=None)
     @given(st.data())
     def test_no_other_split_is_better_where_promised(self, data: st.DataObject) -> None:
         if not self.optimal:
@@ -108,7 +104,6 @@ class HomeSolverTests:
     solver: ClassVar[HomeSolver]
 
     @law
-    @settings(deadline=None)
     @given(st.data())
     def test_homes_are_a_permutation_of_every_layer(self, data: st.DataObject) -> None:
         problem = data.draw(problems(max_ranks=5))
@@ -122,7 +117,6 @@ class HomeSolverTests:
         dataclasses.replace(problem, home_LE=home_LE).static()
 
     @law
-    @settings(deadline=None)
     @given(st.data())
     def test_the_same_input_gives_the_same_bytes(self, data: st.DataObject) -> None:
         problem = data.draw(problems(max_ranks=5))
