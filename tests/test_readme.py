@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 TEXT = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
@@ -27,8 +28,7 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     """What a reader would do: put the solver and its three-line test into files and run pytest on them."""
     (tmp_path / "recipe.py").write_text(PYTHON[1])
     (tmp_path / "test_recipe.py").write_text("from recipe import HalveHottest\n" + PYTHON[2])
-    root = str(Path(__file__).resolve().parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -50,3 +50,10 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     assert run.returncode == 0, run.stderr
     static, mine = json.loads(run.stdout)["rows"]
     assert mine["skew_mean"] < static["skew_mean"]
+
+
+def test_the_results_are_those_of_a_committed_run():
+    results = [path.read_text() for path in sorted((ROOT / "bench" / "results").glob("*.md"))]
+    tables = re.findall(r"(?:^\|.*\n)+", README.split("## Results")[1].split("## Strategies")[0], re.MULTILINE)
+    assert len(tables) == 2
+    assert any(all(table in text for table in tables) for text in results)

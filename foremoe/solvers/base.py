@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numba
 import numpy as np
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from foremoe.arrays import Array
 from foremoe.errors import InputError
@@ -158,7 +158,7 @@ class RowSolver(Solver):
 
         try:
             done_N = for_rows(block, problem.N)
-        except NumbaError as error:
+        except (NumbaError, UnsupportedBytecodeError) as error:
             raise InputError(
                 f"numba cannot compile the edit of {self!r} ({' '.join(str(error).split())[:300]}); write it in what numba"
                 " supports, or set compiled = False."
