@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from foremoe.plan import Plan as Plan
     from foremoe.plan_header import PlanKey as PlanKey
     from foremoe.planner import Planner as Planner
-    from foremoe.planner import Report as Report
+    from foremoe.planner_report import Report as Report
     from foremoe.problem import Problem as Problem
     from foremoe.routing import RoutingTrace as RoutingTrace
     from foremoe.schedule import Phase as Phase
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Cluster": "cluster", "Cost": "cost", "CostModel": "cost", "InputError": "errors", "Model": "model", "Noisy": "foresight",
     "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
-    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner",
+    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner_report",
     "ResidentSlots": "slots", "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule",
     "SharedSlots": "slots", "Stop": "placement", "Transfers": "transfers", "Workload": "workload", "ablate": "comparison",
     "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",

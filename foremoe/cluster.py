@@ -53,7 +53,7 @@ class Cluster(ArrayValue):
         nic_sharing: ranks that share one NIC.
         copy_contention: seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: accelerator memory of one rank.
-        calibrated: True once `foremoe calibrate` fitted the figures on real hardware.
+        calibrated: True once the figures were fitted on real hardware.
         source: where the figures come from.
 
     Raises:

@@ -16,23 +16,19 @@ import numpy as np
 
 from foremoe.arrays import Array
 from foremoe.foresight import Foresight, predicted_load
-from foremoe.placement import Placement, Stop, skew
+from foremoe.placement import Stop, skew
 from foremoe.plan import Plan
+from foremoe.plan_figures import FIGURES, peak_bytes, plan_figures, stage_seconds, traffic
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
+from foremoe.slots import SharedSlots
 from foremoe.solvers.base import HomeSolver
 from foremoe.solvers.keep import Keep
-from foremoe.transfers import Path
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
 
 EXACT_BUDGET_S = 15.0
-FIGURES = (
-    "skew_mean", "skew_p99", "skew_max", "gap_mean", "replicas_per_layer", "moves_per_layer", "max_fanout", "bytes_per_layer",
-    "bytes_by_link", "predicted_stage_s", "transfer_s", "speedup_vs_static", "peak_bytes", "plan_us_per_layer",
-)  # fmt: skip
-
 Progress = Callable[[str, int, int], None]
 
 
@@ -60,17 +56,16 @@ def compare(
 
     Returns:
         One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and
-        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer); moves and bytes count
-        the first micro-step always. Moves are replicas made,
+        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
         or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
         copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
         ``predicted_stage_s`` leaves their weight transfer out, which stands in ``transfer_s``.
     """
     if leave_first_out is None:
         leave_first_out = needs_first_left_out(problem, planners, history_LE)
-    first = problem.L if leave_first_out else 0
+    first = 1 if leave_first_out else 0
     static = _with_progress(Planner(rank=()), "static", problem, history_LE, None)
-    static_s = _stage_seconds(static, first)[0]
+    static_s = stage_seconds(static, first)[0]
     plans: dict[str, Plan] = {}
     rows: dict[str, dict[str, Any]] = {}
     settled = {home: _settled(home, problem) for home in {planner.home: None for planner in planners.values()}}
@@ -82,16 +77,30 @@ def compare(
             rows[name] = _empty(name, cure)
         elif not any(solver.exact for solver in planner.rank):
             plans[name] = plan = _with_progress(planner, name, posed, history_LE, progress)
-            rows[name] = _figures(name, posed, plan, first, static_s)
+            rows[name] = plan_figures(name, posed, plan, first=first, static_s=static_s)
             rows[name]["plan_us_per_layer"] = _cpu_us(planner, posed, history_LE)
-            if posed is not problem:
-                rows[name]["note"] = f"homes by {planner.home!r}; what moving them costs, once a step, is in no figure"
+            if notes := _notes(planner, posed, problem, plan, first, history_LE):
+                rows[name]["note"] = "; ".join(notes)
     for name, planner in planners.items():
         if name not in rows:
             rows[name] = _sampled(
                 name, planner, settled[planner.home], history_LE, first, static, plans, exact_budget_s, seed, progress
             )
     return [rows[name] for name in planners]
+
+
+def _notes(planner: Planner, posed: Problem, problem: Problem, plan: Plan, first: int, history_LE: Array | None) -> list[str]:
+    """What a row's figures leave out."""
+    notes = []
+    if posed is not problem:
+        notes.append(f"homes by {planner.home!r}; what moving them costs, once a step, is in no figure")
+    if planner.foresight == "previous" and history_LE is None and problem.M == 1:
+        notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
+    if first and not plan.executable and planner.foresight == "step":
+        notes.append(
+            f"placed once, in micro-step 0: {traffic(posed, plan)[0] * plan.M:.1f} moves per layer that no figure counts"
+        )
+    return notes
 
 
 def _settled(home: HomeSolver, problem: Problem) -> Problem:
@@ -151,87 +160,8 @@ def _cpu_us(planner: Planner, problem: Problem, history_LE: Array | None) -> flo
     return 1e6 * sum(level.cpu_s for level in report.levels) / problem.N
 
 
-def _stage_seconds(plan: Plan, first: int) -> tuple[float, float]:
-    """Predicted seconds of the counted rows, and those of weight and gradient transfer among them."""
-    parts = {name: float(part.ravel()[first:].sum()) for name, part in plan.cost_ML.parts().items()}
-    transfer_s = parts["transfer_s"] + parts["gradient_s"]
-    return sum(parts.values()) - (0.0 if plan.executable else transfer_s), transfer_s
-
-
-def _figures(name: str, problem: Problem, plan: Plan, first: int, static_s: float) -> dict[str, Any]:
-    skew_N = skew(plan.load_NG)[first:]
-    gap_N = plan.load_gap_ML.ravel()[first:]
-    moves, bytes_by_link = _traffic(problem, plan)
-    stage_s, transfer_s = _stage_seconds(plan, first)
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return {
-        "solver": name,
-        "skew_mean": float(skew_N.mean()),
-        "skew_p99": float(np.quantile(skew_N, 0.99)),
-        "skew_max": float(skew_N.max()),
-        "gap_mean": float(gap_N.mean()),
-        "replicas_per_layer": float((plan.quota_NGS[first:, :, plan.B :] > 0).sum() / (plan.N - first)),
-        "moves_per_layer": moves,
-        "max_fanout": _max_fanout(plan, first),
-        "bytes_per_layer": sum(bytes_by_link.values()),
-        "bytes_by_link": bytes_by_link,
-        "predicted_stage_s": stage_s,
-        "transfer_s": transfer_s,
-        "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
-        "peak_bytes": int(problem.cost.peak_bytes_G(problem, placement).max()),
-        "plan_us_per_layer": None,
-        "n_solved": plan.N - first,
-    }
-
-
 def _empty(name: str, note: str) -> dict[str, Any]:
     return {"solver": name, **dict.fromkeys(FIGURES), "n_solved": 0, "note": note}
-
-
-def _max_fanout(plan: Plan, first: int) -> int:
-    """Largest number of copies that leave one rank for one row: slots that serve an expert away from its home."""
-    expert_NGS, quota_NGS = plan.expert_NGS[first:], plan.quota_NGS[first:]
-    at_N, at_G, at_S = np.nonzero(quota_NGS > 0)
-    layer = (at_N + first) % plan.L
-    home = plan.home_LE[layer, expert_NGS[at_N, at_G, at_S]] // plan.B
-    away = home != at_G
-    if not away.any():
-        return 0
-    return int(np.bincount(at_N[away] * plan.G + home[away]).max())
-
-
-def _traffic(problem: Problem, plan: Plan) -> tuple[float, dict[str, float]]:
-    """Moves per row, and bytes per row by link class: weights for every pass and gradients home, over all micro-steps."""
-    model, node_G = problem.model, problem.cluster.node_of_rank_G
-    names = {Path.PEER: "peer", Path.RDMA: "rdma", Path.HOST: "host"}
-    link = dict.fromkeys(names.values(), 0.0)
-    if plan.executable:
-        for path, label in names.items():
-            link[label] += float((plan.transfers.path_C == path).sum()) * model.expert_bytes / plan.N
-        at_M, at_L, at_G, at_S = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
-        if problem.stage == "update":
-            home = plan.home_LE[at_L, plan.expert_MLGS[at_M, at_L, at_G, plan.B + at_S]] // plan.B
-            near = int((node_G[home] == node_G[at_G]).sum())
-            link["peer"] += near * model.gradient_bytes / plan.N
-            link["rdma"] += (len(home) - near) * model.gradient_bytes / plan.N
-        return len(at_M) / plan.N, link
-    # Where homes move, an expert travels when its rank did not hold it in the micro-step before; from its own node if it can.
-    E, moves = plan.E, 0
-    on_LGE = np.zeros((plan.L, plan.G, E), bool)
-    at_L, at_E = np.indices((plan.L, E)).reshape(2, -1)
-    on_LGE[at_L, plan.home_LE[at_L, at_E] // plan.B, at_E] = True
-    for expert_LGS in plan.expert_MLGS:
-        now_LGE = np.zeros_like(on_LGE)
-        at_L, at_G, at_S = np.nonzero(expert_LGS >= 0)
-        now_LGE[at_L, at_G, expert_LGS[at_L, at_G, at_S]] = True
-        at_L, at_G, at_E = np.nonzero(now_LGE & ~on_LGE)
-        in_node = np.stack([on_LGE[:, node_G == node].any(axis=1) for node in range(problem.cluster.num_nodes)])
-        near = int(in_node[node_G[at_G], at_L, at_E].sum())
-        moves += len(at_L)
-        link["peer"] += near * model.expert_bytes / plan.N
-        link["rdma"] += (len(at_L) - near) * model.expert_bytes / plan.N
-        on_LGE = now_LGE
-    return moves / plan.N, link
 
 
 def _sampled(
@@ -239,7 +169,7 @@ def _sampled(
     plans: Mapping[str, Plan], budget_s: float, seed: int, progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The row of a planner with an exact solver: as many rows of a seeded sample as the budget allows."""
-    order_N = np.random.default_rng(seed).permutation(np.arange(first, problem.N))
+    order_N = np.random.default_rng(seed).permutation(np.arange(first * problem.L, problem.N))
     # A row alone has no micro-steps beside it to foresee from: what the planner would see is foretold as its history.
     seen_MLE = predicted_load(problem.load_MLE, planner.foresight, history_LE)
     foreseen = planner.foresight != "exact"
@@ -250,6 +180,8 @@ def _sampled(
     tried, cpu_s = 0, 0.0
     update, reforward = problem.stage == "update", problem.schedule.reforward
     schedule = Schedule.accumulate(1, reforward) if update else Schedule.forward_only(1)
+    # One layer alone finds its weights still in the ring at backward; among all layers they are sent again.
+    sends = 2.0 if update and isinstance(problem.slots, SharedSlots) else 1.0
     for n in order_N:
         left_s = end - time.perf_counter()
         if left_s <= 0.05 * budget_s:
@@ -263,10 +195,10 @@ def _sampled(
         tried += 1
         if plan.stop_ML[0, 0] == proven:
             solved.append(int(n))
-            figures = _figures(name, one, plan, 0, float(static.cost_ML.total_s.ravel()[n]))
+            row_static_s = float(static.cost_ML.total_s.ravel()[n])
+            figures = plan_figures(name, one, plan, first=0, static_s=row_static_s, sends=sends)
             # Memory is that of all layers, as in the rows beside it.
-            placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-            singles.append({**figures, "peak_bytes": int(problem.cost.peak_bytes_G(problem, placement).max())})
+            singles.append({**figures, "peak_bytes": peak_bytes(problem, plan)})
             cpu_s += sum(level.cpu_s for level in report.levels)
         if progress is not None:
             progress(name, int(1000 * min(1.0, 1 - left_s / budget_s)), 1000)

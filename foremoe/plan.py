@@ -179,7 +179,7 @@ class Plan(ArrayValue):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone.
+        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default paths.
 
         Args:
             layers: indices into this plan's layers.
@@ -224,7 +224,7 @@ class Plan(ArrayValue):
 
     @staticmethod
     def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """One plan from the plans of consecutive ranges of micro-steps (streaming).
+        """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default paths.
 
         Args:
             plans: in order; all of the same key, layers, homes, model, cluster and slots.

@@ -16,9 +16,10 @@ from foremoe.errors import InputError, PlanError
 from foremoe.foresight import Foresight, predicted_load, require_foresight
 from foremoe.laws import placement_violations
 from foremoe.parallel import row_runner
-from foremoe.placement import Placement, Stop, skew
+from foremoe.placement import Placement, Stop
 from foremoe.plan import Plan
 from foremoe.plan_header import PlanHeader, PlanKey
+from foremoe.planner_report import LevelReport, Report, level_report
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
 from foremoe.slots import ResidentSlots
@@ -36,42 +37,6 @@ if TYPE_CHECKING:
     from foremoe.routing import RoutingTrace
 
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelReport:
-    """One level's part in a plan: mean skew and summed objective of what is kept after it (on the load it saw), and in how many
-    rows its own output beats the start.
-
-    `seconds` is wall time and `cpu_s` the calling thread's CPU time of the solver and its split: with one thread, all of it.
-    """
-
-    solver: str
-    seconds: float
-    cpu_s: float
-    skew_mean: float
-    objective_sum: float
-    rows_improved: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Everything about planning that is not a function of the input.
-
-    Attributes:
-        plan_s: wall seconds for the whole plan.
-        levels: `LevelReport` of the start and of every level, in order.
-        rows: number of rows.   rows_kept_at_start: rows where no level beat the start (0 without the guard).
-        stops: how many rows stopped for which `Stop`.
-        warnings: sentences for the user.
-    """
-
-    plan_s: float
-    levels: tuple[LevelReport, ...]
-    rows: int
-    rows_kept_at_start: int
-    stops: dict[str, int]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +161,7 @@ class Planner:
                 static = seen.static()
                 static_N = seen.cost.objective_N(seen, static)
                 best, best_N = first.where(start_N <= static_N, static), np.minimum(start_N, static_N)
-            levels.append(_level("start", (0.0, 0.0), seen, first, start_N, 0))
+            levels.append(level_report("start", (0.0, 0.0), seen, first, start_N, 0))
             stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
             proven_N = np.full(problem.N, -np.inf)
             for solver in solvers:
@@ -219,7 +184,7 @@ class Planner:
                 best, best_N = current.where(better_N, best), np.where(better_N, objective_N, best_N)
                 kept_N &= ~better_N
                 improved = int((objective_N < start_N).sum())
-                levels.append(_level(repr(solver), spent, seen, best, best_N, improved))
+                levels.append(level_report(repr(solver), spent, seen, best, best_N, improved))
             if (stop_N == Stop.CANCELLED).any() and not warnings:
                 warnings.append(
                     f"cancelled; {int((stop_N == Stop.CANCELLED).sum())} of {problem.N} rows hold what they started from."
@@ -336,13 +301,3 @@ def _with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_
         redundant = expert_NGS[:, :, problem.B :]
         redundant[quota_NGS[:, :, problem.B :] == 0] = -1
     return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-
-
-def _level(
-    solver: str, spent: tuple[float, float], problem: Problem, placement: Placement, objective_N: Array, improved: int
-) -> LevelReport:
-    skew_N = skew(placement.load_NG())
-    return LevelReport(
-        solver=solver, seconds=spent[0], cpu_s=spent[1], skew_mean=float(skew_N.mean()),
-        objective_sum=float(objective_N.sum()), rows_improved=improved,
-    )  # fmt: skip

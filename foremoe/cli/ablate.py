@@ -82,7 +82,7 @@ def ablate(
         f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
     ]
     if "previous" in views and case.problem.M > 1 and case.history_LE is None:
-        footer.append("foresight previous: micro-step 0 has no history and is left out of every line, but for moves and MB")
+        footer.append("foresight previous: micro-step 0 has no history and is left out of every line")
     footer += list(dict.fromkeys(f"{row['levels']}: {row['note']}" for row in rows if row.get("note")))
     emit(
         json_file,

@@ -138,7 +138,5 @@ def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], 
         spent = ", ".join(f"{row['solver']} {row['transfer_s'] * 1e3:.1f} ms" for row in moved)
         lines.append(f"* homes move: scored, never executed; stage ms leaves their weight transfer out ({spent})")
     if left_out:
-        lines.append(
-            "micro-step 0 is left out of every row, but for moves and MB: it has no history (give --history TRACE to count it)"
-        )
+        lines.append("micro-step 0 is left out of every row: it has no history (give --history TRACE to count it)")
     return lines + [f"{row['solver']}: {row['note']}" for row in rows if row.get("note")]

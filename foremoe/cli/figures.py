@@ -17,7 +17,7 @@ from foremoe.transfers import Path
 from foremoe.workload import Workload
 
 if TYPE_CHECKING:
-    from foremoe.planner import Report
+    from foremoe.planner_report import Report
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
 

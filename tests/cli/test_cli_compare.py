@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cli_runs import EXPERTS, LAYERS, TOPK, good
 
-from foremoe.comparison import FIGURES
 from foremoe.model import Model
+from foremoe.plan_figures import FIGURES
 from foremoe.strategies import STRATEGIES
 from foremoe.workload import Workload
 
