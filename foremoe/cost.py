@@ -120,8 +120,8 @@ class CostModel:
     def __post_init__(self) -> None:
         if self.objective not in ("time", "balance"):
             raise InputError(f'objective must be "time" or "balance"; got {self.objective!r}.')
-        if not 0.0 <= self.overlap <= 1.0:
-            raise InputError(f"overlap must lie in [0, 1]; got {self.overlap}.")
+        if not isinstance(self.overlap, int | float) or not 0.0 <= self.overlap <= 1.0:
+            raise InputError(f"overlap must lie in [0, 1]; got {self.overlap!r}.")
 
     def rates(self, problem: Problem) -> Rates:
         """The coefficients of the closed form for `problem`."""

@@ -46,8 +46,8 @@ def row_runner(
 ) -> Iterator[RowRunner]:
     """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
     threads = default_threads() if num_threads is None else num_threads
-    if threads < 1:
-        raise InputError(f"num_threads must be at least 1; got {threads}.")
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"num_threads must be a whole number of at least 1; got {threads!r}.")
     runner = RowRunner(threads, progress, cancel)
     token = _RUNNER.set(runner)
     try:

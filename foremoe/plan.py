@@ -169,7 +169,7 @@ class Plan(ArrayValue):
         Raises:
             InputError: the workload's counts are not those the plan was made for, or the rank does not exist.
         """
-        if not 0 <= rank < self.G:
+        if rank not in range(self.G):
             raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
         if workload.load_MLGE.shape != (self.M, self.L, self.G, self.E) or (workload.load_MLE != self.load_MLE).any():
             raise InputError("the workload's counts differ from the plan's load; split the workload that was planned.")

@@ -53,7 +53,7 @@ def summary(plan: Plan) -> str:
 
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
     """Loads of all ranks at home and as planned, then every replica: whose load it takes over, from where, how much."""
-    if not (0 <= micro_step < plan.M and 0 <= layer < plan.L):
+    if micro_step not in range(plan.M) or layer not in range(plan.L):
         raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; the plan has {plan.M} x {plan.L}.")
     expert_GS, quota_GS = plan.expert_MLGS[micro_step, layer], plan.quota_MLGS[micro_step, layer]
     load_E, home_E = plan.load_MLE[micro_step, layer], plan.home_LE[layer] // plan.B

@@ -220,9 +220,9 @@ def _interleave(
 
 
 def _at_least_one(value: int, what: str) -> int:
-    if value < 1:
-        raise InputError(f"a Schedule needs at least one of its {what}; got {value}.")
-    return value
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"a Schedule needs a whole number of {what}, at least one; got {value!r}.")
+    return int(value)
 
 
 def _require_rank(pp: int, pp_rank: int) -> None:

@@ -186,3 +186,24 @@ def test_a_random_start_is_never_made_worse():
     start = random_placement(problem, np.random.default_rng(0))
     plan, _ = Planner().plan(problem, start)
     assert (plan.load_NG.max(axis=1) <= start.load_NG().max(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda plan, problem: plan.explain("a", 0),
+        lambda plan, problem: plan.explain(0, problem.L),
+        lambda plan, problem: plan.select([problem.L]),
+        lambda plan, problem: foremoe.Schedule.accumulate(1.5),
+        lambda plan, problem: foremoe.CostModel(overlap="a"),
+        lambda plan, problem: Planner().plan(problem, num_threads=1.5),
+        lambda plan, problem: Planner(foresight="tomorrow"),
+        lambda plan, problem: dataclasses.replace(problem, redundant=-1),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(attempt):
+    problem = problem_of()
+    plan, _ = Planner(rank=()).plan(problem)
+    with pytest.raises(InputError) as caught:
+        attempt(plan, problem)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
