@@ -1,6 +1,8 @@
 # Every target does its own set-up in .venv; nothing else needs to be installed than Python 3.11+ with venv, git and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# A plain path entry: the default editable install loses to a folder named foremoe, which is what a clone is, in the folder above it.
+EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: demo test lint types unit bench clean
@@ -28,11 +30,11 @@ bench: .venv/.demo
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: pyproject.toml | .venv/bin/python
-	$(PIP) -e '.[exact]'
+	$(PIP) $(EDITABLE) -e '.[exact]'
 	@touch $@
 
 .venv/.test: pyproject.toml | .venv/bin/python
-	$(PIP) -e '.[test]'
+	$(PIP) $(EDITABLE) -e '.[test]'
 	@touch $@ .venv/.demo
 
 clean:

@@ -101,7 +101,9 @@ def overview(figures: dict[tuple[str, str], dict[str, dict[str, Any]]], objectiv
 
 def _part(row: dict[str, Any]) -> str:
     """Marks a figure that speaks of a sample of rows only."""
-    return f" ({row['n_solved']} rows)" if "same_rows" in row else ""
+    if "same_rows" not in row:
+        return ""
+    return f" ({row['n_solved']} row{'s' * (row['n_solved'] != 1)})"
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from foremoe.arrays import Array
 from foremoe.foresight import Foresight, predicted_load
+from foremoe.parsing import short
 from foremoe.placement import Stop, skew
 from foremoe.plan import Plan
 from foremoe.plan_figures import FIGURES, peak_bytes, plan_figures, stage_seconds, traffic
@@ -133,9 +134,9 @@ def ablate(
     variants = {"all": planner}
     if len(planner.rank) > 1:
         for i, solver in enumerate(planner.rank):
-            variants[f"without {solver!r}"] = dataclasses.replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
+            variants[f"without {short(solver)}"] = dataclasses.replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
     if planner.home != Keep():
-        variants[f"without {planner.home!r}"] = dataclasses.replace(planner, home=Keep())
+        variants[f"without {short(planner.home)}"] = dataclasses.replace(planner, home=Keep())
     if planner.guard:
         variants["without the guard"] = dataclasses.replace(planner, guard=False)
     rows = []
@@ -193,13 +194,13 @@ def _sampled(
             limited = dataclasses.replace(limited, foresight="previous")
         plan, report = limited.plan(one, history_LE=seen_MLE[m, l : l + 1] if foreseen else None, num_threads=1)
         tried += 1
+        cpu_s += sum(level.cpu_s for level in report.levels)
         if plan.stop_ML[0, 0] == proven:
             solved.append(int(n))
             row_static_s = float(static.cost_ML.total_s.ravel()[n])
             figures = plan_figures(name, one, plan, first=0, static_s=row_static_s, sends=sends)
             # Memory is that of all layers, as in the rows beside it.
             singles.append({**figures, "peak_bytes": peak_bytes(problem, plan)})
-            cpu_s += sum(level.cpu_s for level in report.levels)
         if progress is not None:
             progress(name, int(1000 * min(1.0, 1 - left_s / budget_s)), 1000)
     if not solved:
@@ -223,7 +224,7 @@ def _sampled(
         "transfer_s": sum(s["transfer_s"] for s in singles),
         "speedup_vs_static": float(static.cost_ML.total_s.ravel()[solved].sum()) / stage_s if stage_s > 0 else 1.0,
         "peak_bytes": max(s["peak_bytes"] for s in singles),
-        "plan_us_per_layer": 1e6 * cpu_s / len(solved),
+        "plan_us_per_layer": 1e6 * cpu_s / tried,
         "n_solved": len(solved),
         "same_rows": {other: float(skew(plan.load_NG[solved]).mean()) for other, plan in plans.items()},
         "note": f"{len(solved)} of {tried} sampled rows proven optimal{' for the load foreseen' * foreseen} in {budget_s:g} s; "

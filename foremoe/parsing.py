@@ -6,6 +6,7 @@ The form is the repr: calls of known classes with literal arguments, so ``parse(
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from typing import Any
 
@@ -41,6 +42,20 @@ def parse(text: str) -> Any:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{text!r} is not of the form Name(option=value, ...): {error}.") from None
+
+
+def short(value: Any) -> str:
+    """The repr of a solver or planner without the options that have their default: for tables and labels."""
+    if isinstance(value, tuple):
+        return f"({', '.join(short(item) for item in value)}{',' * (len(value) == 1)})"
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return repr(value)
+    options = []
+    for option in dataclasses.fields(value):
+        default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+        if getattr(value, option.name) != default:
+            options.append(f"{option.name}={short(getattr(value, option.name))}")
+    return f"{type(value).__name__}({', '.join(options)})"
 
 
 def _value(node: ast.expr, text: str) -> Any:

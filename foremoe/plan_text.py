@@ -35,7 +35,7 @@ def summary(plan: Plan) -> str:
         f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks ({nodes}), "
         f"{plan.E} experts, R = {head.redundant}",
         f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst; "
-        f"load gap {plan.load_gap_ML.mean():.2%} mean, {optimal} of {plan.N} rows proven optimal",
+        f"load gap {plan.load_gap_ML.mean():.2%} mean, {optimal} of {plan.N} rows proven optimal in {head.cost.objective}",
         f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank)",
     ]
     if plan.executable:
@@ -61,12 +61,11 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     after_G = quota_GS.sum(axis=1)
     node_G = plan.header.cluster.node_of_rank_G
     number = int(plan.header.moe_layer_L[layer])
-    stop = Stop(plan.stop_ML[micro_step, layer]).name
     lines = [
         f"micro-step {micro_step}, layer {layer} (model layer {number}): {int(load_E.sum())} pairs, "
         f"mean {before_G.mean():.1f} per rank",
         f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; no placement with these homes and slots is below "
-        f"{plan.load_bound_ML[micro_step, layer]:.0f} ({stop})",
+        f"{plan.load_bound_ML[micro_step, layer]:.0f}",
         "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
     ]
     for g in range(plan.G):

@@ -151,14 +151,16 @@ class Problem(ArrayValue):
         """The problem of balancing `workload` on `cluster`.
 
         Args:
-            model: needed when the workload does not name a preset.
+            redundant: R, slots per rank for replicas.
+            model: default: the preset that the workload names, or the only one of its layers, experts and top-k.
             home_LE: default: contiguous, expert e at home slot e.
+            cost: what to minimise; default ``CostModel(objective="time")``, the other is ``CostModel(objective="balance")``.
             schedule: default: forward only for recompute, gradient accumulation for update.
+            slots: default `SharedSlots`.   replicas: ``"any"``, or ``"node"``: inside their home's node.
+            resident_LGS: what `ResidentSlots` hold at the start.
         """
         if model is None:
-            if workload.model is None:
-                raise InputError("the workload names no model; pass model=Model.preset(...) or a Model of your own.")
-            model = Model.preset(workload.model)
+            model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)
         if cluster.num_ranks != workload.G:
             raise InputError(
                 f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}; make them equal."
@@ -293,3 +295,12 @@ class Problem(ArrayValue):
             moe_layer_L=self.moe_layer_L[index],
             schedule=self.schedule if schedule is None else schedule,
         )
+
+
+def _by_shape(workload: Workload) -> Model:
+    found = Model.matching(workload.L, workload.E, workload.num_topk)
+    if len(found) == 1:
+        return found[0]
+    shape = f"{workload.L} layers with top-{workload.num_topk} of {workload.E} experts"
+    names = f"{', '.join(m.name for m in found)} all have" if found else "no preset has"
+    raise InputError(f"the workload names no model and {names} {shape}; pass model=Model.preset(...) or a Model of your own.")

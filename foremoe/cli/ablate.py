@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import foremoe
-from foremoe.cli.compare import FIGURES, figures
+from foremoe.cli.compare import FIGURES, WORDS, figures
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
@@ -77,9 +77,12 @@ def ablate(
         "foremoe_version": foremoe.__version__,
     }
     columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *FIGURES]
-    table = render(columns, [[row["levels"], row["redundant"], row["foresight"], *figures(row)] for row in rows])
+    table = render(
+        columns, [[row["levels"], row["redundant"], row["foresight"], *figures(row, planner.keeps_homes)] for row in rows]
+    )
     footer = [
-        f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
+        f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row",
+        *WORDS,
     ]
     if "previous" in views and case.problem.M > 1 and case.history_LE is None:
         footer.append("foresight previous: micro-step 0 has no history and is left out of every line")

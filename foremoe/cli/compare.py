@@ -96,13 +96,15 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
     emit(json_file, payload, "\n".join(lines))
 
 
-def figures(row: Mapping[str, Any]) -> list[Any]:
-    """The cells of `FIGURES` for one of compare's rows."""
+def figures(row: Mapping[str, Any], executable: bool) -> list[Any]:
+    """The cells of `FIGURES` for one of compare's rows; times that do not compare with the other lines are left blank."""
+    sampled = "same_rows" in row
     link = row["bytes_by_link"] or {}
     return [
         row["skew_mean"], row["skew_p99"], row["skew_max"], row["gap_mean"], row["replicas_per_layer"], row["moves_per_layer"],
         row["max_fanout"], row["bytes_per_layer"], link.get("peer"), link.get("rdma"), link.get("host"),
-        row["predicted_stage_s"], row["speedup_vs_static"], row["peak_bytes"], row["plan_us_per_layer"],
+        None if sampled else row["predicted_stage_s"], row["speedup_vs_static"] if executable and not sampled else None,
+        row["peak_bytes"], row["plan_us_per_layer"],
     ]  # fmt: skip
 
 
@@ -113,12 +115,20 @@ def comparison(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner
         name = row["solver"]
         sampled = "same_rows" in row
         label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
-        lines.append([label, *figures(row)])
+        lines.append([label, *figures(row, planners[name].keeps_homes)])
         same = row.get("same_rows") or {}
         if same:
             other = "hierarchical" if "hierarchical" in same else min(same, key=lambda key: same[key])
             lines.append([f"  {other}, same rows", same[other]])
     return render([Column("solver", left=True), *FIGURES], lines)
+
+
+# What the columns mean, for a reader of the table alone.
+WORDS = (
+    "a row is one layer of one micro-step; skew: largest over mean rank load; load gap: above the proven lower bound",
+    "per row: replicas; moves (copies made, or slots filled anew where homes move); MB of weights (every pass) and gradients",
+    "fanout: most copies that leave one rank for one row; peak GB: memory of the fullest rank (weights, gradients, slots)",
+)
 
 
 def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], left_out: bool, calibrated: bool) -> list[str]:
@@ -130,13 +140,13 @@ def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], 
     if whole and "static" not in planners:
         static_s = whole[0]["speedup_vs_static"] * whole[0]["predicted_stage_s"]
         lines[0] += f"; static: {static_s * 1e3:.1f} ms"
-    lines.append(
-        "replicas, moves, MB: per row; MB: weights for every pass and gradients home; load gap: over the proven lower bound"
-    )
+    lines += WORDS
     moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
     if moved:
         spent = ", ".join(f"{row['solver']} {row['transfer_s'] * 1e3:.1f} ms" for row in moved)
-        lines.append(f"* homes move: scored, never executed; stage ms leaves their weight transfer out ({spent})")
+        lines.append(
+            f"* homes move: scored, never executed; stage ms leaves out how their weights travel ({spent}), so no speed-up"
+        )
     if left_out:
-        lines.append("micro-step 0 is left out of every row: it has no history (give --history TRACE to count it)")
+        lines.append("micro-step 0 is left out of every line: it has no history (give --history TRACE to count it)")
     return lines + [f"{row['solver']}: {row['note']}" for row in rows if row.get("note")]

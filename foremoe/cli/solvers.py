@@ -28,6 +28,7 @@ def solvers(json_file: str | None) -> None:
     require_writable({"the JSON file": json_file})
 
     from foremoe.extensions import entry_point_names
+    from foremoe.parsing import short
     from foremoe.strategies import STRATEGIES
 
     rows: list[dict[str, Any]] = []
@@ -36,8 +37,8 @@ def solvers(json_file: str | None) -> None:
         rows.append(
             {
                 "name": name,
-                "rank": [repr(solver) for solver in planner.rank],
-                "split": None if planner.split is None else repr(planner.split),
+                "rank": [short(solver) for solver in planner.rank],
+                "split": None if planner.split is None else short(planner.split),
                 "foresight": str(planner.foresight),
                 "guard": planner.guard,
                 "executable": planner.keeps_homes,

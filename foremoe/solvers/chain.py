@@ -32,9 +32,10 @@ class Chain(RowSolver):
     with the exact split, so that its maximum is the least that its replicas allow. Replicas stay in their home's node where
     that costs no balance, and ranks of a node pass on what one larger replica brings in from another node.
 
-    Under the objective ``"time"`` the placement made for balance competes with one that ignores nodes (its tokens travel less)
-    and with placements that copy at most so many experts out of any one home: fewer copies wait in line at one link, for a
-    little skew. The cost model picks per row, and the start is always among the candidates. The method is our own.
+    Under the objective ``"time"`` the placement made for balance competes with one that ignores nodes (its tokens travel less),
+    one that never leaves a node (its copies travel faster), and with placements that copy at most so many experts out of any
+    one home: fewer copies wait in line at one link, for a little skew. The cost model picks per row, and the start is always
+    among the candidates. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
@@ -98,23 +99,30 @@ class Chain(RowSolver):
             best, best_N = candidate.where(better_N, best), np.where(better_N, cost_N, best_N)
             return cost_N
 
-        static = problem.static()
+        static, node_G = problem.static(), problem.cluster.node_of_rank_G
+        scopes = [problem.replicas == "node"]
         if problem.replicas == "any" and problem.cluster.num_nodes > 1:
-            # A copy in another node takes longer to send, but the tokens of that node find it near.
-            one_node_G = np.zeros_like(problem.cluster.node_of_rank_G)
-            compete(self._variant(problem, static, np.arange(problem.N), one_node_G, UNLIMITED, UNLIMITED), done_N)
-        cost = problem.cost.rows(problem, found)
-        worth_N = done_N & (cost.transfer_s + cost.gradient_s > self.close * cost.total_s)
-        last_N = np.full(problem.N, np.inf)
-        for limit in sorted(self.fan_limits):
-            if not worth_N.any():
-                break
-            near = self._near_limit(problem, limit)
-            node_G = problem.cluster.node_of_rank_G
-            cost_N = compete(self._variant(problem, static, np.flatnonzero(worth_N), node_G, near, limit), worth_N)
-            # With every limit copies take longer and skew falls: once their sum has turned, it keeps rising.
-            worth_N &= cost_N < last_N
-            last_N = cost_N
+            # A copy in another node takes longer to send, but the tokens of that node find it near: both ways compete.
+            everywhere = self._variant(problem, static, np.arange(problem.N), np.zeros_like(node_G), False, UNLIMITED, UNLIMITED)
+            compete(everywhere, done_N)
+            scopes.append(True)
+        for node_only in scopes:
+            first = found if node_only == scopes[0] else None
+            if first is None:
+                first = self._variant(problem, static, np.arange(problem.N), node_G, node_only, UNLIMITED, UNLIMITED)
+                compete(first, done_N)
+            cost = problem.cost.rows(problem, first)
+            worth_N = done_N & (cost.transfer_s + cost.gradient_s > self.close * cost.total_s)
+            last_N = np.full(problem.N, np.inf)
+            for limit in sorted(self.fan_limits):
+                if not worth_N.any():
+                    break
+                near = limit if node_only else self._near_limit(problem, limit)
+                limited = self._variant(problem, static, np.flatnonzero(worth_N), node_G, node_only, near, limit)
+                cost_N = compete(limited, worth_N)
+                # With every limit copies take longer and skew falls: once their sum has turned, it keeps rising.
+                worth_N &= cost_N < last_N
+                last_N = cost_N
         return dataclasses.replace(best, stop_N=found.stop_N)
 
     def _near_limit(self, problem: Problem, far_limit: int) -> int:
@@ -124,9 +132,11 @@ class Chain(RowSolver):
         rates = problem.cost.rates(problem)
         return max(1, int(min(far_limit * rates.copy_rdma_s / rates.copy_peer_s, UNLIMITED)))
 
-    def _variant(self, problem: Problem, static: Placement, row_I: Array, node_G: Array, near: int, far: int) -> Placement:
+    def _variant(
+        self, problem: Problem, static: Placement, row_I: Array, node_G: Array, node_only: bool, near: int, far: int
+    ) -> Placement:
         """`static` but for the rows `row_I`: those from bare homes with at most `near` and `far` copies out of a home."""
-        params = np.array([problem.replicas == "node", *self._params(near, far, False)], np.float64)
+        params = np.array([node_only, *self._params(near, far, False)], np.float64)
         expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
         load_IE, expert_IGS, quota_IGS = problem.load_NE[row_I], expert_NGS[row_I], quota_NGS[row_I]
         rows = self.rows()
