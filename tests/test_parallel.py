@@ -69,5 +69,5 @@ def test_runners_nest_and_end() -> None:
         assert outer.num_threads == 3
     with row_runner() as runner:
         assert runner.num_threads == default_threads() >= 1
-    with pytest.raises(InputError, match="num_threads must be at least 1; got 0"), row_runner(0):
+    with pytest.raises(InputError, match="num_threads must be a whole number of at least 1; got 0"), row_runner(0):
         pass
