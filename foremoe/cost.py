@@ -181,7 +181,8 @@ class CostModel:
 
     def rows(self, problem: Problem, placement: Placement) -> Cost:
         """Cost of every row, [N]."""
-        r, f = self.rates(problem), _features(problem, placement, self.rates(problem))
+        r = self.rates(problem)
+        f = _features(problem, placement, r)
         peer_pairs_N, rdma_pairs_N = f["node_pairs"] - f["local_pairs"], f["pairs"] - f["node_pairs"]
         exchange_N = (r.fixed_s + r.peer_pair_s * peer_pairs_N + r.rdma_pair_s * rdma_pairs_N) / 2.0
         copy_N = np.maximum(f["peer_fan"] * r.copy_peer_s, f["rdma_fan"] * r.copy_rdma_s)
@@ -202,9 +203,10 @@ class CostModel:
             gradient_s=gradient_N,
         )
 
-    def bound_N(self, problem: Problem) -> Array:
-        """float64 [N]: no placement that keeps the homes has a smaller objective."""
-        load_bound_N = self.load_bound_N(problem)
+    def bound_N(self, problem: Problem, load_bound_N: Array | None = None) -> Array:
+        """float64 [N]: no placement that keeps the homes has a smaller objective; `load_bound_N` if it is known already."""
+        if load_bound_N is None:
+            load_bound_N = self.load_bound_N(problem)
         if self.objective == "balance":
             return load_bound_N
         r = self.rates(problem)

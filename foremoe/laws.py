@@ -48,7 +48,6 @@ class _Found:
                     words.append(f"{ {'G': 'rank', 'S': 'slot', 'E': 'expert', 'C': 'copy'}[letter] } {i}")
             more = f" ({len(places) - SHOWN_PER_LAW} more places)" if len(places) > SHOWN_PER_LAW else ""
             self.add(law, message(index) + more, ", ".join(words))
-            more = ""
 
 
 def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:

@@ -30,7 +30,7 @@ from foremoe.solvers.deadline import Deadline
 from foremoe.solvers.exact_split import ExactSplit
 from foremoe.solvers.keep import Keep
 from foremoe.solvers.node import NodeChain
-from foremoe.transfers import Transfers, derive_transfers
+from foremoe.transfers import Transfers
 from foremoe.workload import Workload
 
 if TYPE_CHECKING:
@@ -252,7 +252,8 @@ class Planner:
     ) -> Plan:
         M, L, G, S = problem.M, problem.L, problem.G, problem.S
         cost = problem.cost
-        load_bound_N, bound_N = cost.load_bound_N(problem), cost.bound_N(problem)
+        load_bound_N = cost.load_bound_N(problem)
+        bound_N = cost.bound_N(problem, load_bound_N)
         if proven_N is not None:
             # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
             objective_N = cost.objective_N(problem, placement)
@@ -262,17 +263,7 @@ class Planner:
                 # Meeting a lower bound is a proof, whichever solver found the row.
                 settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & self.keeps_homes
                 stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
-        order_M = np.arange(M, dtype=np.int32)
-        node_G = problem.cluster.node_of_rank_G
-        none = Transfers(**dict.fromkeys((f.name for f in dataclasses.fields(Transfers)), np.zeros(0, np.int32)))
-        transfers = none
-        if self.keeps_homes:
-            transfers = derive_transfers(
-                placement.expert_NGS, placement.quotas_NGS, problem.home_LE, schedule=problem.schedule, slots=problem.slots,
-                order_M=order_M, node_of_rank_G=node_G, resident_LGS=problem.resident_LGS,
-            )  # fmt: skip
-            transfers = self.path.solve(problem, transfers)
-        return Plan(
+        plan = Plan(
             header=PlanHeader(
                 key=key if key is not None else PlanKey(stage=problem.stage),
                 planner=repr(self), model=problem.model, cluster=problem.cluster, cost=cost, slots=problem.slots,
@@ -283,14 +274,18 @@ class Planner:
             load_MLE=problem.load_MLE,
             expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
             quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
-            transfers=transfers,
-            order_M=order_M,
+            transfers=Transfers.none(),
+            order_M=np.arange(M, dtype=np.int32),
             cost_ML=cost.rows(problem, placement).reshape(M, L),
             bound_ML=bound_N.reshape(M, L),
             load_bound_ML=load_bound_N.reshape(M, L),
             stop_ML=stop_N.reshape(M, L),
             resident_LGS=problem.resident_LGS,
         )  # fmt: skip
+        if not self.keeps_homes:
+            return plan
+        plan = plan.rederived()
+        return dataclasses.replace(plan, transfers=self.path.solve(problem, plan.transfers))
 
 
 def _with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:

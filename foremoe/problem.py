@@ -16,7 +16,7 @@ from foremoe.errors import InputError
 from foremoe.model import Model
 from foremoe.placement import Placement, repeated
 from foremoe.routing_checks import layer_positions
-from foremoe.schedule import Schedule
+from foremoe.schedule import STAGES, Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, E experts, B = E/G base slots, R redundant, S = B + R.
 
-STAGES = ("recompute", "update")
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
 
 

@@ -18,6 +18,9 @@ from foremoe.errors import InputError
 _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 
 
+STAGES = ("recompute", "update")  # forward only with frozen weights; forward and backward
+
+
 class Phase(enum.IntEnum):
     """What a pass does. A re-forward (activation recomputation) belongs to its BACKWARD."""
 

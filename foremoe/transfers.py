@@ -62,6 +62,11 @@ class Transfers(ArrayValue):
     def __len__(self) -> int:
         return len(self.need_C)
 
+    @staticmethod
+    def none() -> Transfers:
+        """No copies at all."""
+        return Transfers(**{name: np.zeros(0, dtype) for name, dtype in TRANSFER_DTYPES.items()})
+
     def take(self, index_C: Array) -> Transfers:
         """The copies that an index or mask selects."""
         return Transfers(**{name: getattr(self, name)[index_C] for name in TRANSFER_DTYPES})

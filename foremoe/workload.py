@@ -13,6 +13,7 @@ import numpy.typing as npt
 from foremoe.arrays import Array, ArrayValue, frozen_array, require_non_negative
 from foremoe.errors import InputError
 from foremoe.routing_checks import layer_numbers, layer_positions, preset_layers
+from foremoe.schedule import STAGES
 from foremoe.solvers.as_given import AsGiven
 from foremoe.solvers.base import PackSolver
 from foremoe.workload_checks import check_balance, check_pairs, checked_load, require_below, whole_number
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from foremoe.routing import RoutingTrace
 
 # Letters: M micro-steps, L MoE layers, G ranks, E experts, K top-k, Q sequences, T tokens.
-
-STAGES = ("recompute", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

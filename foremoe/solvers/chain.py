@@ -100,18 +100,15 @@ class Chain(RowSolver):
             return cost_N
 
         static, node_G = problem.static(), problem.cluster.node_of_rank_G
-        scopes = [problem.replicas == "node"]
+        unlimited = {problem.replicas == "node": found}  # by whether replicas must stay in their node
         if problem.replicas == "any" and problem.cluster.num_nodes > 1:
             # A copy in another node takes longer to send, but the tokens of that node find it near: both ways compete.
             everywhere = self._variant(problem, static, np.arange(problem.N), np.zeros_like(node_G), False, UNLIMITED, UNLIMITED)
             compete(everywhere, done_N)
-            scopes.append(True)
-        for node_only in scopes:
-            first = found if node_only == scopes[0] else None
-            if first is None:
-                first = self._variant(problem, static, np.arange(problem.N), node_G, node_only, UNLIMITED, UNLIMITED)
-                compete(first, done_N)
-            cost = problem.cost.rows(problem, first)
+            unlimited[True] = self._variant(problem, static, np.arange(problem.N), node_G, True, UNLIMITED, UNLIMITED)
+            compete(unlimited[True], done_N)
+        for node_only, free in unlimited.items():
+            cost = problem.cost.rows(problem, free)
             worth_N = done_N & (cost.transfer_s + cost.gradient_s > self.close * cost.total_s)
             last_N = np.full(problem.N, np.inf)
             for limit in sorted(self.fan_limits):

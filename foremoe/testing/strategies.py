@@ -22,8 +22,8 @@ from foremoe.cost import CostModel
 from foremoe.model import Model
 from foremoe.placement import Placement
 from foremoe.plan import Plan
-from foremoe.problem import STAGES, Problem
-from foremoe.schedule import Schedule
+from foremoe.problem import Problem
+from foremoe.schedule import STAGES, Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.samples import plan_of, random_placement, random_residency
 
