@@ -1,0 +1,130 @@
+"""What every transfer backend is: byte copies between the ranks of one EP group, started early and waited for late."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from foremoe.transfer.group import Group
+from foremoe.transfers import Path
+
+Tensors = Sequence[torch.Tensor]
+HOST = -1  # as a source rank: the host store of the destination's node
+
+
+class Buffers(Protocol):
+    """Where an expert's weights and gradients lie on this rank; the engine and the backends see no other memory of the model.
+
+    An expert is one or several flat (1-D, contiguous) tensors, in the same number, order and size everywhere. Layers are indices
+    of the plan, experts logical, buffers as in `Transfers.buffer_C`. The tensors of one call stay the same memory from
+    `TransferBackend.open` to `close`.
+    """
+
+    num_buffers: int
+
+    def home(self, layer: int, expert: int) -> Tensors:
+        """The weights of an expert whose home is this rank."""
+
+    def slot(self, buffer: int) -> Tensors:
+        """The weights that a buffer holds."""
+
+    def main_grad(self, layer: int, expert: int) -> Tensors:
+        """Where gradients of an expert whose home is this rank are summed: float32, or float64 for float64 weights."""
+
+    def slot_grad(self, buffer: int) -> Tensors:
+        """The gradient of the replica in a buffer, in the dtype of `main_grad`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """One expert's weights (or gradient) on the way from one rank to another.
+
+    Attributes:
+        key: equal on both ends and unique among the copies under way; from 0, below 2**31 - 1.
+        layer, expert: what is copied, in the plan's layers and logical experts.
+        src_rank: rank it comes from; `HOST` for the store of the destination's node.
+        dst_rank: rank it goes to; never the source.
+        src: the tensors to read, on the source; None elsewhere.
+        dst: the tensors to write, on the destination; None elsewhere.
+    """
+
+    key: int
+    layer: int
+    expert: int
+    src_rank: int
+    dst_rank: int
+    src: Tensors | None
+    dst: Tensors | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """One expert that one rank reads through a one-sided backend.
+
+    Attributes:
+        layer, expert: in the plan's layers and logical experts.
+        home_rank: the rank that owns it.   dst_rank: the rank that will pull it.
+    """
+
+    layer: int
+    expert: int
+    home_rank: int
+    dst_rank: int
+
+
+class TransferBackend(abc.ABC):
+    """Moves bytes for the engine. Instances are configuration until `open`.
+
+    Law: `start` does not block on another rank; both ends start the same keys in the same order; after `wait`, work on the
+    current stream sees ``dst == src`` bit for bit and ``src`` may be reused. Bytes only: never a cast, never a sum. Several
+    handles may be under way at once and may be waited for in any order.
+
+    Attributes:
+        paths: the ways (`Path`) this backend serves.
+        one_sided: the destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
+            gradients. Two-sided: both ends call `start`, each with its own tensors.
+        requires: modules that must be importable.
+    """
+
+    paths: ClassVar[frozenset[Path]]
+    one_sided: ClassVar[bool]
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def open(self, rank: int, group: Group, buffers: Buffers) -> None:
+        """Gets ready on this rank; called on all ranks of the group, which may talk to each other in it."""
+
+    def publish(self, entries: Sequence[Entry], version: int) -> None:  # noqa: B027 (nothing to do is a good default)
+        """Makes home weights readable for one-sided pulls. Called on all ranks, with the same arguments, before the first
+        `start` of a plan; pulls after it must see these weights, of this version, or raise `StaleWeights`.
+
+        Args:
+            entries: what the plan reads through this backend, on all ranks; sorted, no duplicates. What was published before
+                with the same version stays readable.
+            version: counts changes of the weights, from 1.
+        """
+
+    @abc.abstractmethod
+    def start(self, copies: Sequence[Copy]) -> Any:
+        """Begins copies in which this rank takes part and returns a handle for all of them.
+
+        Raises:
+            TransferError, or any error of a library: none of these copies will arrive.
+        """
+
+    @abc.abstractmethod
+    def wait(self, handle: Any, timeout_s: float) -> None:
+        """Returns when the copies of a handle are done.
+
+        Raises:
+            TransferError: it failed or took longer than `timeout_s`; nothing is known of the destination's contents.
+            StaleWeights: a one-sided source has weights of another version.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives everything back that `open` took; safe to call twice and after an error."""
