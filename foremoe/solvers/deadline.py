@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.cluster import Cluster
 from foremoe.problem import Problem
 from foremoe.solvers.base import PathSolver
 from foremoe.transfers import Path, Transfers
@@ -31,13 +33,11 @@ class Deadline(PathSolver):
 
     def solve(self, problem: Problem, transfers: Transfers) -> Transfers:
         """Returns the same copies with `path_C` chosen and `src_C` the home rank, or -1 from the host store."""
-        path_C, src_C = choose_paths(problem, transfers)
-        return transfers.replace(path_C=path_C, src_C=src_C)
+        return choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes)
 
 
-def copy_seconds(problem: Problem) -> tuple[float, float, float]:
+def copy_seconds(cluster: Cluster, expert_bytes: int) -> tuple[float, float, float]:
     """Seconds of one copy of an expert by `Path`: peer, RDMA, host."""
-    cluster, expert_bytes = problem.cluster, problem.model.expert_bytes
     return (
         expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s,
         expert_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s,
@@ -46,16 +46,23 @@ def copy_seconds(problem: Problem) -> tuple[float, float, float]:
     )
 
 
-def choose_paths(problem: Problem, transfers: Transfers) -> tuple[Array, Array]:
-    """``(path_C uint8, src_C int16)`` of `Deadline`."""
-    home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
+def choose_paths(
+    transfers: Transfers, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Path] = tuple(Path)
+) -> Transfers:
+    """The copies with `path_C` and `src_C` as `Deadline` chooses them.
+
+    Args:
+        allowed: the paths there are. A copy for which there is none keeps that of the link to its home rank.
+    """
+    base = home_LE.shape[1] // cluster.num_ranks
+    home_C = home_LE[transfers.layer_C, transfers.expert_C] // base
     path_C, src_C = np.empty(len(transfers), np.uint8), home_C.astype(np.int16)
     order_C = np.argsort(transfers.need_C, kind="stable")
-    seconds = np.array(copy_seconds(problem))
-    node_G = problem.cluster.node_of_rank_G
-    _choose(order_C, transfers.need_C, home_C, transfers.dst_C, node_G, seconds, path_C)
+    seconds = np.array(copy_seconds(cluster, expert_bytes))
+    seconds[[path for path in Path if path not in allowed]] = np.inf
+    _choose(order_C, transfers.need_C, home_C, transfers.dst_C, cluster.node_of_rank_G, seconds, path_C)
     src_C[path_C == Path.HOST] = -1
-    return path_C, src_C
+    return transfers.replace(path_C=path_C, src_C=src_C)
 
 
 @njit(nogil=True, cache=True)

@@ -121,7 +121,8 @@ class TransferBackend(abc.ABC):
         """Returns when the copies of a handle are done.
 
         Raises:
-            TransferError: it failed or took longer than `timeout_s`; nothing is known of the destination's contents.
+            TransferError: it failed or took longer than `timeout_s`. Nothing is known of the destination's contents, and nothing
+                of this handle is written to it any more.
             StaleWeights: a one-sided source has weights of another version.
         """
 

@@ -26,7 +26,7 @@ def copies_of(problem, placement):
 
 def paths_by_hand(problem, transfers):
     """Per copy: the free times of every link it may use, in a dict that is emptied for every use."""
-    node_of, seconds, out = problem.cluster.node_of_rank_G, copy_seconds(problem), []
+    node_of, seconds, out = problem.cluster.node_of_rank_G, copy_seconds(problem.cluster, problem.model.expert_bytes), []
     need, free = None, {}
     for c in range(len(transfers)):
         if transfers.need_C[c] != need:
@@ -71,8 +71,20 @@ def test_copies_given_out_of_order_get_the_same_paths(data):
     transfers = copies_of(problem, data.draw(placements(problem)))
     # Whole uses change places; inside a use the order is part of the question.
     order_C = np.argsort(-transfers.need_C, kind="stable")
-    there, here = choose_paths(problem, transfers.take(order_C)), choose_paths(problem, transfers)
-    assert (there[0] == here[0][order_C]).all() and (there[1] == here[1][order_C]).all()
+    there, here = Deadline().solve(problem, transfers.take(order_C)), Deadline().solve(problem, transfers)
+    assert there.same_as(here.take(order_C))
+
+
+@given(st.data())
+def test_a_way_that_is_not_there_is_not_taken(data):
+    problem = data.draw(PROBLEMS)
+    transfers = copies_of(problem, data.draw(placements(problem)))
+    ask = lambda *allowed: choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)  # noqa: E731
+    assert (ask(Path.HOST).path_C == Path.HOST).all()
+    assert not (ask(Path.PEER, Path.RDMA).path_C == Path.HOST).any()
+    node_G = problem.cluster.node_of_rank_G
+    home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
+    assert ((ask(Path.PEER, Path.HOST).path_C == Path.HOST) | (node_G[home_C] == node_G[transfers.dst_C])).all()
 
 
 def fan_out(num_ranks, **links):

@@ -1,0 +1,60 @@
+"""Admission: whether an engine can run a plan, and whether all ranks were given the same one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from foremoe.plan import Plan
+
+
+def refusal(
+    plan: Plan, rank: int, num_ranks: int, num_buffers: int, held: Mapping[int, tuple[int, int]] | None, *, debug: bool
+) -> str:
+    """Why a rank cannot run the plan, in one sentence; empty if it can.
+
+    Args:
+        num_buffers: slot buffers there are on this rank.
+        held: buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
+        debug: check the laws of the plan as well.
+    """
+    if not plan.executable:
+        return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
+    if num_ranks != plan.G:
+        return f"the plan is for {plan.G} ranks and the group has {num_ranks}; plan for this group."
+    needed = int(plan.transfers.buffer_C.max(initial=-1)) + 1
+    if needed > num_buffers:
+        return (
+            f"the plan uses {needed} slot buffers per rank and there are {num_buffers}; make more, or plan with fewer redundant "
+            "slots or a smaller depth."
+        )
+    broken = plan.violations() if debug else []
+    if broken:
+        return f"the plan breaks a law: {broken[0]}."
+    wanted = resident_buffers(plan, rank)
+    if wanted and held is None:
+        return "the plan counts on replicas that are already there; begin it with same_weights=True, or plan without them."
+    for buffer, (layer, expert) in wanted.items():
+        if held is not None and held.get(buffer) != (layer, expert):
+            return f"the plan counts on a replica of expert {expert} of layer {layer} that is not there; plan without it."
+    return ""
+
+
+def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
+    """Buffer -> (layer, expert) of the replicas that a plan counts on from the start."""
+    if plan.resident_LGS is None:
+        return {}
+    pool = plan.header.slots.num_buffers(plan.header.redundant, 1)
+    found_LR = plan.resident_LGS[:, rank, plan.B :]
+    return {layer * pool + r: (layer, int(found_LR[layer, r])) for layer, r in np.argwhere(found_LR >= 0).tolist()}
+
+
+def fingerprint(plan: Plan) -> str:
+    """A short fingerprint of all that ranks must agree on."""
+    state, t = hashlib.blake2b(digest_size=16), plan.transfers
+    arrays = (plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M)
+    for array in (*arrays, t.layer_C, t.expert_C, t.dst_C, t.path_C, t.buffer_C, t.need_C, t.after_C):
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()

@@ -1,0 +1,261 @@
+"""Carrier: brings the weight copies of a plan over several backends, and finds another way where one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError, StaleWeights
+from foremoe.plan import Plan
+from foremoe.solvers.deadline import choose_paths
+from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors, TransferBackend
+from foremoe.transfer.group import Group
+from foremoe.transfer.programme import Programme
+from foremoe.transfer.timeline import Event
+from foremoe.transfers import Path
+
+# Letters: C copies of the whole plan.
+
+_NO_WAY = -1
+_LAST_CALL_S = 0.05  # what is waited for on a backend that has already failed
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Copies that were started together on one backend."""
+
+    backend: int
+    copies: tuple[int, ...]
+    handle: Any
+    start_s: float
+    done: bool = False
+    error: Exception | None = None
+
+
+class Carrier:
+    """The weight copies of one rank.
+
+    A copy's backend is the first one, in the order given, that serves its path; all ranks agree on it (`route_C`). A one-sided
+    pull that fails is tried again over the other one-sided backends at once, by this rank alone. A two-sided backend that failed
+    anywhere is given up by all ranks together at the next pass boundary, and its remaining copies get new paths.
+    """
+
+    def __init__(self, backends: Sequence[TransferBackend], buffers: Buffers, group: Group, timeout_s: float) -> None:
+        self.backends, self.buffers, self.group, self.timeout_s = list(backends), buffers, group, timeout_s
+        self.retired: set[int] = set()
+        self._sick: set[int] = set()  # backends that failed on this rank, since the engine was opened
+        self._opened: list[TransferBackend] = []
+        try:
+            for backend in self.backends:
+                self._opened.append(backend)
+                backend.open(group.rank, group, buffers)
+        except BaseException:
+            self.close()
+            raise
+
+    def name(self, backend: int) -> str:
+        """What a backend is called in messages and timelines."""
+        return type(self.backends[backend]).__name__
+
+    def begin(self, plan: Plan, programme: Programme, version: int, clock: Callable[[], float]) -> None:
+        """Takes over a plan's copies; collective."""
+        self.plan, self.programme, self.version, self.clock = plan, programme, version, clock
+        self.events: list[Event] = []
+        self._batch_C: dict[int, Batch] = {}
+        self._batches: list[Batch] = []
+        self.path_C, self.route_C = plan.transfers.path_C, np.full(len(plan.transfers), _NO_WAY)
+        unserved = [Path(p) for p in np.unique(self.path_C).tolist() if self._backend_for(p) == _NO_WAY]
+        self._choose(0, keep_advice=not unserved)
+        if (self.route_C == _NO_WAY).any():
+            lost = Path(int(self.path_C[np.argmin(self.route_C)]))
+            raise InputError(
+                f"{int((self.route_C == _NO_WAY).sum())} copies of the plan need the {lost.name.lower()} path, which none of "
+                f"{', '.join(self.name(b) for b in range(len(self.backends)))} serves; add a backend for it."
+            )
+
+    def start(self, position: int) -> None:
+        """Starts the copies of a position; never blocks on another rank."""
+        self._launch(self.programme.starts.get(position, ()))
+
+    def arrive(self, position: int) -> list[int]:
+        """Waits for the copies that the use at `position` needs here; returns those that could not be had."""
+        missing = []
+        for c in self.programme.arrivals.get(position, ()):
+            begin = time.perf_counter()
+            batch = self._batch_C.pop(c, None)
+            delivered = batch.backend if batch is not None and self._wait(batch) else self._pull_elsewhere(c, batch)
+            exposed_s = time.perf_counter() - begin
+            outcome = "missing" if delivered == _NO_WAY else "done" if delivered == self.route_C[c] else "failed over"
+            if delivered == _NO_WAY:
+                missing.append(c)
+            self._record(c, batch, delivered, exposed_s, outcome)
+        return missing
+
+    def agree(self, position: int) -> list[int]:
+        """At a pass boundary: gives up two-sided backends that failed on any rank. Collective; returns those given up now."""
+        self._reap(position)
+        mine = sorted(b for b in self._sick if not self.backends[b].one_sided)
+        lost = sorted({b for sick in self.group.gather(mine) for b in sick} - self.retired)
+        if lost:
+            self.retired.update(lost)
+            again_C = np.flatnonzero(
+                np.isin(self.route_C, lost) & (self.programme.need_C >= position) & (self.programme.start_C <= position)
+            )
+            self._choose(position, keep_advice=False)
+            by_need = set(again_C.tolist())
+            for start in range(position + 1):
+                self._launch([c for c in self.programme.starts.get(start, ()) if c in by_need])
+        return lost
+
+    def finish(self) -> None:
+        """Waits for everything that is still under way, so that the weights may change."""
+        self._reap(len(self.programme.layer_U))
+
+    def return_backend(self) -> int:
+        """The backend that brings gradients home, the first two-sided one that is not given up; -1 if there is none."""
+        return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), _NO_WAY)
+
+    def close(self) -> None:
+        """Closes all backends, whatever state they are in."""
+        self._batches, self._batch_C = [], {}
+        errors = []
+        for backend in reversed(self._opened):
+            try:
+                backend.close()
+            except Exception as error:  # the other backends must be closed all the same
+                errors.append(error)
+        self._opened = []
+        if errors:
+            raise errors[0]
+
+    def _choose(self, position: int, keep_advice: bool) -> None:
+        """Sets path and route of the copies needed from `position` on, and publishes what will be pulled. Collective."""
+        later_C = self.programme.need_C >= position
+        if not keep_advice:
+            allowed = [path for path in Path if self._backend_for(path) != _NO_WAY]
+            head = self.plan.header
+            chosen = choose_paths(self.plan.transfers, self.plan.home_LE, head.cluster, head.model.expert_bytes, allowed)
+            self.path_C = np.where(later_C, chosen.path_C, self.path_C)
+        backend_P = np.array([self._backend_for(path) for path in Path])
+        self.route_C = np.where(later_C, backend_P[self.path_C], self.route_C)
+        one_sided = np.array([x.one_sided for x in self.backends])
+        pulled_C = later_C & (self.route_C != _NO_WAY) & one_sided[self.route_C]
+        for b, backend in enumerate(self.backends):
+            # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
+            mine_C = pulled_C & (self.route_C == b) if Path.HOST in backend.paths else pulled_C
+            entries = self._entries(mine_C) if backend.one_sided else []
+            if entries:
+                backend.publish(entries, self.version)
+
+    def _entries(self, mask_C: Array) -> list[Entry]:
+        t = self.plan.transfers
+        columns = np.stack([t.layer_C[mask_C], t.expert_C[mask_C], self.programme.home_C[mask_C], t.dst_C[mask_C]], axis=1)
+        return [Entry(*row) for row in np.unique(columns, axis=0).tolist()]
+
+    def _backend_for(self, path: int) -> int:
+        return next((b for b, x in enumerate(self.backends) if Path(path) in x.paths and b not in self.retired), _NO_WAY)
+
+    def _launch(self, copies: Sequence[int]) -> None:
+        """Starts copies, a batch for each backend and use that needs them; both ends form the same batches."""
+        batches: dict[tuple[int, int], list[int]] = {}
+        for c in copies:
+            b = int(self.route_C[c])
+            if b != _NO_WAY and self.backends[b].one_sided:
+                if self.plan.transfers.dst_C[c] != self.group.rank:
+                    continue
+                if b in self._sick:
+                    b = next(iter(self._other_pulls(b)), _NO_WAY)
+            if b != _NO_WAY:
+                batches.setdefault((int(self.programme.need_C[c]), b), []).append(c)
+        for (_, b), members in batches.items():
+            self._start(b, members)
+
+    def _start(self, b: int, members: list[int]) -> Batch:
+        batch = Batch(b, tuple(members), None, self.clock())
+        try:
+            if b in self._sick and not self.backends[b].one_sided:
+                raise RuntimeError(f"{self.name(b)} has failed on this rank before")
+            batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
+        except StaleWeights:
+            raise
+        except Exception as error:
+            self._failed(batch, error)
+        self._batches.append(batch)
+        for c in members:
+            if self.plan.transfers.dst_C[c] == self.group.rank:
+                self._batch_C[c] = batch
+        return batch
+
+    def _copy(self, c: int, b: int) -> Copy:
+        t, me = self.plan.transfers, self.group.rank
+        backend, home = self.backends[b], int(self.programme.home_C[c])
+        layer, expert, dst = int(t.layer_C[c]), int(t.expert_C[c]), int(t.dst_C[c])
+        src: Tensors | None = self.buffers.home(layer, expert) if home == me and not backend.one_sided else None
+        into: Tensors | None = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
+        return Copy(c, layer, expert, HOST if backend.paths == {Path.HOST} else home, dst, src, into)
+
+    def _wait(self, batch: Batch) -> bool:
+        """True once the batch's copies are done; a failure is kept in the batch."""
+        if not batch.done and batch.error is None:
+            try:
+                timeout_s = _LAST_CALL_S if batch.backend in self._sick else self.timeout_s
+                self.backends[batch.backend].wait(batch.handle, timeout_s)
+                batch.done = True
+            except StaleWeights:
+                raise
+            except Exception as error:
+                self._failed(batch, error)
+        return batch.done
+
+    def _failed(self, batch: Batch, error: Exception) -> None:
+        batch.error, batch.handle = error, None
+        self._sick.add(batch.backend)
+
+    def _other_pulls(self, failed: int) -> list[int]:
+        return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self._sick]
+
+    def _pull_elsewhere(self, c: int, failed: Batch | None) -> int:
+        """Pulls one copy over another one-sided backend, at once; returns the backend, -1 if none could."""
+        for b in self._other_pulls(failed.backend if failed is not None else _NO_WAY):
+            try:
+                self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
+            except StaleWeights:
+                raise
+            except Exception:  # not published there, or broken as well: the next one, then home placement
+                continue
+            return b
+        return _NO_WAY
+
+    def _reap(self, position: int) -> None:
+        """Waits for batches whose use is over; their sources need not have been waited for by now."""
+        rest = []
+        for batch in self._batches:
+            if batch.error is None and self.programme.need_C[batch.copies[0]] >= position:
+                rest.append(batch)
+            else:
+                self._wait(batch)
+        self._batches = rest
+
+    def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
+        t, ready_s = self.plan.transfers, self.clock()
+        host = delivered != _NO_WAY and self.backends[delivered].paths == {Path.HOST}
+        self.events.append(
+            Event(
+                kind="weights",
+                micro_step=int(t.micro_step_C[c]),
+                layer=int(t.layer_C[c]),
+                expert=int(t.expert_C[c]),
+                src_rank=HOST if host else int(self.programme.home_C[c]),
+                backend="" if delivered == _NO_WAY else self.name(delivered),
+                num_bytes=sum(x.numel() * x.element_size() for x in self.buffers.slot(int(t.buffer_C[c]))),
+                start_s=ready_s if batch is None else batch.start_s,
+                ready_s=ready_s,
+                exposed_s=exposed_s,
+                outcome=outcome,
+            )
+        )

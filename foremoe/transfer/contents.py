@@ -1,0 +1,91 @@
+"""What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from foremoe.errors import StaleWeights, TransferError
+from foremoe.plan import Plan
+from foremoe.transfer.base import Buffers, Tensors
+from foremoe.transfer.group import Group
+
+
+class HomeWatch:
+    """Notices in-place changes of this rank's home weights by torch's version counters.
+
+    Writes through ``.data`` or another library's own memory do not count there; callers that do so begin a new plan after it,
+    which makes all weights new.
+    """
+
+    def __init__(self, plan: Plan, buffers: Buffers, rank: int) -> None:
+        self.rank = rank
+        self._homes_L: list[list[torch.Tensor]] = []
+        for layer, home_E in enumerate(plan.home_LE):
+            mine = (home_E // plan.B == rank).nonzero()[0]
+            self._homes_L.append([x for e in mine.tolist() for x in buffers.home(layer, e)])
+        self.version_L = [self._version(layer) for layer in range(plan.L)]
+
+    def check(self, layer: int) -> None:
+        """Raises `StaleWeights` if a home weight of the layer was written since this object was made."""
+        if self._version(layer) != self.version_L[layer]:
+            raise StaleWeights(
+                f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies of them are "
+                "stale; end the plan before the optimizer steps.",
+                (self.rank,),
+            )
+
+    def _version(self, layer: int) -> int:
+        return sum(x._version for x in self._homes_L[layer])
+
+
+def digest(tensors: Tensors) -> str:
+    """A short fingerprint of the tensors' bytes."""
+    state = hashlib.blake2b(digest_size=12)
+    for tensor in tensors:
+        state.update(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return state.hexdigest()
+
+
+class DebugContents:
+    """The fingerprints of every expert that a plan copies, from its home; collective to make."""
+
+    def __init__(self, plan: Plan, buffers: Buffers, group: Group) -> None:
+        rank = group.rank
+        pairs = set(zip(plan.transfers.layer_C.tolist(), plan.transfers.expert_C.tolist(), strict=True))
+        if plan.resident_LGS is not None:
+            layer_Z, g_Z, s_Z = (plan.resident_LGS >= 0).nonzero()
+            pairs |= {(x, e) for x, e in zip(layer_Z.tolist(), plan.resident_LGS[layer_Z, g_Z, s_Z].tolist(), strict=True)}
+        mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == rank}
+        self._homes, self._buffers = mine, buffers
+        self._rank, self._digest = rank, {key: value for part in group.gather(mine) for key, value in part.items()}
+
+    def check(self, layer: int, expert: int, tensors: Tensors) -> None:
+        """Raises `TransferError` if `tensors` are not the expert's weights."""
+        if digest(tensors) != self._digest[layer, expert]:
+            raise TransferError(
+                f"the replica of expert {expert} of layer {layer} on rank {self._rank} differs from its home; its buffer was "
+                "overwritten, or a backend delivered wrong bytes.",
+                (self._rank,),
+            )
+
+    def check_homes(self) -> None:
+        """Raises `StaleWeights` if a home here was written since, in whatever way."""
+        for (layer, expert), before in self._homes.items():
+            if digest(self._buffers.home(layer, expert)) != before:
+                raise StaleWeights(
+                    f"expert {expert} of layer {layer} at home on rank {self._rank} changed after the plan began; end the plan "
+                    "before the optimizer steps.",
+                    (self._rank,),
+                )
+
+
+def spoil(tensors: Tensors) -> None:
+    """Fills tensors with NaN (integers with ones), so that a read of released memory shows."""
+    with torch.no_grad():
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.element_size() > 1:
+                tensor.fill_(float("nan"))
+            else:
+                tensor.view(torch.uint8).fill_(0x7F)  # NaN in both common fp8 formats

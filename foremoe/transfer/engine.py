@@ -1,0 +1,323 @@
+"""Engine: executes a plan's transfers while the model runs: weights ahead of use, gradients home, failures contained."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from foremoe.errors import InputError, TransferError
+from foremoe.plan import Plan
+from foremoe.schedule import Phase
+from foremoe.transfer.admission import fingerprint, refusal, resident_buffers
+from foremoe.transfer.backends import resolve_backend
+from foremoe.transfer.base import Buffers, TransferBackend
+from foremoe.transfer.carrier import Carrier
+from foremoe.transfer.contents import DebugContents, HomeWatch, spoil
+from foremoe.transfer.group import Group, as_group
+from foremoe.transfer.programme import Programme
+from foremoe.transfer.residency import Residency, residency
+from foremoe.transfer.returns import Returns
+from foremoe.transfer.timeline import Timeline
+
+# Letters: S slots of a rank, B base slots, C copies.
+
+
+class Engine:
+    """Executes the transfers of one plan after the other on one rank.
+
+    Uses are asked for in the order of the plan's schedule: ``weights(m, l, phase)``, compute, in backward ``gradients(m, l)``,
+    then ``release(m, l, phase)``, which lets copies land in buffers that this use has read. With re-forward, weights of the
+    backward use are asked for before it and released after backward.
+
+    Args:
+        buffers: the model's experts and the slots on this rank.
+        group: the EP group; a `Group`, a process group, or None for all ranks.
+        backends: instances or names, in order of preference; see `foremoe.transfer.backends`.
+        prefetch: how many uses ahead a copy may start, if its buffer is free.
+        timeout_s: seconds to wait for a copy or another rank. Exchanges of tokens wait as long as the process group says; that
+            should be longer.
+        debug: compares replicas with their homes and fills released buffers and gradients with NaN; slow.
+
+    Law: a pull that fails is repeated another way by this rank alone; a two-sided backend is given up by all ranks together at
+    a pass boundary; a row whose replicas cannot be had runs at home placement on all ranks or, in backward, ends the step with
+    one error on every rank that names the cause. After a `TransferError` only `close` may be called.
+    """
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        *,
+        group: Group | dist.ProcessGroup | None = None,
+        backends: Sequence[str | TransferBackend] = ("collective",),
+        prefetch: int = 2,
+        timeout_s: float = 30.0,
+        debug: bool = False,
+    ) -> None:
+        if prefetch < 0 or timeout_s <= 0:
+            raise InputError(f"prefetch must be at least 0 and timeout_s above 0; got {prefetch} and {timeout_s}.")
+        if not backends:
+            raise InputError("an Engine needs at least one transfer backend; the default is ('collective',).")
+        found = [resolve_backend(backend) for backend in backends]
+        self._owns_group = not isinstance(group, Group)
+        self.group = as_group(group, timeout_s=timeout_s)
+        self.buffers, self.prefetch, self.debug = buffers, prefetch, debug
+        self._version = 0
+        self._held: dict[int, tuple[int, int]] = {}  # buffer -> (layer, expert), as far as known to be there
+        self._plan: Plan | None = None
+        self._ended = ""  # why nothing can be run any more
+        try:
+            self._carrier = Carrier(found, buffers, self.group, timeout_s)
+        except BaseException:
+            if self._owns_group:
+                self.group.close()
+            raise
+
+    def begin(self, plan: Plan, *, same_weights: bool = False) -> None:
+        """Starts a plan; collective.
+
+        Args:
+            plan: one that keeps homes, the same on all ranks.
+            same_weights: no home weight was written since the last plan began, on any rank. Host stores and resident slots then
+                stay valid; otherwise stores are filled anew.
+
+        Raises:
+            InputError: the plan does not fit this engine, or differs between ranks; on all ranks.
+        """
+        self._require_usable()
+        begin = time.perf_counter()
+        if self._plan is not None:
+            raise InputError("a plan is being run; call end() before the next begin().")
+        rank = self.group.rank
+        held = self._held if same_weights and self._version else None
+        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.debug)
+        if same_weights and not self._version:
+            refused = "same_weights needs a plan before this one; leave it out for the first."
+        answers = self.group.gather((refused, fingerprint(plan)))
+        for g, (other, plan_fingerprint) in enumerate(answers):
+            if other:
+                raise InputError(other if g == rank else f"rank {g}: {other}")
+            if plan_fingerprint != answers[0][1]:
+                raise InputError(f"rank {g} was given another plan than rank 0; plan once and share the plan.")
+        self._version += not same_weights
+        self._held = resident_buffers(plan, rank)
+        self._programme = Programme.of(plan, rank, self.prefetch)
+        self._watch = HomeWatch(plan, self.buffers, rank)
+        self._trains = plan.header.schedule.trains
+        try:
+            self._carrier.begin(plan, self._programme, self._version, self._clock)
+            self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
+        except TransferError as error:
+            self._fail(error)
+        self._returns = Returns(self._carrier, self.buffers, rank, self.prefetch, self.debug)
+        self._plan, self._next = plan, 0
+        self._open: Residency | None = None
+        self._buffer_of = {key: buffer for buffer, key in self._held.items()}
+        self._fell_back: list[tuple[int, int]] = []
+        self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
+        self._homes_only = False
+        if self.debug:
+            for buffer in range(self.buffers.num_buffers):
+                if buffer not in self._held:
+                    spoil(self.buffers.slot(buffer))
+                if self._trains:
+                    spoil(self.buffers.slot_grad(buffer))
+        self._begin_s, self._zero_s = time.perf_counter() - begin, time.perf_counter()
+        self._start(0)
+
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        """What this rank's slots hold for a use, once it is there; the same again for the use under way.
+
+        Raises:
+            InputError: it is not this use's turn.
+            TransferError: a replica that backward needs cannot be had; `StaleWeights`: home weights changed inside the plan.
+        """
+        plan, position = self._turn(micro_step, layer, phase)
+        if self._open is not None:
+            return self._open
+        try:
+            if position % self._programme.uses_per_pass == 0 and position:
+                self._agree(position)
+            self._watch.check(layer)
+            missing = self._carrier.arrive(position)
+        except TransferError as error:
+            self._fail(error)
+        t = plan.transfers
+        for c in self._programme.arrivals.get(position, ()):
+            buffer = int(t.buffer_C[c])
+            self._buffer_of.pop(self._held.pop(buffer, (-1, -1)), None)
+            if c not in missing:
+                self._held[buffer] = (int(t.layer_C[c]), int(t.expert_C[c]))
+                self._buffer_of[self._held[buffer]] = buffer
+        try:
+            found = self._resident(plan, micro_step, layer, phase)
+        except TransferError as error:
+            self._fail(error)
+        self._open = found
+        return found
+
+    def fall_back(self, micro_step: int, layer: int) -> None:
+        """All ranks agreed that this row runs at home placement, in forward and in backward."""
+        plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
+        self._fell_back.append((micro_step, layer))
+        self._in_flight.discard((micro_step, layer))
+        self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
+
+    def gradients(self, micro_step: int, layer: int) -> None:
+        """Backward of the row's experts is done here: sends replica gradients home, takes in those of others."""
+        _, position = self._turn(micro_step, layer, Phase.BACKWARD)
+        self._in_flight.discard((micro_step, layer))
+        if (micro_step, layer) not in self._fell_back:
+            try:
+                returns = self._programme.returns.get(position, ())
+                self._returns.send(micro_step, returns, lambda x, e: self._buffer_of[x, e])
+            except TransferError as error:
+                self._fail(error)
+
+    def release(self, micro_step: int, layer: int, phase: int) -> None:
+        """The use is over on this rank: its buffers may be filled again, and later copies start."""
+        _, position = self._turn(micro_step, layer, phase)
+        if self._open is None:
+            raise InputError(f"{_use(micro_step, layer, phase)} is released before its weights were asked for.")
+        if self.debug:
+            for buffer in self._programme.frees.get(position, ()):
+                spoil(self.buffers.slot(buffer))
+        self._open, self._next = None, position + 1
+        self._start(position + 1)
+
+    def end(self, *, partial: bool = False) -> Timeline:
+        """Finishes the plan: all gradients are home, nothing is under way; collective.
+
+        Args:
+            partial: the stage stops early, after the same use on all ranks.
+
+        Raises:
+            InputError: uses are left and `partial` is not set.
+            TransferError: something did not arrive, here or elsewhere.
+        """
+        plan = self._running()
+        left = len(self._programme.layer_U) - self._next
+        if (left or self._open is not None) and not partial:
+            raise InputError(f"{left} of {len(self._programme.layer_U)} uses were not run; run them, or call end(partial=True).")
+        failure = None
+        try:
+            self._returns.settle()
+            self._carrier.finish()
+            for layer in range(plan.L):
+                self._watch.check(layer)
+            if self._contents is not None:
+                self._contents.check_homes()
+        except TransferError as error:
+            failure = error
+        failures = self.group.gather(str(failure) if failure is not None else None)
+        if failure is not None:
+            self._fail(failure)
+        ranks = tuple(g for g, other in enumerate(failures) if other)
+        if ranks:
+            self._fail(TransferError(f"the step was ended by another rank (rank {ranks[0]}: {failures[ranks[0]]})", ranks))
+        self._plan = None
+        return Timeline(
+            rank=self.group.rank,
+            begin_s=self._begin_s,
+            wall_s=self._clock(),
+            events=tuple(sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)),
+            fell_back=tuple(self._fell_back),
+            retired=tuple(self._carrier.name(b) for b in sorted(self._carrier.retired)),
+        )
+
+    def close(self) -> None:
+        """Closes all backends; safe to call twice, and in the middle of a plan."""
+        self._plan, self._ended = None, self._ended or "it was closed"
+        try:
+            self._carrier.close()
+        finally:
+            if self._owns_group:
+                self.group.close()
+
+    def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
+        """The use's residency, with gradient buffers ready to be added to."""
+        at_home = (m, layer) in self._fell_back
+        found = residency(plan, self.group.rank, self.buffers, self._buffer_of, m, layer, phase, at_home)
+        busy = [self._buffer_of[layer, e] for e in found.expert_S[plan.B :] if (layer, e) in self._buffer_of]
+        if self._contents is not None:
+            for buffer in busy:
+                self._contents.check(*self._held[buffer], self.buffers.slot(buffer))
+        if phase == Phase.BACKWARD:
+            for buffer in busy:
+                self._returns.settle(buffer)
+                with torch.no_grad():
+                    for grad in self.buffers.slot_grad(buffer):
+                        grad.zero_()
+        elif not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
+            if self._homes_only:
+                return dataclasses.replace(found, complete=False)
+            if self._trains:
+                self._in_flight.add((m, layer))
+        return found
+
+    def _agree(self, position: int) -> None:
+        """A pass boundary: two-sided backends that failed anywhere are given up on all ranks."""
+        lost = self._carrier.agree(position)
+        if not lost:
+            return
+        names = ", ".join(self._carrier.name(b) for b in lost)
+        failure = ""
+        try:
+            self._returns.settle()
+        except TransferError as error:
+            failure = str(error)
+        failures = {g: text for g, text in enumerate(self.group.gather(failure)) if text}
+        if failures:
+            g = min(failures)
+            raise TransferError(f"rank {g}: {failures[g]}", tuple(failures))
+        if self._trains and self._carrier.return_backend() < 0:
+            if self._in_flight:
+                raise TransferError(
+                    f"{names} failed and no two-sided backend is left to bring home the gradients of {len(self._in_flight)} rows "
+                    "that already ran on replicas; drop this optimizer step, or give the engine a second two-sided backend."
+                )
+            self._homes_only = True
+
+    def _start(self, position: int) -> None:
+        try:
+            self._carrier.start(position)
+        except TransferError as error:
+            self._fail(error)
+
+    def _turn(self, m: int, layer: int, phase: int) -> tuple[Plan, int]:
+        """The running plan and the position of a use, whose turn it must be."""
+        plan = self._running()
+        position = self._programme.position.get((m, layer, int(phase)))
+        if position != self._next:
+            p, u = self._programme, self._next
+            due = _use(p.micro_step_U[u], p.layer_U[u], p.phase_U[u]) if u < len(p.layer_U) else "nothing; all uses were run"
+            known = "" if position is not None else ", which the plan does not have"
+            raise InputError(f"the plan's schedule has {due} next; got {_use(m, layer, phase)}{known}.")
+        return plan, self._next
+
+    def _running(self) -> Plan:
+        self._require_usable()
+        if self._plan is None:
+            raise InputError("no plan is being run; call begin(plan) first.")
+        return self._plan
+
+    def _require_usable(self) -> None:
+        if self._ended:
+            raise InputError(f"this engine cannot be used any more: {self._ended}; make a new one.")
+
+    def _fail(self, error: TransferError) -> NoReturn:
+        """Ends the step on this rank and leaves word for the others."""
+        self._ended = f"a transfer failed ({error})"
+        self.group.report(str(error))
+        raise error
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self._zero_s
+
+
+def _use(m: int, layer: int, phase: int) -> str:
+    return f"{Phase(phase).name.lower()} of micro-step {m}, layer {layer}"

@@ -1,0 +1,121 @@
+"""Programme: a plan as one rank executes it, position by position: what starts when, what must be there, what goes home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.plan import Plan
+from foremoe.schedule import Phase
+
+# Letters: U uses (a layer in a pass) in order of execution, C copies of the whole plan, M, L, G, E, S as in Plan.
+
+
+class Return(NamedTuple):
+    """The gradient of one replica on its way home, after backward of a row."""
+
+    key: int
+    layer: int
+    expert: int
+    src_rank: int
+    dst_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programme:
+    """One rank's part of a plan.
+
+    Positions count uses in the order of execution. A copy starts on both ends at the same position: after the use that must be
+    over on the destination, and at most `prefetch` positions before the use that needs it.
+
+    Attributes:
+        micro_step_U, layer_U, phase_U: the uses.   uses_per_pass: how many make a pass.
+        position: (micro-step, layer, phase) -> position.
+        need_C, start_C: position of every copy.
+        starts: position -> the copies to start there in which this rank has a part, as destination or as home; in order of need.
+        arrivals: position -> the copies to this rank that the use needs.
+        frees: position -> buffers of this rank whose contents are not needed after it, until a copy lands.
+        returns: position -> gradients that leave or reach this rank after it.
+        home_C: home rank of every copy's expert.
+        num_keys: keys of copies and returns are below it.
+    """
+
+    micro_step_U: list[int]
+    layer_U: list[int]
+    phase_U: list[int]
+    uses_per_pass: int
+    position: dict[tuple[int, int, int], int]
+    need_C: Array
+    start_C: Array
+    home_C: Array
+    starts: dict[int, list[int]]
+    arrivals: dict[int, list[int]]
+    frees: dict[int, list[int]]
+    returns: dict[int, list[Return]]
+    num_keys: int
+
+    @staticmethod
+    def of(plan: Plan, rank: int, prefetch: int) -> Programme:
+        """The part of `rank`; `prefetch` positions ahead of need at most."""
+        t, schedule = plan.transfers, plan.header.schedule
+        uses = schedule.uses(plan.L)
+        micro_step_U = plan.order_M[uses.micro_step_U]
+        triples = list(zip(micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
+        need_C = np.searchsorted(uses.use_U, t.need_C)
+        after_C = np.where(t.after_C < 0, -1, np.searchsorted(uses.use_U, t.after_C))
+        start_C = np.maximum(after_C + 1, need_C - prefetch).clip(0)
+        home_C = plan.home_LE[t.layer_C, t.expert_C].astype(np.int64) // plan.B
+        mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank))
+        here_C = np.flatnonzero(t.dst_C == rank)
+        by_need = mine_C[np.lexsort((mine_C, need_C[mine_C]))]
+        freed_C = here_C[after_C[here_C] >= 0]
+        returns, num_returns = _returns(plan, rank, {triple: u for u, triple in enumerate(triples)})
+        return Programme(
+            micro_step_U=micro_step_U.tolist(),
+            layer_U=uses.layer_U.tolist(),
+            phase_U=uses.phase_U.tolist(),
+            uses_per_pass=plan.L // schedule.num_chunks,
+            position={triple: u for u, triple in enumerate(triples)},
+            need_C=need_C,
+            start_C=start_C,
+            home_C=home_C,
+            starts=_group(start_C[by_need], by_need),
+            arrivals=_group(need_C[here_C], here_C),
+            frees=_group(after_C[freed_C], t.buffer_C[freed_C]),
+            returns=returns,
+            num_keys=len(t) + num_returns,
+        )
+
+
+def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
+    """Values by key, in the order given."""
+    groups: dict[int, list[int]] = {}
+    for key, value in zip(key_C.tolist(), value_C.tolist(), strict=True):
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def _returns(plan: Plan, rank: int, position: dict[tuple[int, int, int], int]) -> tuple[dict[int, list[Return]], int]:
+    """Position -> the returns of `rank`, by expert, then replica rank; and how many returns there are in the whole plan."""
+    if not plan.header.schedule.trains:
+        return {}, 0
+    m_Z, l_Z, g_Z, s_Z = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
+    e_Z = plan.expert_MLGS[m_Z, l_Z, g_Z, s_Z + plan.B]
+    home_Z = plan.home_LE[l_Z, e_Z] // plan.B
+    u_ML = np.full((plan.M, plan.L), -1)
+    for (m, l, phase), u in position.items():  # noqa: E741
+        if phase == Phase.BACKWARD:
+            u_ML[m, l] = u
+    u_Z = u_ML[m_Z, l_Z]
+    order_Z = np.lexsort((g_Z, e_Z, u_Z))
+    order_Z = order_Z[u_Z[order_Z] >= 0]
+    key_Z = np.empty(len(m_Z), np.int64)
+    key_Z[order_Z] = len(plan.transfers) + np.arange(len(order_Z))
+    returns: dict[int, list[Return]] = {}
+    for z in order_Z[(g_Z[order_Z] == rank) | (home_Z[order_Z] == rank)]:
+        one = Return(int(key_Z[z]), int(l_Z[z]), int(e_Z[z]), int(g_Z[z]), int(home_Z[z]))
+        returns.setdefault(int(u_Z[z]), []).append(one)
+    return returns, len(order_Z)

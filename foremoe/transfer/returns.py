@@ -1,0 +1,105 @@
+"""Returns: gradients of replicas on their way home, added there in one fixed order."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foremoe.errors import TransferError
+from foremoe.transfer.base import Buffers, Copy, Tensors
+from foremoe.transfer.carrier import Carrier
+from foremoe.transfer.programme import Return
+from foremoe.transfer.timeline import Event
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """The returns of one row in which this rank has a part."""
+
+    micro_step: int
+    backend: int
+    handle: Any
+    start_s: float
+    added: list[tuple[Return, Tensors]]  # arrived gradients and what they are added to, in key order
+    buffers: set[int] = field(default_factory=set)  # of this rank, whose gradients are being read
+
+
+class Returns:
+    """Gradient returns of one rank.
+
+    A row's returns start when its backward is over and are added to `main_grad` when `window` more rows have returned theirs, at
+    the end, or when a gradient buffer is wanted again. These points depend on the plan alone, not on timing, so that sums come
+    out the same in every run: for an expert by row, within a row by replica rank.
+    """
+
+    def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, window: int, debug: bool) -> None:
+        self._carrier, self._buffers, self._rank, self._window, self._debug = carrier, buffers, rank, max(window, 1), debug
+        self._under_way: deque[_Sent] = deque()
+        self.events: list[Event] = []
+
+    def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Callable[[int, int], int]) -> None:
+        """Starts a row's returns; `buffer_of` tells where this rank holds the replica of (layer, expert)."""
+        if not returns:
+            return
+        backend = self._carrier.return_backend()
+        sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
+        copies = []
+        for one in returns:
+            src: Tensors | None = None
+            dst: Tensors | None = None
+            if one.src_rank == self._rank:
+                buffer = buffer_of(one.layer, one.expert)
+                sent.buffers.add(buffer)
+                src = self._buffers.slot_grad(buffer)
+            else:
+                dst = [torch.empty_like(grad) for grad in self._buffers.main_grad(one.layer, one.expert)]
+                sent.added.append((one, dst))
+            copies.append(Copy(one.key, one.layer, one.expert, one.src_rank, one.dst_rank, src, dst))
+        try:
+            sent.handle = self._carrier.backends[backend].start(copies)
+        except Exception as error:
+            raise self._lost(sent, error) from error
+        self._under_way.append(sent)
+        while len(self._under_way) > self._window:
+            self._settle_oldest()
+
+    def settle(self, buffer: int | None = None) -> None:
+        """Adds what is under way: all of it, or up to the row that still reads the gradient of `buffer`."""
+        while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        sent = self._under_way.popleft()
+        begin = time.perf_counter()
+        try:
+            self._carrier.backends[sent.backend].wait(sent.handle, self._carrier.timeout_s)
+        except Exception as error:
+            raise self._lost(sent, error) from error
+        exposed_s, ready_s = time.perf_counter() - begin, self._carrier.clock()
+        for one, arrived in sent.added:
+            for total, part in zip(self._buffers.main_grad(one.layer, one.expert), arrived, strict=True):
+                total.add_(part)
+            size = sum(x.numel() * x.element_size() for x in arrived)
+            name = self._carrier.name(sent.backend)
+            self.events.append(
+                Event("gradient", sent.micro_step, one.layer, one.expert, one.src_rank, name, size, sent.start_s, ready_s,
+                      exposed_s, "done")
+            )  # fmt: skip
+            exposed_s = 0.0  # the row was waited for once
+        if self._debug:
+            for buffer in sent.buffers:
+                for grad in self._buffers.slot_grad(buffer):
+                    grad.fill_(float("nan"))
+
+    def _lost(self, sent: _Sent, error: Exception) -> TransferError:
+        ranks = error.ranks if isinstance(error, TransferError) else ()
+        return TransferError(
+            f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.name(sent.backend)} ({error}); "
+            "drop this optimizer step and restart the engine.",
+            ranks or (self._rank,),
+        )

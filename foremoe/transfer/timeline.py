@@ -1,0 +1,79 @@
+"""Timeline: what an engine did in one stage, copy by copy, as seen from one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    """One copy that reached this rank, or failed to.
+
+    Attributes:
+        kind: "weights" or "gradient".   micro_step, layer, expert: what was copied.
+        src_rank: -1 for the host store.   backend: its class name, the one that delivered.
+        num_bytes: of the expert's tensors.
+        start_s: when the copy was started.   ready_s: when the engine knew it had arrived; both in seconds since `begin`.
+        exposed_s: how long this rank stood still for it. On a GPU the waiting happens on streams and is not seen here.
+        outcome: "done", "failed over" (arrived by another way than planned), "missing".
+    """
+
+    kind: str
+    micro_step: int
+    layer: int
+    expert: int
+    src_rank: int
+    backend: str
+    num_bytes: int
+    start_s: float
+    ready_s: float
+    exposed_s: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One stage of one rank.
+
+    Attributes:
+        rank: this rank.   begin_s: seconds that `Engine.begin` took.   wall_s: seconds from then to the end of `end`.
+        events: `Event`, in the order in which they were known to be over.
+        fell_back: (micro-step, layer) that ran at home placement.   retired: two-sided backends given up.
+    """
+
+    rank: int
+    begin_s: float
+    wall_s: float
+    events: tuple[Event, ...] = ()
+    fell_back: tuple[tuple[int, int], ...] = ()
+    retired: tuple[str, ...] = field(default=())
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds this rank stood still for copies."""
+        return sum(event.exposed_s for event in self.events)
+
+    @property
+    def bytes_by_backend(self) -> dict[str, int]:
+        """Bytes that reached this rank, by backend."""
+        total: dict[str, int] = {}
+        for event in self.events:
+            if event.outcome != "missing":
+                total[event.backend] = total.get(event.backend, 0) + event.num_bytes
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals, for metrics and JSON."""
+        return {
+            "rank": self.rank,
+            "begin_s": self.begin_s,
+            "wall_s": self.wall_s,
+            "exposed_s": self.exposed_s,
+            "weight_copies": sum(e.kind == "weights" for e in self.events),
+            "gradient_returns": sum(e.kind == "gradient" for e in self.events),
+            "bytes_by_backend": self.bytes_by_backend,
+            "failed_over": sum(e.outcome == "failed over" for e in self.events),
+            "missing": sum(e.outcome == "missing" for e in self.events),
+            "fell_back": len(self.fell_back),
+            "retired": list(self.retired),
+        }

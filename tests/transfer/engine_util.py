@@ -1,0 +1,114 @@
+"""Toy experts for the engine: every expert is two small tensors with numbers of its own, every replica adds a known gradient."""
+
+import torch
+
+from foremoe.schedule import Phase
+
+# Letters: S slots of a rank.
+
+SIZES = (5, 3)
+
+
+class ToyBuffers:
+    """Buffers of one rank; weights are a function of (layer, expert, version)."""
+
+    def __init__(self, plan, rank, *, num_buffers=None, dtype=torch.float64):
+        head = plan.header
+        own = head.slots.num_buffers(head.redundant, plan.L) if head.redundant else 0
+        self.num_buffers = own if num_buffers is None else num_buffers
+        self.dtype, self.rank = dtype, rank
+        self.homes = {
+            (layer, e): values(layer, e, 0, dtype)
+            for layer in range(plan.L)
+            for e in range(plan.E)
+            if plan.home_LE[layer, e] // plan.B == rank
+        }
+        self.grads = {key: [torch.zeros_like(x) for x in tensors] for key, tensors in self.homes.items()}
+        self.slots = [[torch.zeros(n, dtype=dtype) for n in SIZES] for _ in range(self.num_buffers)]
+        self.slot_grads = [[torch.zeros(n, dtype=dtype) for n in SIZES] for _ in range(self.num_buffers)]
+
+    def home(self, layer, expert):
+        return self.homes[layer, expert]
+
+    def slot(self, buffer):
+        return self.slots[buffer]
+
+    def main_grad(self, layer, expert):
+        return self.grads[layer, expert]
+
+    def slot_grad(self, buffer):
+        return self.slot_grads[buffer]
+
+    def update(self, version):
+        """What an optimizer does."""
+        for (layer, e), tensors in self.homes.items():
+            for old, new in zip(tensors, values(layer, e, version, self.dtype), strict=True):
+                old.copy_(new)
+
+
+def values(layer, expert, version, dtype):
+    base = 1000.0 * version + 100.0 * layer + expert
+    return [torch.arange(n, dtype=dtype) * 0.25 + base + i for i, n in enumerate(SIZES)]
+
+
+def gradient(m, layer, expert, rank):
+    """What the slot of a rank contributes: a number exact in floating point, so that sums can be compared with ==."""
+    return float(1 + m * 64 + layer * 8 + rank) + expert / 16.0
+
+
+def expected_grads(plan, *, fell_back=()):
+    """(layer, expert) -> the sum over the rows and slots that serve it."""
+    total = {}
+    for m in range(plan.M):
+        for layer in range(plan.L):
+            for g in range(plan.G):
+                for s in range(plan.S):
+                    e = int(plan.expert_MLGS[m, layer, g, s])
+                    served = s < plan.B or (plan.quota_MLGS[m, layer, g, s] > 0 and (m, layer) not in fell_back)
+                    if served and e >= 0:
+                        total[layer, e] = total.get((layer, e), 0.0) + gradient(m, layer, e, g)
+    return total
+
+
+def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
+    """Runs all uses (up to `stop`) and checks what is resident; rows whose replicas are missing anywhere fall back."""
+    uses = plan.header.schedule.uses(plan.L)
+    fell_back = []
+    for u, (position, layer, phase) in enumerate(zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True)):
+        if u == stop:
+            break
+        m, layer, phase = int(plan.order_M[position]), int(layer), Phase(int(phase))
+        if on_use is not None:
+            on_use(u)
+        found = engine.weights(m, layer, phase)
+        if phase == Phase.FORWARD and not all(group.gather(found.complete)):
+            engine.fall_back(m, layer)
+            fell_back.append((m, layer))
+            found = engine.weights(m, layer, phase)
+        check(plan, found, m, layer, group.rank, version, engine.buffers.dtype, at_home=(m, layer) in fell_back)
+        if phase == Phase.BACKWARD:
+            for s, e in enumerate(found.expert_S):
+                if e >= 0:
+                    for grad in found.grads_S[s]:
+                        grad += gradient(m, layer, e, group.rank)
+            engine.gradients(m, layer)
+        engine.release(m, layer, phase)
+    return fell_back
+
+
+def check(plan, found, m, layer, rank, version, dtype, *, at_home):
+    for s in range(plan.S):
+        e = int(plan.expert_MLGS[m, layer, rank, s])
+        if s >= plan.B and (at_home or plan.quota_MLGS[m, layer, rank, s] == 0):
+            assert found.weights_S[s] is None and found.expert_S[s] == -1
+        else:
+            assert found.expert_S[s] == e
+            for have, want in zip(found.weights_S[s], values(layer, e, version, dtype), strict=True):
+                assert torch.equal(have, want), f"micro-step {m}, layer {layer}, rank {rank}, slot {s}, expert {e}"
+
+
+def check_grads(plan, buffers, *, stages=1, fell_back=()):
+    total = expected_grads(plan, fell_back=fell_back)
+    for (layer, e), tensors in buffers.grads.items():
+        for grad in tensors:
+            assert (grad == stages * total.get((layer, e), 0.0)).all(), f"layer {layer}, expert {e}"

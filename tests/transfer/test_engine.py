@@ -1,0 +1,300 @@
+"""Engine: uses find their replicas and gradients get home, in any schedule and slot policy; misuse ends in one sentence."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from engine_util import ToyBuffers, check_grads, expected_grads, run_uses, values
+from foremoe.transfer.local import Local
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+import foremoe
+from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.schedule import Phase
+from foremoe.testing import describe, plans, problems
+from foremoe.testing.ranks import run_threads
+from foremoe.transfer.engine import Engine
+
+few = settings(deadline=None, max_examples=60)
+PROBLEMS = problems(max_ranks=4, max_layers=3, max_micro_steps=3)
+
+
+def stage(group, plan, prefetch=2, backends=None, debug=True, stages=1):
+    """One rank's stage(s); returns its buffers and last timeline."""
+    buffers = ToyBuffers(plan, group.rank)
+    engine = Engine(buffers, group=group, backends=backends or (Local(),), prefetch=prefetch, debug=debug)
+    try:
+        for version in range(stages):
+            engine.begin(plan)
+            fell_back = run_uses(engine, plan, group, version=version)
+            timeline = engine.end()
+            buffers.update(version + 1)
+    finally:
+        engine.close()
+    if plan.header.schedule.trains:
+        check_grads(plan, buffers, stages=stages, fell_back=fell_back)
+    return buffers, timeline
+
+
+@few
+@given(st.data())
+def test_uses_find_their_replicas_and_gradients_get_home(data):
+    problem = data.draw(PROBLEMS)
+    note(describe(problem))
+    plan = dataclasses.replace(data.draw(plans(problem)), resident_LGS=None).rederived()
+    results = run_threads(stage, problem.G, plan, data.draw(st.integers(0, 4)), None, data.draw(st.booleans()), 2)
+    copies = sum(e.kind == "weights" for _, t in results for e in t.events)
+    assert copies == len(plan.transfers)
+    if problem.schedule.trains:
+        returned = sum(e.kind == "gradient" for _, t in results for e in t.events)
+        assert returned == plan.num_replicas
+
+
+def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, schedule=None, slots=None, stage="update", seed=0):
+    """A plan with replicas in every row, of another expert in each."""
+    rng = np.random.default_rng(seed)
+    load_MLGE = rng.integers(1, 20, (micro_steps, layers, ranks, 2 * ranks))
+    for m, layer in np.ndindex(micro_steps, layers):
+        load_MLGE[m, layer, :, (m * layers + layer) % (2 * ranks)] += 60
+    model = foremoe.Model(
+        name="toy", num_layers=layers, num_experts=2 * ranks, num_topk=1, hidden_size=4, ffn_size=8, first_moe_layer=0,
+        attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
+    )  # fmt: skip
+    work = foremoe.Workload.from_counts(load_MLGE, num_topk=1, stage=stage)
+    extra = {} if schedule is None else {"schedule": schedule}
+    problem = foremoe.Problem.of(
+        work,
+        foremoe.Cluster.preset("8xh100", num_ranks=ranks),
+        model=model,
+        redundant=redundant,
+        cost=foremoe.CostModel(objective="balance"),
+        **extra,
+        **({} if slots is None else {"slots": slots}),
+    )
+    plan, _ = foremoe.Planner().plan(problem)
+    assert (plan.quota_MLGS[..., plan.B :] > 0).any(axis=(2, 3)).all()
+    return plan
+
+
+def test_sums_come_out_the_same_in_every_run():
+    plan = a_plan(micro_steps=4)
+
+    def summed(group):
+        buffers = ToyBuffers(plan, group.rank, dtype=torch.float32)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(plan)
+        uses = plan.header.schedule.uses(plan.L)
+        for m, layer, phase in zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True):
+            m = int(plan.order_M[m])
+            found = engine.weights(m, layer, phase)
+            if phase == Phase.BACKWARD:
+                for s, e in enumerate(found.expert_S):
+                    if e >= 0:
+                        generator = torch.Generator().manual_seed(m * 1000 + layer * 100 + e * 10 + group.rank)
+                        for grad in found.grads_S[s]:
+                            grad += torch.randn(grad.shape, generator=generator) * 10.0 ** float(3 * group.rank)
+                engine.gradients(m, layer)
+            engine.release(m, layer, phase)
+        engine.end()
+        engine.close()
+        return {key: torch.cat(grads) for key, grads in buffers.grads.items()}
+
+    first = run_threads(summed, plan.G)
+    for _ in range(5):
+        again = run_threads(summed, plan.G)
+        assert all(torch.equal(a[key], b[key]) for a, b in zip(first, again, strict=True) for key in a)
+
+
+def test_gradients_are_summed_in_float32_for_narrow_weights():
+    plan = a_plan()
+
+    def narrow(group):
+        buffers = ToyBuffers(plan, group.rank, dtype=torch.bfloat16)
+        for grads in (buffers.grads.values(), buffers.slot_grads):
+            for tensors in grads:
+                tensors[:] = [x.float() for x in tensors]
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.close()
+        check_grads(plan, buffers)
+
+    run_threads(narrow, plan.G)
+
+
+def test_no_copy_starts_before_its_buffer_is_free_nor_earlier_than_prefetch():
+    """Back-pressure: the destination's buffer still holds what the last use reads."""
+    plan = a_plan(micro_steps=4, slots=foremoe.SharedSlots(1))
+    for prefetch in (0, 1, 8):
+        results = run_threads(stage, plan.G, plan, prefetch)
+        assert all(t.events for _, t in results)
+    from foremoe.transfer.programme import Programme
+
+    for prefetch in (0, 1, 8):
+        programme = Programme.of(plan, 0, prefetch)
+        uses = plan.header.schedule.uses(plan.L)
+        after_C = np.where(plan.transfers.after_C < 0, -1, np.searchsorted(uses.use_U, plan.transfers.after_C))
+        assert (programme.start_C > after_C).all() and (programme.start_C <= programme.need_C).all()
+        assert (programme.need_C - programme.start_C <= prefetch).all()
+
+
+def test_resident_replicas_stay_from_plan_to_plan():
+    plan = a_plan(slots=foremoe.ResidentSlots(1), stage="recompute", redundant=2)
+    held_LGS = np.full((plan.L, plan.G, plan.S), -1, np.int16)
+    held_LGS[..., : plan.B] = plan.expert_MLGS[0, ..., : plan.B]
+    last = plan.transfers
+    for c in range(len(last)):
+        r = int(last.buffer_C[c]) - int(last.layer_C[c]) * 2
+        held_LGS[last.layer_C[c], last.dst_C[c], plan.B + r] = last.expert_C[c]
+    again = dataclasses.replace(plan, resident_LGS=held_LGS).rederived()
+    assert len(again.transfers) < len(plan.transfers)
+
+    def twice(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        with pytest.raises(InputError, match="same_weights"):
+            engine.begin(again)
+        with pytest.raises(InputError, match="a plan before"):
+            engine.begin(plan, same_weights=True)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.begin(again, same_weights=True)
+        run_uses(engine, again, group)
+        timeline = engine.end()
+        engine.close()
+        return len(timeline.events)
+
+    assert sum(run_threads(twice, plan.G)) == len(again.transfers)
+
+
+def test_misuse_ends_in_one_sentence():
+    plan, other = a_plan(), a_plan(seed=1)
+    moved = dataclasses.replace(plan, header=dataclasses.replace(plan.header, keeps_homes=False))
+
+    def misuse(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match="no plan is being run"):
+            engine.weights(0, 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="moves homes"):
+            engine.begin(moved)
+        with pytest.raises(InputError, match="rank 1 was given another plan"):
+            engine.begin(other if group.rank == 1 else plan)
+        with pytest.raises(InputError, match="the plan is for 2 ranks and the group has 3"):
+            engine.begin(a_plan(ranks=2))
+        engine.begin(plan)
+        with pytest.raises(InputError, match="a plan is being run"):
+            engine.begin(plan)
+        with pytest.raises(
+            InputError, match=r"has forward of micro-step \d, layer 0 next; got forward of micro-step \d, layer 1"
+        ):
+            engine.weights(int(plan.order_M[0]), 1, Phase.FORWARD)
+        with pytest.raises(InputError, match="which the plan does not have"):
+            engine.weights(99, 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="released before"):
+            engine.release(int(plan.order_M[0]), 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="uses were not run"):
+            engine.end()
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.close()
+        engine.close()
+        with pytest.raises(InputError, match="it was closed"):
+            engine.begin(plan)
+
+    run_threads(misuse, plan.G)
+    with pytest.raises(InputError, match="at least one transfer backend"):
+        Engine(None, backends=())
+
+
+def test_a_ring_too_small_for_the_plan_is_refused_on_all_ranks():
+    plan = a_plan(slots=foremoe.SharedSlots(3))
+
+    def small(group):
+        buffers = ToyBuffers(plan, group.rank, num_buffers=1 if group.rank == 2 else None)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; make more"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(small, plan.G)
+
+
+def test_a_stage_may_stop_early_on_all_ranks():
+    plan = a_plan(stage="recompute", micro_steps=4)
+
+    def early(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+        run_uses(engine, plan, group, stop=3)
+        engine.end(partial=True)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.close()
+
+    run_threads(early, plan.G)
+
+
+def test_an_optimizer_step_inside_a_plan_is_an_error():
+    plan = a_plan()
+
+    def update_inside(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(plan)
+        try:
+            run_uses(engine, plan, group, on_use=lambda u: buffers.update(1) if u == 2 else None)
+        finally:
+            engine.close()
+
+    with pytest.raises(StaleWeights, match="changed after the plan began"):
+        run_threads(update_inside, plan.G)
+
+
+def test_debug_sees_an_overwritten_buffer():
+    # Resident replicas of a forward pass are still there in its backward pass: nothing is sent again that would repair them.
+    plan = a_plan(slots=foremoe.ResidentSlots(1))
+
+    def overwrite(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+
+        def spoil(u):
+            if u == plan.L:  # the first use of the first backward pass
+                for tensors in buffers.slots:
+                    tensors[0].numpy()[:] = 7.0
+
+        try:
+            run_uses(engine, plan, group, on_use=spoil)
+        finally:
+            engine.close()
+
+    with pytest.raises(TransferError, match="differs from its home"):
+        run_threads(overwrite, plan.G)
+
+
+def test_released_memory_is_filled_with_nan_in_debug():
+    plan = a_plan(slots=foremoe.SharedSlots(1), micro_steps=2)
+
+    def released(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True, prefetch=0)
+        engine.begin(plan)
+        assert all(torch.isnan(x).all() for tensors in buffers.slot_grads for x in tensors)
+        run_uses(engine, plan, group)
+        engine.end()
+        assert all(torch.isnan(x).all() for tensors in buffers.slot_grads for x in tensors)
+        engine.close()
+
+    run_threads(released, plan.G)
+
+
+def test_toys_differ_between_experts_and_versions():
+    assert not torch.equal(values(0, 1, 0, torch.float64)[0], values(0, 2, 0, torch.float64)[0])
+    assert expected_grads(a_plan())

@@ -1,0 +1,163 @@
+"""Fault drills: what fails is repaired where it can be, and otherwise ends the step on every rank with the cause named."""
+
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+from engine_util import ToyBuffers, check_grads, run_uses
+from flaky import Flaky, FlakyHost, Second, Shelf
+from foremoe.transfer.collective import Collective
+from foremoe.transfer.local import Local
+from test_engine import a_plan
+
+from foremoe.errors import StaleWeights, TransferError
+from foremoe.testing.ranks import run_processes, run_threads
+from foremoe.transfer.engine import Engine
+from foremoe.transfer.pinned_host import PinnedHost
+from foremoe.transfers import Path
+
+RANKS = 3
+
+
+def run(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None):
+    """One stage; returns (fell back, timeline)."""
+    buffers = ToyBuffers(plan, group.rank)
+    engine = Engine(buffers, group=group, backends=backends, timeout_s=timeout_s, debug=True)
+    try:
+        engine.begin(plan)
+        fell_back = run_uses(engine, plan, group, stop=stop_use if group.rank == stop_rank else None)
+        if group.rank == stop_rank:
+            return None
+        timeline = engine.end()
+    finally:
+        engine.close()
+    if plan.header.schedule.trains:
+        check_grads(plan, buffers, fell_back=fell_back)
+    return fell_back, timeline
+
+
+def by_host(plan):
+    """The same plan with every weight copy from the host store."""
+    t = plan.transfers
+    return dataclasses.replace(plan, transfers=t.replace(path_C=t.path_C * 0 + Path.HOST, src_C=t.src_C * 0 - 1))
+
+
+def by_peer(plan):
+    t = plan.transfers
+    home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
+    return dataclasses.replace(plan, transfers=t.replace(path_C=t.path_C * 0 + Path.PEER, src_C=home_C))
+
+
+def test_a_pull_that_fails_comes_another_way():
+    plan = by_host(a_plan(ranks=RANKS, micro_steps=4))
+    results = run_threads(lambda group: run(group, plan, (FlakyHost(1, 2), Shelf(), Local())), RANKS)
+    assert all(fell_back == [] for fell_back, _ in results)
+    outcomes = [[e.outcome for e in t.events if e.kind == "weights"] for _, t in results]
+    assert "failed over" in outcomes[1] and set(outcomes[0] + outcomes[2]) == {"done"}
+
+
+@pytest.mark.parametrize("stage", ["recompute", "update"])
+def test_a_pull_with_no_way_left_sends_the_row_home_on_all_ranks(stage):
+    plan = by_host(a_plan(ranks=RANKS, micro_steps=4, stage=stage))
+    results = run_threads(lambda group: run(group, plan, (FlakyHost(1, 2), Local())), RANKS, errors=True)
+    if stage == "recompute":
+        assert results[0][0] and all(fell_back == results[0][0] for fell_back, _ in results)
+        assert all(t.fell_back == tuple(fell_back) for fell_back, t in results)
+    elif isinstance(results[0], TransferError):
+        # The pull that failed was one of a backward, whose forward had run on the replica.
+        assert all(isinstance(error, TransferError) and "rank 1" in str(error) for error in results)
+
+
+@pytest.mark.parametrize("starts", [0, 1, 3])
+def test_a_two_sided_backend_that_raises_is_given_up_by_all_ranks(starts):
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
+    results = run_threads(lambda group: run(group, plan, (Flaky(1, starts), Second()), timeout_s=0.5), RANKS)
+    assert all(t.retired == ("Flaky",) for _, t in results)
+    assert all(fell_back == results[0][0] for fell_back, _ in results)
+    # Afterwards the second backend carries the copies.
+    assert len(results[0][0]) < plan.N
+    assert any(e.backend == "Second" and e.outcome == "done" for _, t in results for e in t.events)
+
+
+def test_without_a_second_backend_later_rows_run_at_home():
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
+    results = run_threads(lambda group: run(group, plan, (Flaky(1, 2),), timeout_s=0.5), RANKS)
+    assert all(fell_back == results[0][0] and len(fell_back) >= 3 * plan.L for fell_back, _ in results)
+
+
+def test_a_host_store_takes_over_from_a_failed_two_sided_backend():
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
+    results = run_threads(lambda group: run(group, plan, (Flaky(1, 2), PinnedHost()), timeout_s=0.5), RANKS)
+    assert all(t.retired == ("Flaky",) for _, t in results)
+    assert any(e.backend == "PinnedHost" and e.outcome != "missing" for _, t in results for e in t.events)
+    assert len(results[0][0]) < 3 * plan.L
+
+
+@pytest.mark.parametrize("starts", range(0, 12, 2))
+def test_in_an_update_it_is_repaired_or_ends_on_all_ranks(starts):
+    """Wherever it strikes: equal gradients (checked in run), or one error on every rank that names the cause."""
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=3))
+    backends = (Flaky(1, starts), Second())
+    results = run_threads(lambda group: run(group, plan, backends, timeout_s=0.5), RANKS, errors=True)
+    ended = [isinstance(result, TransferError) for result in results]
+    assert all(ended) or not any(ended)
+    if all(ended):
+        assert all("rank 1" in str(error) or error.ranks == (1,) or "link is down" in str(error) for error in results)
+    else:
+        assert all(fell_back == results[0][0] for fell_back, _ in results)
+
+
+def test_a_peer_that_stops_answering_is_named():
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=3))
+    begin = time.monotonic()
+    results = run_threads(
+        lambda group: run(group, plan, (Local(),), timeout_s=0.5, stop_rank=2, stop_use=3), RANKS, errors=True, timeout_s=2.0
+    )
+    assert results[2] is None and time.monotonic() - begin < 20
+    for error in results[:2]:
+        assert isinstance(error, TransferError) and "rank 2" in str(error)
+
+
+def killed(group, plan):
+    buffers = ToyBuffers(plan, group.rank)
+    engine = Engine(buffers, group=group, backends=(Collective(), PinnedHost()), timeout_s=5.0)
+    engine.begin(plan)
+
+    def kill(u):
+        if group.rank == 1 and u == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_uses(engine, plan, group, on_use=kill)
+
+
+def test_a_killed_rank_ends_the_others_without_a_hang():
+    plan = a_plan(ranks=RANKS, micro_steps=3)
+    begin = time.monotonic()
+    results = run_processes(killed, RANKS, plan, errors=True, timeout_s=60.0)
+    assert time.monotonic() - begin < 60
+    for rank in (0, 2):
+        assert isinstance(results[rank], TransferError), results[rank]
+    assert any("rank 1" in str(results[rank]) for rank in (0, 2)), results
+
+
+def test_a_hidden_optimizer_step_is_seen_in_debug():
+    """A write that no version counter sees: replicas would keep the old weights while homes have the new ones."""
+    plan = by_host(a_plan(ranks=RANKS, micro_steps=3, stage="recompute"))
+
+    def hidden(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(PinnedHost(),), debug=True)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        for tensors in buffers.homes.values():
+            tensors[0].numpy()[:] += 1.0
+        try:
+            engine.end()
+        finally:
+            engine.close()
+
+    errors = run_threads(hidden, RANKS, errors=True)
+    assert any(isinstance(error, StaleWeights) for error in errors)
+    assert all(isinstance(error, TransferError) and "changed after the plan began" in str(error) for error in errors)
