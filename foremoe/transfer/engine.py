@@ -39,8 +39,7 @@ class Engine:
         group: the EP group; a `Group`, a process group, or None for all ranks.
         backends: instances or names, in order of preference; see `foremoe.transfer.backends`.
         prefetch: how many uses ahead a copy may start, if its buffer is free.
-        timeout_s: seconds to wait for a copy or another rank. Exchanges of tokens wait as long as the process group says; that
-            should be longer.
+        timeout_s: seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
         debug: compares replicas with their homes and fills released buffers and gradients with NaN; slow.
 
     Law: a pull that fails is repeated another way by this rank alone; a two-sided backend is given up by all ranks together at
@@ -64,7 +63,7 @@ class Engine:
             raise InputError("an Engine needs at least one transfer backend; the default is ('collective',).")
         found = [resolve_backend(backend) for backend in backends]
         self._owns_group = not isinstance(group, Group)
-        self.group = as_group(group, timeout_s=timeout_s)
+        self.group = as_group(group)
         self.buffers, self.prefetch, self.debug = buffers, prefetch, debug
         self._version = 0
         self._held: dict[int, tuple[int, int]] = {}  # buffer -> (layer, expert), as far as known to be there

@@ -6,19 +6,22 @@ Weights do not travel here; transfer backends carry them.
 from __future__ import annotations
 
 import abc
+import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from foremoe.errors import InputError, TransferError
 
 # Letters: G ranks.
+
+_HEAD_BYTES = 256
 
 
 class Group(abc.ABC):
@@ -61,36 +64,63 @@ class TorchGroup(Group):
 
     Args:
         process_group: the EP group; default: all ranks. Any backend (gloo, NCCL).
-        timeout_s: seconds to wait for another rank in `gather`. Exchanges of tokens wait as long as `process_group` was made for.
+        timeout_s: seconds to wait for another rank; a rank may compute that long between two exchanges. On NCCL the exchange of
+            tokens is watched by NCCL's own watchdog instead.
 
     Control messages use a gloo group of their own: they must get through when NCCL does not.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
         if not dist.is_initialized():
             raise InputError("there is no process group; call torch.distributed.init_process_group first.")
-        self.process_group = dist.group.WORLD if process_group is None else process_group
+        self.process_group: dist.ProcessGroup = process_group or dist.distributed_c10d._get_default_group()
         self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         self.timeout_s = timeout_s
-        ranks = dist.get_process_group_ranks(self.process_group)
-        self._control = dist.new_group(
-            ranks, timeout=timedelta(seconds=timeout_s), backend="gloo", use_local_synchronization=process_group is not None
-        )
         # Reports must not wait for a peer: they go through the store that the process group was made with.
-        self._store = PrefixStore(f"foremoe/{self._control.group_name}", dist.distributed_c10d._get_default_store())
+        self._store = PrefixStore(_next_name(self.process_group), dist.distributed_c10d._get_default_store())
+        self._num_private = 0
+        # Longer than our own patience: gloo must not give up before the ranks that are missing are named.
+        self._control: Any = self.private_gloo(2 * timeout_s)
+        self._on_gloo = dist.get_backend(self.process_group) == "gloo"
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
         if sent.element_size() == 1:  # fp8 is unknown to gloo
             received, sent = received.view(torch.uint8), sent.view(torch.uint8)
-        self._answered(
-            lambda: dist.all_to_all_single(received, sent, num_received_G, num_sent_G, group=self.process_group),
-            "exchange tokens",
-        )
+        if self._on_gloo or not sent.is_cuda:
+            exchange = lambda: dist.all_to_all_single(  # noqa: E731
+                received, sent, num_received_G, num_sent_G, group=self.process_group, async_op=True
+            )
+            self._answered(exchange, "exchange tokens")
+        else:
+            # The wait of a CUDA collective is a stream's, not the host's: nothing to watch here.
+            dist.all_to_all_single(received, sent, num_received_G, num_sent_G, group=self.process_group)
 
     def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        self._answered(lambda: dist.all_gather_object(values, value, group=self._control), "answer")
-        return values
+        data = pickle.dumps(value)
+        # Most values fit into the first message, behind their length.
+        sent = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
+        head = len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8]
+        sent[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        received = torch.empty(self.size, _HEAD_BYTES, dtype=torch.uint8)
+        ones = [1] * self.size
+        self._answered(lambda: self._control.alltoall_base(received, sent.repeat(self.size, 1), ones, ones), "answer")
+        heads = [row.numpy().tobytes() for row in received]
+        sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        if max(sizes) > _HEAD_BYTES - 8:
+            whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).repeat(self.size)
+            received = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._answered(lambda: self._control.alltoall_base(received, whole, sizes, [len(data)] * self.size), "answer")
+            return [pickle.loads(part.numpy().tobytes()) for part in received.split(sizes)]
+        return [pickle.loads(head[8 : 8 + size]) for head, size in zip(heads, sizes, strict=True)]
+
+    def private_gloo(self, timeout_s: float) -> ProcessGroupGloo:
+        """A new gloo group of the same ranks, whose messages nobody else can take; gone with its last reference. Collective.
+
+        Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
+        """
+        self._num_private += 1
+        store = PrefixStore(f"gloo/{self._num_private}", self._store)
+        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
     def report(self, message: str) -> None:
         try:
@@ -99,17 +129,29 @@ class TorchGroup(Group):
             return
 
     def close(self) -> None:
-        if self._control is not None:
-            dist.destroy_process_group(self._control)
-            self._control = None  # type: ignore[assignment]
+        self._control = None
 
-    def _answered(self, call: Callable[[], None], verb: str) -> None:
+    def _answered(self, start: Callable[[], Any], verb: str) -> None:
+        """Waits for an exchange, and looks every second whether another rank has reported a failure."""
         begin = time.monotonic()
         try:
-            call()
+            work = start()
+            while True:
+                left_s = begin + self.timeout_s - time.monotonic()
+                try:
+                    work.wait(timedelta(seconds=max(min(left_s, 1.0), 0.001)))
+                    return
+                except RuntimeError:
+                    if work.is_completed() or left_s <= 0 or self._reports():
+                        raise
         except RuntimeError as error:
-            waited_s = time.monotonic() - begin
-            raise self._blame(verb, waited_s, error) from error
+            raise self._blame(verb, time.monotonic() - begin, error) from error
+
+    def _reports(self) -> bool:
+        try:
+            return any(self._store.check([f"report/{g}"]) for g in range(self.size))
+        except Exception:  # the store is gone; the exchange itself will fail or time out
+            return False
 
     def _blame(self, verb: str, waited_s: float, error: Exception) -> TransferError:
         """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds."""
@@ -137,6 +179,16 @@ class TorchGroup(Group):
         return TransferError(
             f"{who} did not {verb} within {waited_s:.1f} s ({first_line}); look at its log and restart the step.", ranks
         )
+
+
+_made: dict[str, int] = {}  # groups of the same ranks that this process has made
+
+
+def _next_name(process_group: dist.ProcessGroup) -> str:
+    """A name that no other group has; ranks make the groups they share in the same order, so they agree on it."""
+    ranks = ",".join(map(str, dist.get_process_group_ranks(process_group)))
+    _made[ranks] = _made.get(ranks, 0) + 1
+    return f"foremoe/{ranks}/{_made[ranks]}"
 
 
 class ThreadGroup(Group):
@@ -216,18 +268,6 @@ class _Board:
             raise TransferError(f"rank {who} did not answer within {timeout_s:.1f} s; look at its log and restart.", missing)
 
 
-def as_group(group: Group | dist.ProcessGroup | None, *, timeout_s: float = 30.0) -> Group:
+def as_group(group: Group | dist.ProcessGroup | None) -> Group:
     """`group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
-    return group if isinstance(group, Group) else TorchGroup(group, timeout_s=timeout_s)
-
-
-def gather_equal(group: Group, value: Any, what: str) -> None:
-    """Checks that all ranks have the same `value`.
-
-    Raises:
-        InputError: they differ; on every rank.
-    """
-    values = group.gather(value)
-    different: Sequence[int] = [g for g, other in enumerate(values) if other != values[0]]
-    if different:
-        raise InputError(f"rank {different[0]} has another {what} than rank 0; give every rank the same.")
+    return group if isinstance(group, Group) else TorchGroup(group)
