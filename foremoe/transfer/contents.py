@@ -40,6 +40,15 @@ class HomeWatch:
         return sum(x._version for x in self._homes_L[layer])
 
 
+def narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
+    """Why gradients cannot be summed here, in one sentence; empty if they can."""
+    mine = (plan.home_LE // plan.B == rank).nonzero()
+    tensors = list(buffers.main_grad(int(mine[0][0]), int(mine[1][0]))) if plan.header.schedule.trains and len(mine[0]) else []
+    tensors += buffers.slot_grad(0) if plan.header.schedule.trains and buffers.num_buffers else []
+    narrow = [x.dtype for x in tensors if x.dtype not in (torch.float32, torch.float64)]
+    return f"main gradients are {narrow[0]}; keep them in float32 (Megatron: grad_reduce_in_fp32)." if narrow else ""
+
+
 def digest(tensors: Tensors) -> str:
     """A short fingerprint of the tensors' bytes."""
     state = hashlib.blake2b(digest_size=12)

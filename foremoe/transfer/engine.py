@@ -17,7 +17,7 @@ from foremoe.transfer.admission import fingerprint, refusal, resident_buffers
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
-from foremoe.transfer.contents import DebugContents, HomeWatch, spoil
+from foremoe.transfer.contents import DebugContents, HomeWatch, narrow_gradients, spoil
 from foremoe.transfer.group import Group, as_group
 from foremoe.transfer.programme import Programme
 from foremoe.transfer.residency import Residency, residency
@@ -96,6 +96,7 @@ class Engine:
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.debug)
         if same_weights and not self._version:
             refused = "same_weights needs a plan before this one; leave it out for the first."
+        refused = refused or narrow_gradients(plan, self.buffers, rank)
         answers = self.group.gather((refused, fingerprint(plan)))
         for g, (other, plan_fingerprint) in enumerate(answers):
             if other:

@@ -125,6 +125,18 @@ def test_gradients_are_summed_in_float32_for_narrow_weights():
     run_threads(narrow, plan.G)
 
 
+def test_narrow_main_gradients_are_refused():
+    plan = a_plan()
+
+    def narrow(group):
+        engine = Engine(ToyBuffers(plan, group.rank, dtype=torch.bfloat16), group=group, backends=(Local(),))
+        with pytest.raises(InputError, match=r"main gradients are torch\.bfloat16; keep them in float32"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(narrow, plan.G)
+
+
 def test_no_copy_starts_before_its_buffer_is_free_nor_earlier_than_prefetch():
     """Back-pressure: the destination's buffer still holds what the last use reads."""
     plan = a_plan(micro_steps=4, slots=foremoe.SharedSlots(1))

@@ -35,6 +35,11 @@ def holdings():
     }
 
 
+def grown(before, after):
+    """What there is more of; less is no leak: a socket of the group's making may have been closed in between."""
+    return {name: (before[name], after[name]) for name in before if after[name] > before[name]}
+
+
 def backends(name):
     return {"collective": (Collective(),), "pinned_host": (PinnedHost(), Collective())}[name]
 
@@ -82,7 +87,7 @@ def many_engines(group, plan, name, engines, fail):
 def test_two_hundred_steps_leave_nothing(name):
     plan = by_host(a_plan(ranks=RANKS, micro_steps=2)) if name == "pinned_host" else a_plan(ranks=RANKS, micro_steps=2)
     for before, after in get_pool(RANKS).run(many_steps, plan, name, 200, num_ranks=RANKS):
-        assert after == before
+        assert not grown(before, after)
 
 
 @pytest.mark.parametrize("fail", [False, True], ids=["whole", "failed"])
@@ -90,7 +95,7 @@ def test_two_hundred_steps_leave_nothing(name):
 def test_engines_come_and_go(name, fail):
     plan = by_host(a_plan(ranks=RANKS, micro_steps=2)) if name == "pinned_host" else a_plan(ranks=RANKS, micro_steps=2)
     for before, after in get_pool(RANKS).run(many_engines, plan, name, 12, fail, num_ranks=RANKS):
-        assert after == before
+        assert not grown(before, after)
 
 
 def failing(group, plan):
