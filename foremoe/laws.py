@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foremoe.arrays import Array
-from foremoe.errors import PlanError
+from foremoe.errors import InputError, PlanError
 from foremoe.placement import Placement, repeated
 from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.transfers import Path
@@ -171,8 +171,10 @@ def _check_header(found: _Found, plan: Plan) -> None:
         found.add(
             "header", f"schedule and layer ids are for {head.schedule.M} x {len(head.moe_layer_L)} rows; the plan has {M} x {L}."
         )
-    if L % head.schedule.num_chunks:
-        found.add("header", f"the schedule's {head.schedule.num_chunks} chunks do not divide the plan's {L} layers.")
+    try:
+        head.schedule.uses(L)
+    except InputError as error:
+        found.add("header", str(error))
     if plan.resident_LGS is not None:
         _check_resident(found, plan, plan.resident_LGS)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():

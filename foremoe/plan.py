@@ -183,15 +183,15 @@ class Plan(ArrayValue):
 
         Args:
             layers: indices into this plan's layers.
-            schedule: the passes that run these layers; default: this plan's, if it has one chunk.
+            schedule: the passes that run these layers; default: this plan's.
         """
         index = layer_positions(layers, self.L)
-        if schedule is None and self.header.schedule.num_chunks != 1:
+        if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
             raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
         header = dataclasses.replace(
             self.header,
             moe_layer_L=self.header.moe_layer_L[index],
-            schedule=self.header.schedule if schedule is None else schedule,
+            schedule=self.header.schedule.select(index) if schedule is None else schedule,
         )
         return dataclasses.replace(
             self,

@@ -21,6 +21,7 @@ from foremoe.workload import Dealt
 
 _ARRAYS = ("home_LE", "load_MLE", "expert_MLGS", "quota_MLGS", "order_M", "bound_ML", "load_bound_ML", "stop_ML")
 _SCHEDULE = ("micro_step_X", "phase_X", "chunk_X")
+_SCHEDULE_LAYERS = ("chunk_L", "block_L")  # where given
 _SLOTS: dict[str, Any] = {"SharedSlots": SharedSlots, "ResidentSlots": ResidentSlots}
 
 
@@ -30,6 +31,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     tensors |= {f"transfers.{name}": getattr(plan.transfers, name) for name in TRANSFER_DTYPES}
     tensors |= {f"cost.{name}": part for name, part in plan.cost_ML.parts().items()}
     tensors |= {f"schedule.{name}": getattr(plan.header.schedule, name) for name in _SCHEDULE}
+    for name in _SCHEDULE_LAYERS:
+        if getattr(plan.header.schedule, name) is not None:
+            tensors[f"schedule.{name}"] = getattr(plan.header.schedule, name)
     tensors["moe_layer_L"] = plan.header.moe_layer_L
     if plan.resident_LGS is not None:
         tensors["resident_LGS"] = plan.resident_LGS
@@ -69,7 +73,8 @@ def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
         fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in dealt.items()}
         dealt = Dealt(**fields)
     passes: dict[str, Any] = {name: tensors[f"schedule.{name}"] for name in _SCHEDULE}
-    schedule = Schedule(**passes, **header["schedule"])
+    layers: dict[str, Any] = {name: tensors.get(f"schedule.{name}") for name in _SCHEDULE_LAYERS}
+    schedule = Schedule(**passes, **layers, **header["schedule"])
     return Plan(
         header=PlanHeader(
             key=PlanKey(**header["key"]),

@@ -35,7 +35,7 @@ class Transfers(ArrayValue):
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         path_C: uint8, `Path`; advice, an engine may take another one.
         buffer_C: int32, buffer of the destination; see `Slots.num_buffers`.
-        need_C: int32, the use (pass * L + position) that reads it first.
+        need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
         after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
 
     The gradient of a replica goes home after backward of (micro-step, layer); that is no record of its own. It takes the link

@@ -1,5 +1,6 @@
 """Schedules: every pass exactly once and in a legal order, uses in execution order, ranges and text forms."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -45,16 +46,40 @@ def test_data_flows_through_chunks_in_order(data: st.DataObject) -> None:
 @given(st.data())
 def test_uses_are_the_layers_of_the_passes_in_execution_order(data: st.DataObject) -> None:
     L = data.draw(st.integers(1, 6))
-    schedule = data.draw(schedules(data.draw(st.integers(1, 5)), num_layers=L))
+    schedule = data.draw(schedules(data.draw(st.integers(1, 5)), num_layers=L, uneven=True))
+    chunk_L = schedule.chunks(L).tolist()
+    block_L = list(range(L)) if schedule.block_L is None else schedule.block_L.tolist()
     expected = []
-    per_chunk = L // schedule.num_chunks
     for x, (m, phase, chunk) in enumerate(passes(schedule)):
-        layers = list(range(chunk * per_chunk, (chunk + 1) * per_chunk))
-        if phase == Phase.BACKWARD:
-            layers.reverse()
-        expected += [(x * L + position, m, layer, phase) for position, layer in enumerate(layers)]
-    assert list(zip(*(column.tolist() for column in schedule.uses(L)), strict=True)) == expected
-    assert (np.diff(schedule.uses(L).use_U) > 0).all()
+        layers = [layer for layer in range(L) if chunk_L[layer] == chunk]
+        if phase == Phase.FORWARD:
+            expected += [(m, layer, phase, x) for layer in layers]
+        for block in sorted({block_L[layer] for layer in layers}, reverse=True) if phase == Phase.BACKWARD else ():
+            mine = [layer for layer in layers if block_L[layer] == block]
+            if len(mine) > 1:
+                expected += [(m, layer, Phase.REFORWARD, x) for layer in mine]
+            expected += [(m, layer, Phase.BACKWARD, x) for layer in reversed(mine)]
+    uses = [column.tolist() for column in schedule.uses(L)]
+    assert list(zip(*uses[1:], strict=True)) == expected
+    assert uses[0] == list(range(len(expected)))
+
+
+def test_blocks_are_forwarded_again_together() -> None:
+    schedule = dataclasses.replace(Schedule.accumulate(1, True), block_L=[0, 0, 1])
+    f, b, r = Phase.FORWARD, Phase.BACKWARD, Phase.REFORWARD
+    uses = schedule.uses(3)
+    assert list(zip(uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True)) == [
+        (0, f), (1, f), (2, f), (2, b), (0, r), (1, r), (1, b), (0, b),
+    ]  # fmt: skip
+
+
+def test_chunks_may_have_different_numbers_of_layers() -> None:
+    """As with leading dense layers: the first chunk of a stage has fewer MoE layers."""
+    schedule = dataclasses.replace(Schedule.interleaved(2, 2, 2, 0), chunk_L=[0, 1, 1])
+    assert [len(schedule.uses(3).layer_U[schedule.uses(3).pass_U == x]) for x in range(4)] == [1, 1, 2, 2]
+    assert schedule.select(np.array([1, 2])).chunks(2).tolist() == [1, 1]
+    assert not schedule.without_backward().trains
+    assert schedule.without_backward().uses(3).micro_step_U.tolist() == [0, 1, 0, 0, 1, 1]
 
 
 def test_one_f_one_b_keeps_no_more_micro_steps_in_flight_than_stages_remain() -> None:
@@ -131,6 +156,14 @@ def make(micro_step: list[int], phase: list[int], chunk: list[int] | None = None
         (lambda: Schedule.one_f_one_b(2, 2, 2), "stage 2 of 2 does not exist"),
         (lambda: Schedule.interleaved(3, 2, 2, 0), "multiples of 2 stages; got 3"),
         (lambda: Schedule.interleaved(2, 2, 2, 0).uses(3), "3 layers do not divide into 2 chunks"),
+        (lambda: dataclasses.replace(Schedule.accumulate(1), chunk_L=[0, 1]), "chunk_L must lie in [0, 1)"),
+        (lambda: dataclasses.replace(Schedule.accumulate(1), block_L=[0, 1]), "set reforward=True"),
+        (lambda: dataclasses.replace(Schedule.accumulate(1, True), block_L=[1, 0]), "block_L must be ascending"),
+        (lambda: dataclasses.replace(Schedule.accumulate(1, True), block_L=[0, 0]).uses(3), "is for 2 layers, the plan has 3"),
+        (
+            lambda: dataclasses.replace(Schedule.interleaved(2, 2, 2, 0, True), block_L=[0, 0, 0, 0]).uses(4),
+            "a block lies in one chunk",
+        ),
         (lambda: Schedule.accumulate(2)[2:], "cannot be cut"),
         (lambda: Schedule.parse("forward+reforward", 2), "is no schedule"),
         (lambda: Schedule.parse("1f1b:2", 2), "is no schedule"),

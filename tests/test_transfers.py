@@ -32,7 +32,7 @@ def reference_transfers(plan: Plan) -> list[dict[str, int]]:
             for layer, r in np.ndindex(plan.L, R):
                 if plan.resident_LGS[layer, g, B + r] >= 0:
                     content[layer * pool + r] = (layer, int(plan.resident_LGS[layer, g, B + r]))
-        for use, position, layer, phase in zip(*(a.tolist() for a in head.schedule.uses(plan.L)), strict=True):
+        for use, position, layer, phase, _ in zip(*(a.tolist() for a in head.schedule.uses(plan.L)), strict=True):
             m = int(plan.order_M[position])
             mine = range(pool) if shared else range(layer * pool, (layer + 1) * pool)
             wanted = [(B + r, int(plan.expert_MLGS[m, layer, g, B + r])) for r in range(R) if plan.quota_MLGS[m, layer, g, B + r]]

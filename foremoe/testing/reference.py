@@ -75,8 +75,9 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
         """What `rank` (-1: the host store) has at home; NaN for an expert that is not its own."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
+    apart = {(layer, phase) for _, _, layer, phase, _ in zip(*head.schedule.uses(L), strict=True)}
     activation_ZH, landed_C = np.full_like(input_ZH, np.nan), np.zeros(len(t), bool)
-    for use, position, layer, phase in zip(*head.schedule.uses(L), strict=True):
+    for use, position, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
         m = int(plan.order_M[position])
         for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))):
             buffer_G[t.dst_C[c], t.buffer_C[c]] = owned(t.src_C[c], t.layer_C[c], t.expert_C[c])
@@ -94,8 +95,10 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
                 returns.append((e, g, buffer))
             if phase == Phase.FORWARD:
                 result.output_ZH[pairs_Z], activation_ZH[pairs_Z] = _forward(input_ZH[pairs_Z], weights)
+            elif phase == Phase.REFORWARD:
+                activation_ZH[pairs_Z] = _forward(input_ZH[pairs_Z], weights)[1]
             else:
-                if head.schedule.reforward:
+                if head.schedule.reforward and (layer, Phase.REFORWARD) not in apart:
                     activation_ZH[pairs_Z] = _forward(input_ZH[pairs_Z], weights)[1]
                 back = _backward(input_ZH[pairs_Z], activation_ZH[pairs_Z], output_grad_ZH[pairs_Z], weights)
                 result.input_grad_ZH[pairs_Z] = back[0]

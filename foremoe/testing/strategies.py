@@ -86,25 +86,51 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 
 
 @st.composite
-def schedules(draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None) -> Schedule:
+def schedules(
+    draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
+) -> Schedule:
     """Every kind of schedule that fits so many micro-steps and layers.
 
     Args:
         stage: ``"recompute"`` or ``"update"``; default: either.
+        uneven: also chunks of different sizes, and re-forward in blocks of several layers.
     """
     M = num_micro_steps
     if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
         return Schedule.forward_only(M)
     reforward = draw(st.booleans())
-    chunks = [v for v in range(2, num_layers + 1) if num_layers % v == 0]
+    chunks = [v for v in range(2, num_layers + 1) if num_layers % v == 0 or uneven]
     kind = draw(st.sampled_from(["accumulate", "1f1b", *(["interleaved"] if chunks else [])]))
     if kind == "accumulate":
-        return Schedule.accumulate(M, reforward)
-    pp = draw(st.sampled_from([p for p in range(1, 5) if kind == "1f1b" or M % p == 0]))
-    pp_rank = draw(st.integers(0, pp - 1))
-    if kind == "1f1b":
-        return Schedule.one_f_one_b(M, pp, pp_rank, reforward)
-    return Schedule.interleaved(M, pp, draw(st.sampled_from(chunks)), pp_rank, reforward)
+        schedule = Schedule.accumulate(M, reforward)
+    else:
+        pp = draw(st.sampled_from([p for p in range(1, 5) if kind == "1f1b" or M % p == 0]))
+        pp_rank = draw(st.integers(0, pp - 1))
+        if kind == "1f1b":
+            schedule = Schedule.one_f_one_b(M, pp, pp_rank, reforward)
+        else:
+            schedule = Schedule.interleaved(M, pp, draw(st.sampled_from(chunks)), pp_rank, reforward)
+    return draw(_uneven(schedule, num_layers)) if uneven else schedule
+
+
+@st.composite
+def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int) -> Schedule:
+    """The schedule with layers dealt to chunks and blocks at random."""
+    chunk_L = np.sort(np.array(draw(_lists(schedule.num_chunks, num_layers)), np.int32))
+    if num_layers % schedule.num_chunks == 0 and draw(st.booleans()):
+        chunk_L = schedule.chunks(num_layers)
+        schedule = dataclasses.replace(schedule, chunk_L=None)
+    else:
+        schedule = dataclasses.replace(schedule, chunk_L=chunk_L)
+    if not schedule.reforward or draw(st.booleans()):
+        return schedule
+    new_L = np.array(draw(_lists(2, num_layers)), bool)
+    new_L[1:] |= np.diff(chunk_L) > 0
+    return dataclasses.replace(schedule, block_L=np.cumsum(new_L))
+
+
+def _lists(below: int, length: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, below - 1), min_size=length, max_size=length)
 
 
 def slot_policies() -> st.SearchStrategy[Slots]:
@@ -133,6 +159,7 @@ def problems(
     row_kinds: Sequence[str] = ROW_KINDS,
     sources: bool | None = None,
     symmetric: bool = False,
+    uneven: bool = False,
 ) -> Problem:
     """Problems of every kind the library takes.
 
@@ -143,6 +170,7 @@ def problems(
         row_kinds: what a row's load may look like; see `ROW_KINDS`.
         sources: True or False: with or without ``load_MLGE``; default: either.
         symmetric: nodes of one size, in order.
+        uneven: also schedules with chunks of different sizes and re-forward in blocks of layers.
     """
     cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
     G = cluster.num_ranks
@@ -159,7 +187,7 @@ def problems(
         cluster=cluster,
         cost=CostModel(objective=draw(st.sampled_from(list(objectives))), overlap=draw(st.sampled_from([0.0, 0.5, 1.0]))),
         stage=stage,
-        schedule=draw(schedules(M, num_layers=L, stage=stage)),
+        schedule=draw(schedules(M, num_layers=L, stage=stage, uneven=uneven)),
         redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))),
         slots=slots,
         replicas=draw(st.sampled_from(list(replicas))),

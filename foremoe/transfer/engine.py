@@ -31,8 +31,9 @@ class Engine:
     """Executes the transfers of one plan after the other on one rank.
 
     Uses are asked for in the order of the plan's schedule: ``weights(m, l, phase)``, compute, in backward ``gradients(m, l)``,
-    then ``release(m, l, phase)``, which lets copies land in buffers that this use has read. With re-forward, weights of the
-    backward use are asked for before it and released after backward.
+    then ``release(m, l, phase)``, which lets copies land in buffers that this use has read. With re-forward of single layers,
+    weights of the backward use are asked for before it and released after backward; in blocks of several layers, the re-forward
+    is a use of its own.
 
     Args:
         buffers: the model's experts and the slots on this rank.
@@ -140,7 +141,7 @@ class Engine:
         if self._open is not None:
             return self._open
         try:
-            if position % self._programme.uses_per_pass == 0 and position:
+            if position and self._programme.pass_U[position] != self._programme.pass_U[position - 1]:
                 self._agree(position)
             self._watch.check(layer)
             missing = self._carrier.arrive(position)
@@ -252,7 +253,7 @@ class Engine:
                 with torch.no_grad():
                     for grad in self.buffers.slot_grad(buffer):
                         grad.zero_()
-        elif not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
+        elif phase == Phase.FORWARD and not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
             if self._homes_only:
                 return dataclasses.replace(found, complete=False)
             if self._trains:

@@ -28,11 +28,11 @@ class Return(NamedTuple):
 class Programme:
     """One rank's part of a plan.
 
-    Positions count uses in the order of execution. A copy starts on both ends at the same position: after the use that must be
+    A copy starts on both ends at the same position: after the use that must be
     over on the destination, and at most `prefetch` positions before the use that needs it.
 
     Attributes:
-        micro_step_U, layer_U, phase_U: the uses.   uses_per_pass: how many make a pass.
+        micro_step_U, layer_U, phase_U, pass_U: the uses, see `Schedule.uses`.
         position: (micro-step, layer, phase) -> position.
         need_C, start_C: position of every copy.
         starts: position -> the copies to start there in which this rank has a part, as destination or as home; in order of need.
@@ -46,7 +46,7 @@ class Programme:
     micro_step_U: list[int]
     layer_U: list[int]
     phase_U: list[int]
-    uses_per_pass: int
+    pass_U: list[int]
     position: dict[tuple[int, int, int], int]
     need_C: Array
     start_C: Array
@@ -64,8 +64,7 @@ class Programme:
         uses = schedule.uses(plan.L)
         micro_step_U = plan.order_M[uses.micro_step_U]
         triples = list(zip(micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
-        need_C = np.searchsorted(uses.use_U, t.need_C)
-        after_C = np.where(t.after_C < 0, -1, np.searchsorted(uses.use_U, t.after_C))
+        need_C, after_C = t.need_C.astype(np.int64), t.after_C.astype(np.int64)
         start_C = np.maximum(after_C + 1, need_C - prefetch).clip(0)
         home_C = plan.home_LE[t.layer_C, t.expert_C].astype(np.int64) // plan.B
         mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank))
@@ -77,7 +76,7 @@ class Programme:
             micro_step_U=micro_step_U.tolist(),
             layer_U=uses.layer_U.tolist(),
             phase_U=uses.phase_U.tolist(),
-            uses_per_pass=plan.L // schedule.num_chunks,
+            pass_U=uses.pass_U.tolist(),
             position={triple: u for u, triple in enumerate(triples)},
             need_C=need_C,
             start_C=start_C,

@@ -46,7 +46,7 @@ def residency(
         buffer_of: (layer, expert) -> the buffer that holds it now.   at_home: the row runs without replicas.
 
     Raises:
-        TransferError: a backward use lacks a replica that its forward used.
+        TransferError: a backward or re-forward use lacks a replica that its forward used.
     """
     base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
     expert_S = [
@@ -64,7 +64,7 @@ def residency(
             grad = None if buffer is None else buffers.slot_grad(buffer)
             grads.append(buffers.main_grad(layer, e) if s < base else grad)
     lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
-    if lacking and phase == Phase.BACKWARD:
+    if lacking and phase != Phase.FORWARD:
         raise TransferError(
             f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m} cannot be had on rank "
             f"{rank}; drop this optimizer step and restart the engine.",

@@ -18,7 +18,7 @@ from foremoe.testing.ranks import run_threads
 from foremoe.transfer.engine import Engine
 
 few = settings(deadline=None, max_examples=60)
-PROBLEMS = problems(max_ranks=4, max_layers=3, max_micro_steps=3)
+PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3, uneven=True)
 
 
 def stage(group, plan, prefetch=2, backends=None, debug=True, stages=1):
