@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit test-megatron bench clean
 
 demo: .venv/.demo
 	$(BIN)/foremoe compare --synthetic qwen3-30b-a3b --ranks 16 --ranks-per-node 8 --redundant 1 --tokens-per-rank 1024 \
@@ -23,6 +23,10 @@ types: .venv/.test
 unit: .venv/.test
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest
 
+# Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
+test-megatron: .venv/.megatron
+	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest tests/megatron; fi
+
 bench: .venv/.demo
 	$(BIN)/python -m bench.run
 
@@ -36,6 +40,11 @@ bench: .venv/.demo
 .venv/.test: pyproject.toml | .venv/bin/python
 	$(PIP) $(EDITABLE) -e '.[test]'
 	@touch $@ .venv/.demo
+
+.venv/.megatron: pyproject.toml | .venv/bin/python
+	@rm -f $@
+	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test .venv/.demo; \
+		else echo "test-megatron: skipped, megatron-core cannot be installed here"; fi
 
 clean:
 	rm -rf .venv

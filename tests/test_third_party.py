@@ -1,4 +1,4 @@
-"""A third party's solver: a separate package, installed, named at the command line, and put through the conformance suite."""
+"""A third party's solver and transfer backend: a separate package, installed, named, and put through the conformance suites."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from foremoe import row_solver
-from foremoe.testing import SolverTests
+from foremoe.errors import InputError
+from foremoe.testing import SolverTests, TransferTests
+from foremoe.transfer.backends import backend_names, resolve_backend
 
 PACKAGE = Path(__file__).parent / "third_party"
 sys.path.insert(0, str(PACKAGE))
 
+from file_backend import FileBackend  # noqa: E402
 from hottest_neighbour import HottestNeighbour, halve_hottest  # noqa: E402
 
 
@@ -33,16 +36,48 @@ class TestRowFunctionInPython(SolverTests):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that has the package installed."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder that the package is installed in."""
     pytest.importorskip("setuptools", reason="building the example package needs setuptools")
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    for name in ("pyproject.toml", "hottest_neighbour.py"):
+    for name in ("pyproject.toml", "hottest_neighbour.py", "file_backend.py"):
         shutil.copy(PACKAGE / name, source / name)
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True)
+    return str(target)
+
+
+@pytest.fixture(scope="module")
+def installed(site: str) -> dict[str, str]:
+    """The environment of a process that has the package installed."""
     root = str(Path(__file__).resolve().parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), root])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([site, root])}
+
+
+@pytest.fixture
+def installed_here(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, and the ranks it runs, have the package installed."""
+    monkeypatch.syspath_prepend(site)
+
+
+class TestFileBackend(TransferTests):
+    backend = FileBackend()
+
+
+@pytest.mark.usefixtures("installed_here")
+class TestFileBackendByName(TransferTests):
+    backend = "files"
+    ranks = (1, 2)
+
+
+def test_a_backend_is_known_by_name_once_installed(installed_here: None) -> None:
+    assert "files" in backend_names()
+    assert isinstance(resolve_backend("files"), FileBackend)
+
+
+def test_a_backend_is_unknown_before() -> None:
+    with pytest.raises(InputError, match="no transfer backend 'files'; choose from collective, cupy_peer, local, pinned_host"):
+        resolve_backend("files")
 
 
 @pytest.mark.parametrize(

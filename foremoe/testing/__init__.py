@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from foremoe.testing.level_tests import SplitSolverTests as SplitSolverTests
     from foremoe.testing.pasteable import describe as describe
     from foremoe.testing.pasteable import evaluate as evaluate
+    from foremoe.testing.ranks import RankPool as RankPool
+    from foremoe.testing.ranks import get_pool as get_pool
+    from foremoe.testing.ranks import run_processes as run_processes
+    from foremoe.testing.ranks import run_threads as run_threads
     from foremoe.testing.reference import ReferenceResult as ReferenceResult
     from foremoe.testing.reference import dense_reference as dense_reference
     from foremoe.testing.reference import run_reference as run_reference
@@ -26,13 +30,15 @@ if TYPE_CHECKING:
     from foremoe.testing.strategies import plans as plans
     from foremoe.testing.strategies import problems as problems
     from foremoe.testing.strategies import schedules as schedules
+    from foremoe.testing.transfer_tests import TransferTests as TransferTests
 
 _HOME = {
-    "HomeSolverTests": "level_tests", "ReferenceResult": "reference", "SolverTests": "solver_tests",
-    "SplitSolverTests": "level_tests", "clusters": "strategies", "dense_reference": "reference", "describe": "pasteable",
-    "evaluate": "pasteable", "models": "strategies", "placements": "strategies", "plan_of": "samples", "plans": "strategies",
-    "problems": "strategies", "random_placement": "samples", "random_sources": "samples", "run_reference": "reference",
-    "schedules": "strategies",
+    "HomeSolverTests": "level_tests", "RankPool": "ranks", "ReferenceResult": "reference", "SolverTests": "solver_tests",
+    "SplitSolverTests": "level_tests", "TransferTests": "transfer_tests", "clusters": "strategies",
+    "dense_reference": "reference", "describe": "pasteable", "evaluate": "pasteable", "get_pool": "ranks",
+    "models": "strategies", "placements": "strategies", "plan_of": "samples", "plans": "strategies", "problems": "strategies",
+    "random_placement": "samples", "random_sources": "samples", "run_processes": "ranks", "run_reference": "reference",
+    "run_threads": "ranks", "schedules": "strategies",
 }  # fmt: skip
 
 __all__ = sorted(_HOME)

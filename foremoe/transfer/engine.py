@@ -208,6 +208,9 @@ class Engine:
         try:
             self._returns.settle()
             self._carrier.finish()
+            if self.buffers.num_buffers and self.buffers.slot(0)[0].is_cuda:
+                # Pulls that streams still wait for read homes of other ranks, which may step once all have come to the gather.
+                torch.cuda.current_stream().synchronize()
             for layer in range(plan.L):
                 self._watch.check(layer)
             if self._contents is not None:

@@ -118,9 +118,12 @@ class TorchGroup(Group):
 
         Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
         """
+        return ProcessGroupGloo(self.private_store(), self.rank, self.size, timedelta(seconds=timeout_s))
+
+    def private_store(self) -> PrefixStore:
+        """A new part of the store that the ranks are linked by, for this group alone; all ranks ask in the same order."""
         self._num_private += 1
-        store = PrefixStore(f"gloo/{self._num_private}", self._store)
-        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
+        return PrefixStore(f"private/{self._num_private}", self._store)
 
     def report(self, message: str) -> None:
         try:

@@ -3,10 +3,9 @@
 import copy
 from typing import ClassVar
 
-from foremoe.transfer.local import Local
-
 from foremoe.errors import StaleWeights, TransferError
 from foremoe.transfer.base import TransferBackend
+from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
 from foremoe.transfers import Path
 

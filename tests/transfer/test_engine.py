@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from engine_util import ToyBuffers, check_grads, expected_grads, run_uses, values
-from foremoe.transfer.local import Local
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from foremoe.schedule import Phase
 from foremoe.testing import describe, plans, problems
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.engine import Engine
+from foremoe.transfer.local import Local
 
 few = settings(deadline=None, max_examples=60)
 PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3, uneven=True)

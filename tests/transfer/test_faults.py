@@ -8,13 +8,13 @@ import time
 import pytest
 from engine_util import ToyBuffers, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Second, Shelf
-from foremoe.transfer.collective import Collective
-from foremoe.transfer.local import Local
 from test_engine import a_plan
 
 from foremoe.errors import StaleWeights, TransferError
 from foremoe.testing.ranks import run_processes, run_threads
+from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine
+from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
 from foremoe.transfers import Path
 

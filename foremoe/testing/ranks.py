@@ -1,0 +1,314 @@
+"""Runs a function on every rank of a group: on threads, on a kept pool of processes, or on processes of one call.
+
+::
+
+    def sums(group, value):
+        return sum(group.gather(group.rank * value))
+
+    run_threads(sums, 3, 10)                     # [30, 30, 30]: one ThreadGroup
+    get_pool(2).run(sums, 10)                    # [10, 10]: one TorchGroup over gloo
+    run_processes(sums, 2, 10)                   # the same on processes that nobody else uses, which may be killed
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import multiprocessing
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from foremoe.errors import InputError, TransferError
+from foremoe.transfer.group import ThreadGroup, TorchGroup
+
+START_S = 120.0  # a rank that has to import torch on a busy machine takes long
+
+
+class RankDied(RuntimeError):
+    """A rank ended, or had to be ended, without a result."""
+
+
+def run_threads(
+    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False
+) -> list[Any]:
+    """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
+
+    Args:
+        timeout_s: seconds a rank waits for another one (`Group.timeout_s`).
+        limit_s: seconds for the whole call.
+        errors: return exceptions as results. Otherwise the first error is raised, with a note that names the rank; the
+            `TransferError`s that it causes on other ranks are not.
+
+    Raises:
+        RankDied: a rank is still busy after `limit_s`; its thread is left behind.
+    """
+    groups = ThreadGroup.of(num_ranks, timeout_s=timeout_s)
+    results: list[Any] = [RankDied(f"rank {g} did not end within {limit_s:g} s.") for g in range(num_ranks)]
+    failed: list[tuple[float, int]] = []
+
+    def serve(group: ThreadGroup) -> None:
+        try:
+            results[group.rank] = fn(group, *args)
+        except BaseException as error:
+            failed.append((time.monotonic(), group.rank))
+            group.report(f"{type(error).__name__}: {error}")
+            results[group.rank] = error
+
+    threads = [threading.Thread(target=serve, args=(group,), name=f"rank {group.rank}", daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + limit_s
+    for g, thread in enumerate(threads):
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            failed.append((until, g))
+    return _results(list(results), failed, errors)
+
+
+class RankPool:
+    """Rank processes that stay for many calls: starting one costs seconds, a call milliseconds.
+
+    Every call has a gloo process group of its own size, which is also the default group of torch.distributed in it. Ranks run
+    torch on one thread each. A call in which a rank dies or takes too long ends all ranks: the pool is unusable after it.
+
+    Args:
+        num_ranks: the most ranks a call may have.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        if num_ranks < 1:
+            raise InputError(f"num_ranks is {num_ranks}; a pool needs at least one rank.")
+        self.num_ranks = num_ranks
+        self.unusable = ""  # why, in one sentence
+        # The parent hosts the store: it survives any rank, so that the others can still say who is missing.
+        self._store: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._world, self._world_of = 0, (0, 0.0)
+        self._connections: list[Connection] = []
+        self._processes: list[Any] = []
+        context = _context()
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self._store.port, theirs), name=f"rank {rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        self._collect(range(num_ranks), START_S, "start")
+        if self.unusable:
+            raise RankDied(self.unusable)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        num_ranks: int | None = None,
+        timeout_s: float = 30.0,
+        limit_s: float = 120.0,
+        errors: bool = False,
+    ) -> list[Any]:
+        """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
+
+        Args:
+            fn: a function of a module, since it is pickled, like arguments and results.
+            timeout_s: seconds a rank waits for another one, in the group and in the process group.
+            limit_s: seconds for the whole call.
+            errors: as for `run_threads`; ranks that died have a `RankDied`.
+
+        Raises:
+            RankDied: a rank ended or took longer than `limit_s`, or the pool is unusable since then.
+        """
+        num_ranks = self.num_ranks if num_ranks is None else num_ranks
+        if self.unusable:
+            raise RankDied(f"this pool is unusable: {self.unusable}")
+        if not 1 <= num_ranks <= self.num_ranks:
+            raise InputError(f"num_ranks is {num_ranks}; this pool has 1 to {self.num_ranks} ranks.")
+        # A group in which somebody failed may hold half a message: the next call gets a new one.
+        if self._world_of != (num_ranks, timeout_s):
+            self._world, self._world_of = self._world + 1, (num_ranks, timeout_s)
+        try:
+            call = _packed((fn, args))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(f"{fn!r} cannot be sent to a rank ({error}); use a function of a module.") from None
+        task = _packed((list(sys.path), self._world, num_ranks, timeout_s, call))
+        for connection in self._connections[:num_ranks]:
+            with contextlib.suppress(OSError):  # it died since the last call: found when its answer is collected
+                connection.send_bytes(task)
+        try:
+            results, failed = self._collect(range(num_ranks), limit_s, "answer")
+        except BaseException:
+            self._end("a call was interrupted, and its answers would be taken for those of the next.")
+            raise
+        if failed:
+            self._world_of = (0, 0.0)
+        return _results(results, failed, errors)
+
+    def close(self) -> None:
+        """Ends all ranks and waits for them."""
+        if not self.unusable:
+            self._end("it was closed.")
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _collect(self, ranks: Sequence[int], limit_s: float, verb: str) -> tuple[list[Any], list[tuple[float, int]]]:
+        """Answers by rank, and (when, rank) of those that failed; ends the pool if a rank is lost."""
+        results: list[Any] = [None] * len(ranks)
+        failed: list[tuple[float, int]] = []
+        lost: list[str] = []
+        left = set(ranks)
+        until = time.monotonic() + limit_s
+        while left and (ready := wait([self._connections[g] for g in left], max(0.0, until - time.monotonic()))):
+            for g in sorted(g for g in left if self._connections[g] in ready):
+                left.discard(g)
+                try:
+                    when, good, value = _unpacked(self._connections[g].recv_bytes())
+                except (EOFError, OSError):
+                    self._processes[g].join(5.0)
+                    lost.append(f"rank {g} ended with exit code {self._processes[g].exitcode}.")
+                    when, good, value = time.monotonic(), False, RankDied(lost[-1])
+                results[g] = value
+                if not good:
+                    failed.append((when, g))
+        for g in sorted(left):
+            lost.append(f"rank {g} did not {verb} within {limit_s:g} s and was ended.")
+            results[g] = RankDied(lost[-1])
+            failed.append((until, g))
+        if lost:
+            self._end(" ".join(lost))
+        return results, failed
+
+    def _end(self, why: str) -> None:
+        self.unusable = why
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(b"")
+        # After a loss the others may hang in a call that nobody answers any more.
+        patience_s = 10.0 if why == "it was closed." else 0.0
+        for process in self._processes:
+            process.join(patience_s)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for connection in self._connections:
+            connection.close()
+        self._store = None
+
+
+def run_processes(
+    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False
+) -> list[Any]:
+    """Like `RankPool.run` on `num_ranks` processes of its own: for drills that end a rank."""
+    with RankPool(num_ranks) as pool:
+        return pool.run(fn, *args, timeout_s=timeout_s, limit_s=limit_s, errors=errors)
+
+
+_shared: RankPool | None = None
+
+
+def get_pool(num_ranks: int) -> RankPool:
+    """The pool that all tests of this process share, with at least `num_ranks` ranks; made anew if a call ended it."""
+    global _shared
+    if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
+        _shared.close()
+        _shared = None
+    if _shared is None:
+        _shared = RankPool(num_ranks)
+        atexit.register(_shared.close)
+    return _shared
+
+
+def _context() -> Any:
+    """Forks of a server that has torch loaded where there is one: a second start then takes half a second, not ten."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "foremoe.testing.ranks"])
+    return context
+
+
+def _results(results: list[Any], failed: list[tuple[float, int]], errors: bool) -> list[Any]:
+    if not failed or errors:
+        return results
+    # A TransferError may be the echo of what happened to another rank, and may even be noticed before it.
+    first = min(failed, key=lambda when_rank: (isinstance(results[when_rank[1]], TransferError), when_rank[0]))[1]
+    error: BaseException = results[first]
+    error.add_note(f"on rank {first} of {len(results)}")
+    raise error
+
+
+def _serve(rank: int, port: int, connection: Connection) -> None:
+    """A rank process: calls what it is sent until it is sent nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group: TorchGroup | None = None
+    world = 0
+    connection.send_bytes(_packed((0.0, True, None)))
+    while True:
+        try:
+            task = connection.recv_bytes()
+        except (EOFError, OSError):
+            task = b""  # the parent is gone
+        if not task:
+            return
+        try:
+            sys.path[:], new_world, num_ranks, timeout_s, call = _unpacked(task)
+            if group is None or world != new_world:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                world, group = new_world, None
+                group = _group(PrefixStore(f"world {world}", store), rank, num_ranks, timeout_s)
+            fn, args = _unpacked(call)
+            answer = _packed((0.0, True, fn(group, *args)))
+        except BaseException as error:
+            answer = _failure(error)
+            if group is not None:
+                group.report(f"{type(error).__name__}: {error}")
+        connection.send_bytes(answer)
+
+
+def _group(store: Store, rank: int, num_ranks: int, timeout_s: float) -> TorchGroup:
+    timeout = timedelta(seconds=2 * timeout_s)  # gloo must not give up before the group has named who is missing
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+    return TorchGroup(timeout_s=timeout_s)
+
+
+def _packed(value: Any) -> bytes:
+    # Not plain pickle: it has no fp8 tensors.
+    file = io.BytesIO()
+    torch.save(value, file, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _failure(error: BaseException) -> bytes:
+    when = time.monotonic()
+    error.add_note(f"{''.join(traceback.format_exception(error)).strip()}")
+    try:
+        answer = _packed((when, False, error))
+        _unpacked(answer)
+        return answer
+    except Exception:  # an exception class of its own making: its text has to do
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        plain.__notes__ = error.__notes__
+        return _packed((when, False, plain))

@@ -1,0 +1,230 @@
+"""Drills of the conformance suite for transfer backends: one function per rank and drill, each returns what was wrong.
+
+Every drill works on `DRILL`, two ranks or more; ranks above the first two only open and close.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foremoe.errors import StaleWeights, TransferError
+from foremoe.testing.transfer_cases import Memory, Op, Round, TransferCase, copy_of, entries_of, run_case
+from foremoe.transfer.backends import resolve_backend
+from foremoe.transfer.base import TransferBackend
+from foremoe.transfer.group import Group
+
+# Rank 0 takes expert 2, then expert 3 of rank 1; rank 1 takes expert 0.
+DRILL = TransferCase(
+    num_ranks=2, home_LE=((0, 0, 1, 1),), num_buffers=2, dtype="bfloat16", sizes=(700, 0, 33),
+    rounds=(Round(((Op(7, 0, 2, 0, 0), Op(8, 0, 0, 1, 0)), (Op(9, 0, 3, 0, 1),))),),
+)  # fmt: skip
+FIRST, SECOND = DRILL.rounds[0].batches
+NUM_CYCLES = 12
+
+
+def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | str, *args: Any) -> Any:
+    """Calls a drill with a backend of this rank's own."""
+    return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
+
+
+def _started(case: TransferCase, ops: Sequence[Op], memory: Memory, backend: TransferBackend) -> Any:
+    return backend.start([end for op in ops if (end := copy_of(case, op, memory, backend)) is not None])
+
+
+def _publish(backend: TransferBackend, ops: Sequence[Op], memory: Memory) -> None:
+    if backend.one_sided:
+        backend.publish(entries_of(memory.case, ops), memory.version)
+
+
+def _check(memory: Memory, ops: Sequence[Op]) -> list[str]:
+    """What is wrong in the buffers that copies went to, or anywhere else."""
+    for op in ops:
+        if op.rank == memory.rank:
+            memory.expect(("slot", op.rank, op.buffer), ("home", op.layer, op.expert), memory.version)
+    wrong = memory.wrong_anywhere()
+    return [f"rank {memory.rank}: {wrong}"] if wrong else []
+
+
+def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Rank 1 starts its ends late."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    try:
+        _publish(backend, FIRST, memory)
+        if group.rank == 1:
+            time.sleep(0.3)
+        if group.rank < 2:
+            backend.wait(_started(DRILL, FIRST, memory, backend), timeout_s)
+        group.barrier()
+    finally:
+        backend.close()
+    return _check(memory, FIRST)
+
+
+def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Two-sided: rank 1 does not start its ends before rank 0 has given up."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    wrong = []
+    try:
+        if group.rank == 0:
+            try:
+                backend.wait(_started(DRILL, SECOND, memory, backend), 0.5)
+                wrong.append("rank 0: wait returned, but its peer has not started the copy.")
+            except TransferError as error:
+                if 1 not in error.ranks or "1" not in str(error):
+                    wrong.append(
+                        f"rank 0: the error must name rank 1, in its text and in `ranks`; it is {error!r} {error.ranks}."
+                    )
+        group.barrier()
+        if group.rank == 1:
+            try:  # what comes now comes too late
+                backend.wait(_started(DRILL, SECOND, memory, backend), 0.5)
+            except Exception as error:
+                del error  # as it should be; a backend that does not notice is fine, too
+        group.barrier()
+        late = memory.wrong_anywhere()
+        if late and group.rank != 0:
+            wrong.append(f"rank {group.rank}: {late}")
+        elif late:
+            wrong.append(f"rank 0: written to after wait had failed: {late}.")
+    finally:
+        backend.close()
+    backend.close()
+    return wrong
+
+
+def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """One-sided: rank 0 pulls while all others wait for its next message."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    try:
+        _publish(backend, SECOND, memory)
+        if group.rank == 0:
+            backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+        group.barrier()
+    finally:
+        backend.close()
+    return _check(memory, SECOND)
+
+
+def stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """One-sided: weights change, one expert is published again and another one is not."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    wrong = []
+    try:
+        _publish(backend, [*FIRST, *SECOND], memory)
+        group.barrier()
+        memory.change_weights()
+        _publish(backend, FIRST, memory)
+        if group.rank == 0:
+            try:
+                backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+                wrong.append("rank 0: a pull of what was published with an older version only must raise StaleWeights.")
+            except StaleWeights:
+                pass
+        group.barrier()
+    finally:
+        backend.close()
+    return wrong
+
+
+def republished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """One-sided: after every publish of a new version, pulls see the new weights."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    wrong = []
+    try:
+        for _ in range(3):
+            _publish(backend, FIRST, memory)
+            if group.rank < 2:
+                backend.wait(_started(DRILL, FIRST, memory, backend), timeout_s)
+            wrong += _check(memory, FIRST)
+            group.barrier()
+            memory.change_weights()
+    finally:
+        backend.close()
+    return wrong
+
+
+def unpublished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """One-sided: a pull of what was never published is an error."""
+    memory = Memory(DRILL, group.rank, device)
+    backend.open(group.rank, group, memory)
+    wrong = []
+    try:
+        _publish(backend, FIRST, memory)
+        if group.rank == 0:
+            try:
+                backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+                wrong.append("rank 0: a pull of what was never published must raise an error.")
+            except Exception as error:
+                del error  # any error will do
+        group.barrier()
+    finally:
+        backend.close()
+    return wrong
+
+
+def closed_under_way(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Close before open, twice, and while copies are under way for which nobody waits; then the backend can be opened again."""
+    backend.close()
+    for _ in range(2):
+        memory = Memory(DRILL, group.rank, device)
+        backend.open(group.rank, group, memory)
+        _publish(backend, [*FIRST, *SECOND], memory)
+        if group.rank == 0 or (group.rank == 1 and not backend.one_sided):
+            _started(DRILL, SECOND if group.rank == 0 else FIRST, memory, backend)
+        group.barrier()
+        backend.close()
+        backend.close()
+        group.barrier()
+    case = dataclasses.replace(DRILL, num_ranks=group.size)
+    return run_case(group, backend, case, device, timeout_s)
+
+
+def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Opening, copying and closing many times leaves nothing in the process."""
+    case = dataclasses.replace(DRILL, num_ranks=group.size)
+    wrong = run_case(group, backend, case, device, timeout_s)
+    group.barrier()
+    before = _holdings()
+    group.barrier()
+    for _ in range(NUM_CYCLES):
+        wrong += run_case(group, backend, case, device, timeout_s)
+    until = time.monotonic() + 5.0  # threads of a library may take a moment to end
+    while (grown := _grown(before)) and time.monotonic() < until:
+        time.sleep(0.05)
+    group.barrier()
+    return wrong + [f"rank {group.rank}: {text}" for text in grown]
+
+
+def _grown(before: dict[str, int]) -> list[str]:
+    # Less than one more for each cycle is no leak, but what a library or another program has made meanwhile.
+    after = _holdings()
+    return [
+        f"{NUM_CYCLES} times open and close left {after[what] - num} more {what}."
+        for what, num in before.items()
+        if after[what] - num >= NUM_CYCLES
+    ]
+
+
+def _holdings() -> dict[str, int]:
+    """What a process holds, as far as this system can tell."""
+    gc.collect()
+    found = {}
+    for what, folder in (("open files", "/proc/self/fd"), ("threads", "/proc/self/task"), ("files in /dev/shm", "/dev/shm")):
+        if os.path.isdir(folder):
+            found[what] = len(os.listdir(folder))
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        found["mappings of /dev/shm"] = maps.read_text().count("/dev/shm/")
+    return found

@@ -1,0 +1,158 @@
+"""Collective: two-sided copies by torch.distributed point-to-point messages: gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from foremoe.errors import InputError, TransferError
+from foremoe.transfer.base import Buffers, Copy, TransferBackend
+from foremoe.transfer.group import Group, TorchGroup
+from foremoe.transfers import Path
+
+_AT_ONCE = timedelta(milliseconds=1)  # zero would mean without end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Messages:
+    """Copies under way, which keep their tensors alive, and one work for each message; on a GPU one work for all."""
+
+    copies: tuple[Copy, ...]
+    works: tuple[tuple[int, Any], ...]  # (rank at the other end, work); the rank is -1 for all
+
+
+class Collective(TransferBackend):
+    """Sends every tensor of an expert as one message, in the order of keys.
+
+    Messages have a process group of their own, so that they neither wait for the exchange of tokens nor break it. Only bytes
+    travel, so every dtype does, fp8 too. Tensors without elements are not sent.
+
+    On a CPU (gloo) `wait` gives up after `timeout_s` and names the ranks that are missing. Gloo then cuts all connections of this
+    rank: other handles under way here fail at once, other ranks fail or time out when they next need this one. Nothing can be
+    copied any more until the backend is closed and opened anew on all ranks.
+
+    On a GPU (NCCL) messages of one `start` are one group call on NCCL's own stream, which waits for the current stream; `wait`
+    makes the current stream wait and returns at once, so it ignores `timeout_s`. It sees failures that NCCL has already
+    reported. A peer that never starts its end is not among them: that is left to NCCL's watchdog, which ends the process after
+    the group's `timeout_s`. `close` aborts what is still under way.
+
+    Args:
+        process_group: carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
+    """
+
+    paths: ClassVar[frozenset[Path]] = frozenset({Path.PEER, Path.RDMA})
+    one_sided: ClassVar[bool] = False
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.process_group = process_group
+        self._link: Any = None
+
+    def __repr__(self) -> str:
+        return f"Collective(process_group={self.process_group!r})"
+
+    def open(self, rank: int, group: Group, buffers: Buffers) -> None:
+        if not isinstance(group, TorchGroup):
+            raise InputError("collective needs ranks that are processes, in a TorchGroup; take local for threads.")
+        if self._link is not None:
+            raise InputError("this Collective is open already; close it first, and give every rank one of its own.")
+        self._rank = rank
+        device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
+        if self.process_group is not None:
+            self._link = self.process_group._get_backend(device)
+        elif device.type == "cuda":
+            self._link = _nccl(group)
+        else:
+            self._link = group.private_gloo(group.timeout_s)
+        self._grouped = self._link.supports_coalescing
+        if device.type == "cuda":
+            # A first message between two ranks would make all others wait for them: connect here, where that is allowed.
+            self._link.allreduce([torch.zeros(1, device=device)]).wait()
+
+    def start(self, copies: Sequence[Copy]) -> _Messages:
+        link = self._opened()
+        ordered = tuple(sorted(copies, key=lambda copy: copy.key))
+        messages = [(copy, tensor) for copy in ordered for tensor in copy.src or copy.dst or () if tensor.numel()]
+        works: list[tuple[int, Any]] = []
+        if not messages:
+            return _Messages(ordered, ())
+        try:
+            if self._grouped:
+                link._start_coalescing()
+            for copy, tensor in messages:
+                # A key tells copies apart; the tensors of one arrive in the order in which they are sent.
+                data = [tensor.detach().view(torch.uint8)]
+                if copy.src is not None:
+                    works.append((copy.dst_rank, link.send(data, copy.dst_rank, copy.key)))
+                else:
+                    works.append((copy.src_rank, link.recv(data, copy.src_rank, copy.key)))
+            if self._grouped:
+                works = [(-1, link._end_coalescing())]
+        except RuntimeError as error:
+            self._drop(works)
+            raise _failure((), len(ordered), None, error) from error
+        return _Messages(ordered, tuple(works))
+
+    def wait(self, handle: _Messages, timeout_s: float) -> None:
+        self._opened()
+        until = time.monotonic() + timeout_s
+        for i, (peer, work) in enumerate(handle.works):
+            try:
+                if self._grouped:
+                    work.wait()
+                else:
+                    work.wait(max(timedelta(seconds=until - time.monotonic()), _AT_ONCE))
+            except RuntimeError as error:
+                timed_out = time.monotonic() >= until
+                rest = self._drop(handle.works[i + 1 :])
+                # Before the time is over, the others that fail now may only not have come yet.
+                ranks = tuple(sorted({peer, *(rest if timed_out else ())} - {-1}))
+                raise _failure(ranks, len(handle.copies), timeout_s if timed_out else None, error) from error
+
+    def close(self) -> None:
+        # Messages that nobody answers end with the last reference to the group.
+        if self._link is not None and self.process_group is None and self._grouped:
+            self._link.abort()
+        self._link = None
+
+    def _opened(self) -> Any:
+        if self._link is None:
+            raise InputError("this Collective is not open; call open(rank, group, buffers) first.")
+        return self._link
+
+    def _drop(self, works: Sequence[tuple[int, Any]]) -> list[int]:
+        """Ends what is still under way, so that nothing is written later; returns the ranks that had not come."""
+        late = []
+        for peer, work in () if self._grouped else works:  # NCCL works cannot be ended one by one
+            try:
+                work.wait(_AT_ONCE)
+            except RuntimeError:
+                late.append(peer)
+        return late
+
+
+def _failure(ranks: tuple[int, ...], num_copies: int, timeout_s: float | None, error: Exception) -> TransferError:
+    who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
+    # Torch adds the place in its source and advice.
+    why = re.sub(r"^\[\S*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
+    if timeout_s is None:
+        return TransferError(f"copies to or from {who} broke off ({why}); look at its log and restart the step.", ranks)
+    return TransferError(
+        f"{who} did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why}); look at its log and restart the "
+        "step.",
+        ranks,
+    )
+
+
+def _nccl(group: TorchGroup) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=group.timeout_s)
+    return ProcessGroupNCCL(group.private_store(), group.rank, group.size, options)

@@ -1,0 +1,284 @@
+"""CupyPeer: one-sided pulls out of the memory of another GPU of the node, by copy engines, through CuPy and CUDA IPC."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
+from foremoe.transfer.group import Group
+from foremoe.transfer.host_fill import agreed
+from foremoe.transfer.host_store import Key
+from foremoe.transfers import Path
+
+# Letters: G ranks.
+
+_NUM_STREAMS = 4  # copies from different GPUs go side by side; more streams than copy engines bring nothing
+
+
+class _Process(NamedTuple):
+    """Where a rank runs. Memory handles are for other processes of the same host."""
+
+    host: str
+    pid: int
+
+
+class _Piece(NamedTuple):
+    """One tensor of an expert in its home's address space: `offset` bytes into the allocation that begins at `base`."""
+
+    base: int
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pulls:
+    """Copies under way (an address alone would not keep their destinations alive), the version that was published when they
+    began, and the events at their ends."""
+
+    copies: tuple[Copy, ...]
+    version: int
+    done: tuple[torch.cuda.Event, ...]
+
+
+class CupyPeer(TransferBackend):
+    """Pulls experts straight out of their homes' GPU memory; between two GPUs that is a copy engine's work and takes no SM.
+
+    `publish` tells every rank where the home experts lie: a CUDA IPC handle for each device allocation, opened once per process,
+    or the plain address for ranks that are threads of one process. A home on another host cannot be reached.
+
+    Weights are read in place and carry no stamp. That they are of the published version is bookkeeping alone: the home must not
+    change them between `publish` and the moment when all ranks' copies are over, and nobody notices if it does.
+
+    Memory has to come from cudaMalloc, as torch's allocator has it by default: neither expandable segments nor cudaMallocAsync
+    can be shared between processes. Close it on all ranks before a home frees its experts.
+    """
+
+    paths: ClassVar[frozenset[Path]] = frozenset({Path.PEER})
+    one_sided: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("cupy",)
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+
+    def __repr__(self) -> str:
+        return "CupyPeer()"
+
+    def open(self, rank: int, group: Group, buffers: Buffers) -> None:
+        if self._group is not None:
+            raise InputError("this CupyPeer is open already; close it first, and give every rank one of its own.")
+        self._cuda = _cuda_runtime()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        if buffers.num_buffers:
+            self._device = buffers.slot(0)[0].device
+        if self._device.type != "cuda":
+            raise InputError(f"cupy_peer copies between GPUs, and rank {rank} has its slots on {self._device}; use pinned_host.")
+        self._process_G: list[_Process] = group.gather(_process())
+        self._several = len(set(self._process_G)) > 1
+        self._rank, self._group, self._buffers = rank, group, buffers
+        self._streams = [torch.cuda.Stream(self._device) for _ in range(_NUM_STREAMS)]
+        self._turn = 0
+        self._version = 0
+        self._version_of: dict[Key, int] = {}
+        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # all experts that were ever published: home rank, tensors
+        self._handle: dict[tuple[int, int], bytes] = {}  # (home rank, base) -> IPC handle of the allocation
+        self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> where the allocation lies in this process
+
+    def publish(self, entries: Sequence[Entry], version: int) -> None:
+        group = self._opened()
+        told = agreed(group, lambda: (hash((version, *entries)), *self._export(entries)))
+        for home, (digest, pieces, handles) in enumerate(told):
+            if digest != told[0][0]:
+                raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
+            self._home.update({key: (home, value) for key, value in pieces.items()})
+            self._handle.update({(home, base): handle for base, handle in handles.items()})
+        agreed(group, lambda: self._attach(entries))
+        self._version = version
+        self._version_of.update({(entry.layer, entry.expert): version for entry in entries})
+
+    def start(self, copies: Sequence[Copy]) -> _Pulls:
+        self._opened()
+        moves: list[list[tuple[int, int, int]]] = [self._moves(copy) for copy in copies]
+        used: dict[int, torch.cuda.Stream] = {}
+        with torch.cuda.device(self._device):
+            # What was queued so far may still use the buffers.
+            ready = torch.cuda.current_stream().record_event()
+            try:
+                for pieces in moves:
+                    stream = self._streams[self._turn]
+                    if self._turn not in used:
+                        stream.wait_event(ready)
+                        used[self._turn] = stream
+                    self._turn = (self._turn + 1) % _NUM_STREAMS
+                    for dst, src, num_bytes in pieces:
+                        self._cuda.memcpyAsync(dst, src, num_bytes, self._cuda.memcpyDeviceToDevice, stream.cuda_stream)
+                return _Pulls(tuple(copies), self._version, tuple(stream.record_event() for stream in used.values()))
+            except BaseException:
+                for stream in used.values():
+                    stream.synchronize()  # what was queued must not land after this
+                raise
+
+    def wait(self, handle: _Pulls, timeout_s: float) -> None:
+        """Returns when the copies of a handle are done. The current stream waits and the host does not; there is nothing to time
+        out, because nobody else takes part. An error of a copy shows at the next call that waits for the GPU."""
+        self._opened()
+        for event in handle.done:
+            torch.cuda.current_stream(self._device).wait_event(event)
+        if handle.version != self._version:
+            raise StaleWeights(
+                f"copies were started with version {handle.version} of the weights, and version {self._version} has been "
+                "published since; wait for the copies of a plan before the next one begins."
+            )
+
+    def close(self) -> None:
+        if self._group is None:
+            return
+        self._group = None
+        with contextlib.suppress(Exception):  # a GPU that is lost has neither copies nor handles left
+            for stream in self._streams:
+                stream.synchronize()
+        for (home, _), base in self._base.items():
+            if self._process_G[home] != self._process_G[self._rank]:
+                with contextlib.suppress(Exception), torch.cuda.device(self._device):
+                    self._cuda.ipcCloseMemHandle(base)
+        self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
+
+    def _opened(self) -> Group:
+        if self._group is None:
+            raise InputError("this CupyPeer is not open; call open(rank, group, buffers) first.")
+        return self._group
+
+    def _export(self, entries: Sequence[Entry]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
+        """Where the home experts lie that the other ranks do not know yet, and handles of their allocations."""
+        torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
+        pieces: dict[Key, tuple[_Piece, ...]] = {}
+        handles: dict[int, bytes] = {}
+        for entry in entries:
+            key = (entry.layer, entry.expert)
+            if entry.home_rank == self._rank and key not in self._home:
+                pieces[key] = tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key))
+        for key, expert in pieces.items():
+            for base in {piece.base for piece in expert if piece.num_bytes} if self._several else ():
+                if base not in handles and (self._rank, base) not in self._handle:
+                    handles[base] = self._exported(key, base)
+        return pieces, handles
+
+    def _piece(self, key: Key, tensor: torch.Tensor) -> _Piece:
+        pointer, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        if not tensor.is_cuda:
+            raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
+        if not self._several or not num_bytes:
+            return _Piece(pointer, 0, num_bytes)
+        base, size = _allocation(pointer)
+        if pointer + num_bytes > base + size:
+            raise _not_shareable(key, "it spans several allocations")
+        return _Piece(base, pointer - base, num_bytes)
+
+    def _exported(self, key: Key, base: int) -> bytes:
+        try:
+            return bytes(self._cuda.ipcGetMemHandle(base))
+        except Exception as error:
+            raise _not_shareable(key, str(error)) from error
+
+    def _attach(self, entries: Sequence[Entry]) -> None:
+        """Opens the allocations that this rank will read and has not opened yet."""
+        me = self._process_G[self._rank]
+        for entry in entries:
+            home, pieces = self._home[entry.layer, entry.expert]
+            process = self._process_G[home]
+            if entry.dst_rank != self._rank or process.host != me.host:
+                continue  # an expert of another host is published for the sake of a backend that can reach it
+            for piece in pieces:
+                where = (home, piece.base)
+                if where in self._base or not piece.num_bytes:
+                    continue
+                # A process cannot open its own handles, and need not.
+                self._base[where] = piece.base if process == me else self._open_handle(home, self._handle[where])
+
+    def _open_handle(self, home: int, handle: bytes) -> int:
+        try:
+            with torch.cuda.device(self._device):
+                return int(self._cuda.ipcOpenMemHandle(handle))
+        except Exception as error:
+            raise TransferError(
+                f"the GPU memory of rank {home} cannot be opened ({error}); the two GPUs need peer access, and containers one "
+                "IPC namespace (--ipc=host)."
+            ) from error
+
+    def _moves(self, copy: Copy) -> list[tuple[int, int, int]]:
+        """Destination, source and bytes of the tensors of a copy."""
+        layer, expert = key = (copy.layer, copy.expert)
+        version = self._version_of.get(key)
+        if version is None:
+            raise TransferError(f"expert {expert} of layer {layer} was never published; publish it before it is pulled.")
+        if version != self._version:
+            raise StaleWeights(
+                f"expert {expert} of layer {layer} was last published with version {version}, and version {self._version} is "
+                "asked for; publish it again after weights have changed."
+            )
+        home, pieces = self._home[key]
+        assert copy.dst is not None
+        sizes = [tensor.numel() * tensor.element_size() for tensor in copy.dst]
+        theirs = [piece.num_bytes for piece in pieces]
+        if sizes != theirs:
+            raise TransferError(
+                f"expert {expert} of layer {layer} has tensors of {theirs} bytes on rank {home} and of {sizes} bytes on rank "
+                f"{self._rank}; an expert must have the same tensors on every rank."
+            )
+        if any(piece.num_bytes and (home, piece.base) not in self._base for piece in pieces):
+            raise TransferError(
+                f"expert {expert} of layer {layer} is on rank {home}, whose GPU memory is not open on rank {self._rank}; publish "
+                "it for this rank, and pull from other hosts by another backend.",
+                (home,),
+            )
+        return [
+            (tensor.data_ptr(), self._base[home, piece.base] + piece.offset, piece.num_bytes)
+            for tensor, piece in zip(copy.dst, pieces, strict=True)
+            if piece.num_bytes
+        ]
+
+
+def _cuda_runtime() -> Any:
+    """CuPy's CUDA runtime calls."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise InputError(f"cupy_peer needs cupy ({str(error).splitlines()[0]}); pip install 'foremoe[cupy]'.") from None
+    if not (cupy.cuda.is_available() and torch.cuda.is_available()):
+        raise InputError("cupy_peer needs a GPU that cupy and torch can use, and there is none; use pinned_host or collective.")
+    return cupy.cuda.runtime
+
+
+def _process() -> _Process:
+    return _Process(socket.gethostname(), os.getpid())
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _allocation(pointer: int) -> tuple[int, int]:
+    """First address and bytes of the device allocation that a pointer is in: a handle is for the whole of it, and torch cuts
+    tensors out of larger blocks."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    if error:
+        raise TransferError(f"CUDA does not know the allocation of a home expert (cuMemGetAddressRange: error {error}).")
+    return base.value, size.value
+
+
+def _not_shareable(key: Key, why: str) -> TransferError:
+    return TransferError(
+        f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why}); use torch's default "
+        "allocator: no expandable_segments and no cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF."
+    )

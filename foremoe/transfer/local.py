@@ -1,0 +1,124 @@
+"""Local: copies between ranks that are threads of one process; what every two-sided backend must do, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from foremoe.errors import InputError, TransferError
+from foremoe.transfer.base import Buffers, Copy, Tensors, TransferBackend
+from foremoe.transfer.group import Group, ThreadGroup
+from foremoe.transfers import Path
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    """A copy under way: the end that `start` has shown so far, and whether both met."""
+
+    first: Copy
+    done: bool = False
+
+
+class _Desk:
+    """Where the two ends of a copy meet; shared by all ranks. Copies are made under its lock, so one that left it never is."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.meeting_of: dict[int, _Meeting] = {}  # key -> copy of which one end is still missing
+
+
+class Local(TransferBackend):
+    """Copies at the moment when the second of the two ends starts.
+
+    The executable specification of a two-sided backend, and the one for tests and simulations on a `ThreadGroup`. It serves all
+    paths, so it can stand in for any other backend.
+    """
+
+    paths: ClassVar[frozenset[Path]] = frozenset(Path)
+    one_sided: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._desk: _Desk | None = None
+
+    def __repr__(self) -> str:
+        return "Local()"
+
+    def open(self, rank: int, group: Group, buffers: Buffers) -> None:
+        if not isinstance(group, ThreadGroup):
+            raise InputError("local links ranks that are threads; give it a ThreadGroup, or take collective for processes.")
+        if self._desk is not None:
+            raise InputError("this Local is open already; close it first, and give every rank one of its own.")
+        self._rank = rank
+        self._desk = group.gather(_Desk() if rank == 0 else None)[0]
+
+    def start(self, copies: Sequence[Copy]) -> list[tuple[Copy, _Meeting]]:
+        desk = self._opened()
+        under_way = []
+        with desk.changed:
+            for copy in copies:
+                meeting = desk.meeting_of.pop(copy.key, None)
+                if meeting is None:
+                    meeting = desk.meeting_of[copy.key] = _Meeting(copy)
+                else:
+                    _copy(copy, meeting.first)
+                    meeting.done = True
+                under_way.append((copy, meeting))
+            desk.changed.notify_all()
+        return under_way
+
+    def wait(self, handle: list[tuple[Copy, _Meeting]], timeout_s: float) -> None:
+        desk = self._opened()
+        with desk.changed:
+            desk.changed.wait_for(lambda: all(meeting.done for _, meeting in handle), timeout_s)
+            late = [copy for copy, meeting in handle if not meeting.done]
+            for copy in late:
+                desk.meeting_of.pop(copy.key, None)
+        if late:
+            ranks = tuple(sorted({copy.src_rank if copy.dst_rank == self._rank else copy.dst_rank for copy in late}))
+            raise TransferError(
+                f"rank {', '.join(map(str, ranks))} did not start its end of {len(late)} of {len(handle)} copies within "
+                f"{timeout_s:g} s; look at its log and restart the step.",
+                ranks,
+            )
+
+    def close(self) -> None:
+        if self._desk is None:
+            return
+        with self._desk.changed:
+            mine = [key for key, meeting in self._desk.meeting_of.items() if _end(meeting.first) == self._rank]
+            for key in mine:
+                del self._desk.meeting_of[key]
+        self._desk = None
+
+    def _opened(self) -> _Desk:
+        if self._desk is None:
+            raise InputError("this Local is not open; call open(rank, group, buffers) first.")
+        return self._desk
+
+
+def _end(copy: Copy) -> int:
+    """The rank that showed this end of a copy."""
+    return copy.src_rank if copy.src is not None else copy.dst_rank
+
+
+def _copy(one: Copy, other: Copy) -> None:
+    source, target = (one, other) if one.src is not None else (other, one)
+    src, dst = source.src, target.dst
+    if src is None or dst is None:
+        raise TransferError(f"both ends of copy {one.key} say that they are its {'source' if dst is None else 'destination'}.")
+    if _layout(src) != _layout(dst):
+        raise TransferError(
+            f"expert {one.expert} of layer {one.layer} has tensors {_layout(src)} on rank {one.src_rank} and {_layout(dst)} on "
+            f"rank {one.dst_rank}; an expert must have the same tensors on every rank."
+        )
+    with torch.no_grad():
+        for to, tensor in zip(dst, src, strict=True):
+            to.copy_(tensor)
+
+
+def _layout(tensors: Tensors) -> list[tuple[int, str]]:
+    return [(tensor.numel(), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]

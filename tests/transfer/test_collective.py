@@ -1,0 +1,119 @@
+"""Collective over gloo: the conformance suite, and failures that end in one sentence."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from foremoe.errors import InputError, TransferError
+from foremoe.testing import TransferTests, get_pool, run_processes, run_threads
+from foremoe.transfer.base import Copy
+from foremoe.transfer.collective import Collective
+
+# Gloo carries host memory, and NCCL refuses two ranks on one GPU.
+
+
+class TestCollective(TransferTests):
+    backend = Collective()
+    device = "cpu"
+
+
+class NoBuffers:
+    num_buffers = 0
+
+
+def opened(group, process_group=None):
+    backend = Collective(process_group)
+    backend.open(group.rank, group, NoBuffers())
+    return backend
+
+
+def end(group, key, src_rank, dst_rank, num=5):
+    """This rank's end of a copy of the source's rank number."""
+    src = [torch.full((num,), float(src_rank))] if group.rank == src_rank else None
+    dst = [torch.full((num,), -1.0)] if group.rank == dst_rank else None
+    return Copy(key, 0, key, src_rank, dst_rank, src, dst)
+
+
+def mine(group, *ends):
+    return [copy for copy in ends if group.rank in (copy.src_rank, copy.dst_rank)]
+
+
+def test_threads_are_refused():
+    with pytest.raises(InputError, match="take local for threads"):
+        run_threads(lambda group: Collective().open(0, group, NoBuffers()), 1)
+
+
+def over_a_given_group(group):
+    backend = opened(group, group.process_group)
+    copies = mine(group, end(group, 3, 0, 1), end(group, 2, 1, 0))
+    backend.wait(backend.start(copies), 10.0)
+    backend.close()
+    received = torch.zeros(2)
+    dist.all_to_all_single(received, torch.full((2,), float(group.rank)), group=group.process_group)  # it was not closed
+    return [copy.dst[0].tolist() for copy in copies if copy.dst is not None], received.tolist()
+
+
+def test_any_process_group_can_carry_the_messages():
+    left, right = get_pool(2).run(over_a_given_group, num_ranks=2)
+    assert left == ([[1.0] * 5], [0.0, 1.0]) and right == ([[0.0] * 5], [0.0, 1.0])
+
+
+def one_is_silent(group, num):
+    """Rank 2 starts nothing; ranks 0 and 1 talk to it and to each other."""
+    backend = opened(group)
+    copies = mine(group, end(group, 0, 0, 1, num), end(group, 1, 2, 0, num), end(group, 2, 1, 2, num))
+    errors = []
+    if group.rank != 2:
+        for _ in range(2):
+            try:
+                backend.wait(backend.start(copies), 0.5)
+            except TransferError as error:
+                errors.append((error.ranks, str(error)))
+    group.barrier()
+    backend.close()
+    # Neither the exchange of tokens nor the control channel took harm.
+    sent, received = torch.full((group.size,), float(group.rank)), torch.zeros(group.size)
+    group.all_to_all(received, sent, [1] * group.size, [1] * group.size)
+    again = opened(group)
+    copies = mine(group, end(group, 0, 0, 1), end(group, 1, 2, 0))
+    again.wait(again.start(copies), 10.0)
+    again.close()
+    return errors, received.tolist(), [copy.dst[0].tolist() for copy in copies if copy.dst is not None]
+
+
+@pytest.mark.parametrize("num", [5, 3_000_000])
+def test_only_the_silent_rank_is_named_and_the_group_survives(num):
+    left, right, silent = get_pool(3).run(one_is_silent, num, num_ranks=3)
+    for errors, _, _ in (left, right):
+        assert errors[0][0] == (2,) and "rank 2 did not do its part within 0.5 s" in errors[0][1]
+        assert len(errors) == 2, "after a failure, the same backend must not pretend to work"
+    for _, received, _ in (left, right, silent):
+        assert received == [0.0, 1.0, 2.0]
+    assert left[2] == [[2.0] * 5] and right[2] == [[0.0] * 5]
+
+
+def dies(group):
+    backend = opened(group)
+    if group.rank == 1:
+        group.barrier()
+        os._exit(3)
+    try:
+        handle = backend.start([end(group, 0, 1, 0)])
+        group.barrier()
+        backend.wait(handle, 60.0)
+    finally:
+        begin = time.monotonic()
+        backend.close()
+        assert time.monotonic() - begin < 10
+
+
+def test_a_rank_that_died_is_named_long_before_the_timeout():
+    begin = time.monotonic()
+    error, died = run_processes(dies, 2, errors=True)
+    assert isinstance(error, TransferError) and error.ranks == (1,)
+    assert "rank 1 broke off" in str(error) and "\n" not in str(error)
+    assert "exit code 3" in str(died)
+    assert time.monotonic() - begin < 50

@@ -1,0 +1,269 @@
+"""CupyPeer: what it says where it cannot run, its bookkeeping on a pretend GPU, and the whole suite where there is a real one."""
+
+import bisect
+import ctypes
+import sys
+import threading
+from types import SimpleNamespace
+
+import pretend_gpu
+import pytest
+import torch
+from pretend_gpu import PretendStream, PretendTensor
+
+from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.testing.ranks import run_threads
+from foremoe.testing.transfer_tests import TransferTests
+from foremoe.transfer import cupy_peer
+from foremoe.transfer.base import Copy, Entry
+from foremoe.transfer.cupy_peer import CupyPeer
+
+SIZES = (24, 0, 10)  # elements of the tensors of an expert
+LAYERS = (0, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="cupy_peer needs a GPU")
+class TestCupyPeer(TransferTests):
+    """Memory handles between processes that share a GPU."""
+
+    backend = CupyPeer()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="cupy_peer needs a GPU")
+class TestCupyPeerInThreads(TransferTests):
+    """Plain addresses."""
+
+    backend = CupyPeer()
+    in_process = True
+
+
+# ---- what it says ----
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(InputError, match=r"cupy_peer needs cupy \(.*\); pip install 'foremoe\[cupy\]'\."):
+        run_threads(lambda group: CupyPeer().open(0, group, Experts(group.rank)), 1)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    with pytest.raises(InputError, match="needs a GPU that cupy and torch can use, and there is none; use pinned_host or"):
+        run_threads(lambda group: CupyPeer().open(0, group, Experts(group.rank)), 1)
+
+
+# ---- bookkeeping on a pretend GPU ----
+
+
+class PretendRuntime:
+    memcpyDeviceToDevice = 3
+
+    def __init__(self):
+        self.opened, self.closed, self.shareable = [], [], True
+
+    def memcpyAsync(self, dst, src, size, kind, stream):
+        assert kind == 3
+        PretendStream.streams[stream].queue.append(lambda: ctypes.memmove(dst, src, size))
+
+    def ipcGetMemHandle(self, base):
+        assert base in Experts.blocks
+        if not self.shareable:
+            raise RuntimeError("cudaErrorInvalidValue: invalid argument")
+        return base.to_bytes(64, "little")
+
+    def ipcOpenMemHandle(self, handle):
+        self.opened.append(int.from_bytes(handle, "little"))
+        return self.opened[-1]
+
+    def ipcCloseMemHandle(self, base):
+        self.closed.append(base)
+
+
+class Experts:
+    """Buffers without slots, whose home experts lie one behind the other in one allocation per rank, as torch has it."""
+
+    num_buffers = 0
+    blocks = {}  # noqa: RUF012 (base -> bytes)
+
+    def __init__(self, rank):
+        self.rank, step = rank, 4 * sum(SIZES)
+        self.block = torch.arange(4 * step * len(LAYERS), dtype=torch.float32) + 1000 * rank
+        self.blocks[self.block.data_ptr()] = self.block.numel() * 4
+
+    def home(self, layer, expert):
+        assert expert == self.rank
+        parts = self.block[7 + layer * sum(SIZES) :].split([*SIZES, self.block.numel() - 7 - (layer + 1) * sum(SIZES)])
+        return [part.as_subclass(PretendTensor) for part in parts[:-1]]
+
+
+def allocation(pointer):
+    bases = sorted(Experts.blocks)
+    base = bases[bisect.bisect(bases, pointer) - 1]
+    return base, Experts.blocks[base]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    pretend_gpu.install(monkeypatch)
+    runtime = PretendRuntime()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, runtime=runtime)))
+    monkeypatch.setattr(cupy_peer, "_allocation", allocation)
+    yield runtime
+    Experts.blocks.clear()
+
+
+@pytest.fixture(params=["threads", "processes"])
+def processes(request, monkeypatch):
+    """Whether ranks take each other for threads of one process or for processes of one host."""
+    if request.param == "processes":
+        monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    return request.param == "processes"
+
+
+class PretendBuffers:
+    """A rank's memory, as if it lay on the pretend GPU."""
+
+    def __init__(self, memory):
+        self.memory, self.num_buffers = memory, memory.num_buffers
+
+    def home(self, layer, expert):
+        return [tensor.as_subclass(PretendTensor) for tensor in self.memory.home(layer, expert)]
+
+    def slot(self, buffer):
+        return [tensor.as_subclass(PretendTensor) for tensor in self.memory.slot(buffer)]
+
+
+class PretendPeer(CupyPeer):
+    requires = ()
+    _block = 0
+
+    def open(self, rank, group, buffers):
+        self._block = buffers.block.data_ptr()
+        Experts.blocks[self._block] = buffers.block.numel()
+        super().open(rank, group, PretendBuffers(buffers))
+
+    def close(self):
+        super().close()
+        Experts.blocks.pop(self._block, None)
+
+
+@pytest.mark.usefixtures("runtime", "processes")
+class TestPretendPeer(TransferTests):
+    backend = PretendPeer()
+    in_process = True
+    device = "cpu"
+
+
+def entries(num_ranks):
+    """Expert e has its home on rank e; every other rank reads it."""
+    return [Entry(x, h, h, d) for x in LAYERS for h in range(num_ranks) for d in range(num_ranks) if d != h]
+
+
+def opened(group):
+    backend, buffers = CupyPeer(), Experts(group.rank)
+    backend.open(group.rank, group, buffers)
+    return backend, buffers
+
+
+def copy_to(rank, entry, key=0):
+    return Copy(key, entry.layer, entry.expert, entry.home_rank, rank, None, [torch.full((n,), -1.0) for n in SIZES])
+
+
+def test_pulls_arrive_with_wait_and_not_before(runtime, processes):
+    def rank(group):
+        backend, buffers = opened(group)
+        homes = group.gather(buffers)
+        backend.publish(entries(3), 1)
+        mine = [entry for entry in entries(3) if entry.dst_rank == group.rank]
+        copies = [copy_to(group.rank, entry, key) for key, entry in enumerate(3 * mine)]
+        handles = [backend.start(copies[:7]), backend.start([]), backend.start(copies[7:])]
+        assert all((tensor == -1).all() for copy in copies for tensor in copy.dst)
+        for handle in reversed(handles):
+            backend.wait(handle, 1.0)
+        for copy in copies:
+            home = homes[copy.src_rank].home(copy.layer, copy.expert)
+            assert all(torch.equal(a, b.as_subclass(torch.Tensor)) for a, b in zip(copy.dst, home, strict=True))
+        group.barrier()
+        backend.close()
+        backend.close()
+
+    run_threads(rank, 3)
+    # Each of three ranks opens one allocation of two others, once.
+    assert len(runtime.opened) == (6 if processes else 0)
+    assert sorted(runtime.closed) == sorted(runtime.opened)
+
+
+def test_versions_are_kept_apart(runtime, processes):
+    def rank(group):
+        backend, _ = opened(group)
+        first, second = (entry for entry in entries(2) if entry.dst_rank == group.rank)
+        with pytest.raises(TransferError, match="was never published"):
+            backend.start([copy_to(group.rank, first)])
+        backend.publish(entries(2), 1)
+        handle = backend.start([copy_to(group.rank, first)])
+        backend.publish([entry for entry in entries(2) if entry.layer == second.layer], 2)
+        with pytest.raises(StaleWeights, match="started with version 1 of the weights, and version 2 has been published"):
+            backend.wait(handle, 1.0)
+        with pytest.raises(
+            StaleWeights, match=r"expert . of layer 0 was last published with version 1, and version 2 is asked for"
+        ):
+            backend.start([copy_to(group.rank, first)])
+        backend.wait(backend.start([copy_to(group.rank, second)]), 1.0)
+        with pytest.raises(InputError, match="rank 1 publishes other entries or another version than rank 0"):
+            backend.publish(entries(2), 2 + group.rank)
+        group.barrier()
+        backend.close()
+
+    run_threads(rank, 2)
+
+
+def test_memory_that_cannot_be_shared_is_named_on_all_ranks(runtime, monkeypatch):
+    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    runtime.shareable = False
+
+    def rank(group):
+        backend, _ = opened(group)
+        with pytest.raises(TransferError, match=r"rank 0 cannot publish.*cudaErrorInvalidValue.*no expandable_segments"):
+            backend.publish(entries(2), 1)
+        backend.close()
+
+    run_threads(rank, 2)
+
+
+def test_another_host_is_out_of_reach(runtime, monkeypatch):
+    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process(threading.current_thread().name, 1))
+
+    def rank(group):
+        backend, _ = opened(group)
+        backend.publish(entries(2), 1)
+        with pytest.raises(TransferError, match=r"whose GPU memory is not open on rank .; publish it for this rank") as error:
+            backend.start([copy_to(group.rank, next(e for e in entries(2) if e.dst_rank == group.rank))])
+        assert error.value.ranks == (1 - group.rank,)
+        backend.close()
+
+    run_threads(rank, 2)
+
+
+def test_misuse_ends_in_one_sentence(runtime):
+    def rank(group):
+        backend, buffers = opened(group)
+        with pytest.raises(InputError, match="open already"):
+            backend.open(0, group, buffers)
+        backend.publish([Entry(0, 0, 0, 0)], 1)
+        wrong = Copy(0, 0, 0, 0, 0, None, [torch.zeros(5)])
+        with pytest.raises(TransferError, match=r"has tensors of \[96, 0, 40\] bytes on rank 0 and of \[20\] bytes on rank 0"):
+            backend.start([wrong])
+        backend.close()
+        with pytest.raises(InputError, match="not open"):
+            backend.start([])
+
+        class OnCpu:
+            num_buffers = 1
+
+            def slot(self, buffer):
+                return [torch.zeros(1)]
+
+        with pytest.raises(InputError, match="copies between GPUs, and rank 0 has its slots on cpu"):
+            CupyPeer().open(0, group, OnCpu())
+
+    run_threads(rank, 1)

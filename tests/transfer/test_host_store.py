@@ -1,0 +1,112 @@
+"""HostStore and what fills it: a reader never takes mixed bytes for a version, and rounds keep order and limits."""
+
+import contextlib
+import itertools
+import tempfile
+import threading
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foremoe.errors import StaleWeights
+from foremoe.transfer.host_fill import Fill, rounds
+from foremoe.transfer.host_store import HostStore
+
+
+class Interrupted(dict):
+    """Weights that let somebody in before each of their tensors is written."""
+
+    def __init__(self, tensors, act):
+        super().__init__({(0, 0): tensors})
+        self.act = act
+
+    def items(self):
+        self.act()
+        yield from super().items()
+        self.act()
+
+
+@contextlib.contextmanager
+def two_views(num_elements):
+    """Two ranks' views of one store with one entry of two tensors."""
+    with tempfile.TemporaryFile() as file:
+        views = [HostStore(file.fileno(), 1, 8 * num_elements) for _ in range(2)]
+    for view in views:
+        view.place({(0, 0): 8 * num_elements})
+    yield views
+    for view in views:
+        view.close()
+
+
+def halves(num_elements, version):
+    return [torch.full((num_elements,), float(version)) for _ in range(2)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))
+def test_a_reader_sees_a_writer_that_comes_in_between(read_at, check_at, asked):
+    dst, moment, found, fresh = halves(100, 0), 0, None, None
+
+    def act():
+        nonlocal moment, found, fresh
+        if moment == read_at:
+            found = reader.read((0, 0), dst)
+        if moment == max(read_at, check_at):
+            try:
+                reader.check((0, 0), found, asked)
+                fresh = True
+            except StaleWeights:
+                fresh = False
+        moment += 1
+
+    with two_views(100) as (writer, reader):
+        writer.write({(0, 0): halves(100, 1)}, 1)
+        act()  # before, at two moments of the writing, after
+        writer.write(Interrupted(halves(100, 2), act), 2)
+        act()
+    assert fresh == (read_at == check_at == 0 if asked == 1 else read_at == 3)
+    assert not fresh or all((tensor == asked).all() for tensor in dst)
+
+
+def test_reader_and_writer_at_full_speed_never_mix_versions():
+    last_version, seen, over = 300, 0, False
+    with two_views(4000) as (writer, reader):
+        writer.write({(0, 0): halves(4000, 1)}, 1)
+
+        def write():
+            for version in range(2, last_version + 1):
+                writer.write({(0, 0): halves(4000, version)}, version)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while not over:
+            over = not thread.is_alive()
+            dst = halves(4000, 0)
+            found = reader.read((0, 0), dst)
+            try:
+                reader.check((0, 0), found, found)
+            except StaleWeights:
+                continue
+            seen += 1
+            assert all((tensor == found).all() for tensor in dst)
+        thread.join()
+    assert seen and found == last_version
+
+
+@given(st.data())
+def test_rounds_keep_order_and_limits(data):
+    num_ranks = data.draw(st.integers(2, 4))
+    ends = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1))
+    fills = [Fill(0, 0, e, *pair) for e, pair in enumerate(data.draw(st.lists(ends, max_size=12)))]
+    bytes_of = {fill.key: data.draw(st.integers(0, 9)) for fill in fills}
+    parts = rounds(fills, bytes_of, 10)
+    assert [fill for part in parts for fill in part] == [fill for fill in fills if fill.home != fill.writer]
+
+    def most(part):
+        sent = [sum(bytes_of[fill.key] for fill in part if fill.home == g) for g in range(num_ranks)]
+        received = [sum(bytes_of[fill.key] for fill in part if fill.writer == g) for g in range(num_ranks)]
+        return max(sent + received)
+
+    assert all(most(part) <= 10 for part in parts)
+    assert all(most([*part, after[0]]) > 10 for part, after in itertools.pairwise(parts))
