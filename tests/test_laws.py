@@ -42,7 +42,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 @given(st.data())
 def test_valid_plans_pass(data: st.DataObject) -> None:
-    problem = data.draw(problems(uneven=True))
+    problem = data.draw(problems())
     note(describe(problem))
     plan = data.draw(plans(problem))
     assert plan.violations() == [] and plan.violations(problem) == []
@@ -51,7 +51,7 @@ def test_valid_plans_pass(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_valid_placements_pass_and_plans_hold_them_unchanged(data: st.DataObject) -> None:
-    problem = data.draw(problems(uneven=True))
+    problem = data.draw(problems())
     note(describe(problem))
     placement = data.draw(placements(problem))
     assert placement_violations(problem, placement) == []

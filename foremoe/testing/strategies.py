@@ -159,7 +159,7 @@ def problems(
     row_kinds: Sequence[str] = ROW_KINDS,
     sources: bool | None = None,
     symmetric: bool = False,
-    uneven: bool = False,
+    uneven: bool = True,
 ) -> Problem:
     """Problems of every kind the library takes.
 

@@ -18,7 +18,7 @@ from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 
 few = settings(deadline=None, max_examples=60)
-PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3, uneven=True)
+PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3)
 
 
 def stage(group, plan, prefetch=2, backends=None, debug=True, stages=1):

@@ -1,0 +1,16 @@
+"""Running a plan in plain torch: experts on ranks, tokens to slots and back, gradients home. Needs torch."""
+
+from foremoe.errors import InputError
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError:
+    raise InputError("running a plan needs torch; pip install 'foremoe[torch]'.") from None
+
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.experts import ExpertMath, SwiGLU
+from foremoe.runtime.remap import remap
+from foremoe.runtime.report import StageReport
+from foremoe.runtime.runtime import Runtime
+
+__all__ = ["ExpertBank", "ExpertMath", "Runtime", "StageReport", "SwiGLU", "remap"]

@@ -1,0 +1,173 @@
+"""Dispatch and combine: pairs travel to the ranks whose slots serve them, and results travel back.
+
+Router probabilities are applied after combine, on the source: they need not travel, expert math does not know of them, and their
+gradient is made where the router is. The price is that a source keeps the outputs of its own pairs for backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from foremoe.transfer.group import Group
+
+# Letters: T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, G ranks, S slots per rank,
+# P = G*S physical slots, C = S + 1 columns of a count message, H hidden size.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """How many pairs every rank sends to every slot, as far as this rank is concerned.
+
+    Attributes:
+        sent_P: int64, pairs of this source by physical slot.
+        received_GS: int64, pairs for this rank's slots by source.
+        num_sent_G, num_received_G, num_S: the same summed, known on the host: by destination, by source, by own slot.
+        complete: every rank said that its replicas are there.
+    """
+
+    sent_P: torch.Tensor
+    received_GS: torch.Tensor
+    num_sent_G: list[int]
+    num_received_G: list[int]
+    num_S: list[int]
+    complete: bool
+
+
+def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete: bool) -> Counts:
+    """Tells every rank how many pairs to expect, and whether this rank's replicas are there; collective.
+
+    Args:
+        slot_Z: int64, physical slot of every pair.   num_slots: S, per rank.
+        complete: False if a replica did not arrive on this rank.
+    """
+    G, S = group.size, num_slots
+    sent_P = slot_Z.new_zeros(G * S).scatter_add_(0, slot_Z, torch.ones_like(slot_Z))
+    sent_GC = torch.cat([sent_P.view(G, S), sent_P.new_full((G, 1), int(complete))], dim=1)
+    received_GC = torch.empty_like(sent_GC)
+    group.all_to_all(received_GC, sent_GC, [1] * G, [1] * G)
+    # The one moment in which the host waits for the device: sizes of messages must be known to it.
+    on_host = torch.stack([sent_GC, received_GC]).cpu()
+    return Counts(
+        sent_P=sent_P,
+        received_GS=received_GC[:, :S],
+        num_sent_G=on_host[0, :, :S].sum(1).tolist(),
+        num_received_G=on_host[1, :, :S].sum(1).tolist(),
+        num_S=on_host[1, :, :S].sum(0).tolist(),
+        complete=bool(on_host[1, :, S].all()),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """The way of one row's pairs, there and back.
+
+    Attributes:
+        num_topk: K.
+        by_slot_Z: int64, the source's pairs (in token order) sorted by physical slot.   by_token_Z: its inverse.
+        by_slot_Y: int64, received pairs (as they arrive: by source, then slot) sorted by slot.   by_arrival_Y: its inverse.
+    """
+
+    group: Group
+    num_topk: int
+    num_sent_G: list[int]
+    num_received_G: list[int]
+    by_slot_Z: torch.Tensor
+    by_token_Z: torch.Tensor
+    by_slot_Y: torch.Tensor
+    by_arrival_Y: torch.Tensor
+
+    @staticmethod
+    def of(slot_TK: torch.Tensor, counts: Counts, group: Group) -> Route:
+        """The route of pairs with known slots."""
+        G, S = counts.received_GS.shape
+        by_slot_Z = torch.argsort(slot_TK.reshape(-1), stable=True)
+        slot_GS = torch.arange(S, device=slot_TK.device).repeat(G)
+        slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_received_G))
+        by_slot_Y = torch.argsort(slot_Y, stable=True)
+        return Route(
+            group=group,
+            num_topk=slot_TK.shape[1],
+            num_sent_G=counts.num_sent_G,
+            num_received_G=counts.num_received_G,
+            by_slot_Z=by_slot_Z,
+            by_token_Z=_inverse(by_slot_Z),
+            by_slot_Y=by_slot_Y,
+            by_arrival_Y=_inverse(by_slot_Y),
+        )
+
+    def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
+        """Rows in slot order, from the source to the ranks that serve them, as they arrive; collective."""
+        return _exchanged(self.group, rows_ZH, self.num_received_G, self.num_sent_G)
+
+    def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
+        """Rows in order of arrival, back to their sources, in slot order; collective."""
+        return _exchanged(self.group, rows_YH, self.num_sent_G, self.num_received_G)
+
+
+# Index tensors are arguments beside the route, so that they are saved tensors and checkpointing can drop them.
+# Both functions only permute, so backward permutes the other way: no scatter with duplicate targets, no atomics.
+
+
+class Dispatch(torch.autograd.Function):
+    """x_TH -> rows_YH of the pairs that this rank serves, sorted by its slots.
+
+    `anchor` is a tensor that requires a gradient and never gets one: it puts the function into the graph of a rank whose x needs
+    no gradient, because backward is collective and expert weights still want theirs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TH: torch.Tensor, anchor: torch.Tensor, by_token_Z: torch.Tensor, by_arrival_Y: torch.Tensor, route: Route
+    ) -> torch.Tensor:
+        ctx.save_for_backward(by_token_Z, by_arrival_Y)
+        ctx.group, ctx.num_topk = route.group, route.num_topk
+        ctx.num_sent_G, ctx.num_received_G = route.num_sent_G, route.num_received_G
+        arrived_YH = route.there(x_TH.index_select(0, route.by_slot_Z // route.num_topk))
+        return arrived_YH.index_select(0, route.by_slot_Y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_token_Z, by_arrival_Y = ctx.saved_tensors
+        back_ZH = _exchanged(ctx.group, grad_YH.index_select(0, by_arrival_Y), ctx.num_sent_G, ctx.num_received_G)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        grad_TKH = back_ZH.index_select(0, by_token_Z).view(-1, ctx.num_topk, grad_YH.shape[1])
+        return grad_TKH.sum(1), None, None, None, None
+
+
+class Combine(torch.autograd.Function):
+    """Outputs y_YH of the pairs that this rank served, sorted by slots -> y_TKH of this source's own pairs."""
+
+    @staticmethod
+    def forward(ctx: Any, y_YH: torch.Tensor, by_slot_Z: torch.Tensor, by_slot_Y: torch.Tensor, route: Route) -> torch.Tensor:
+        ctx.save_for_backward(by_slot_Z, by_slot_Y)
+        ctx.group, ctx.num_sent_G, ctx.num_received_G = route.group, route.num_sent_G, route.num_received_G
+        back_ZH = route.back(y_YH.index_select(0, route.by_arrival_Y))
+        return back_ZH.index_select(0, route.by_token_Z).view(-1, route.num_topk, y_YH.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TKH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Under non-reentrant checkpointing this access runs the forward again, so it comes before this function's own exchange,
+        # at the same point on all ranks.
+        by_slot_Z, by_slot_Y = ctx.saved_tensors
+        sent_ZH = grad_TKH.reshape(-1, grad_TKH.shape[2]).index_select(0, by_slot_Z)
+        arrived_YH = _exchanged(ctx.group, sent_ZH, ctx.num_received_G, ctx.num_sent_G)
+        return arrived_YH.index_select(0, by_slot_Y), None, None, None
+
+
+def _exchanged(group: Group, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
+    if group.size == 1:
+        return rows
+    received = rows.new_empty(sum(num_received_G), rows.shape[1])
+    group.all_to_all(received, rows.contiguous(), num_received_G, num_sent_G)
+    return received
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

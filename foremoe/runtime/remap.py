@@ -1,0 +1,57 @@
+"""Remap: which physical slot serves each (token, expert) pair of a source rank, so that quotas are met exactly."""
+
+from __future__ import annotations
+
+import torch
+
+# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks.
+
+
+def remap(
+    topk_TK: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Physical slots of the pairs of one source rank, one layer and one micro-step.
+
+    In token order the first ``split_P[p]`` pairs of an expert go to slot p, its slots in ascending order; what is beyond the
+    expert's summed split goes to its home slot. So drift is always served rightly, and a slot never gets more than its split
+    unless it is the home.
+
+    Args:
+        topk_TK: any integer dtype, logical experts of each token.
+        split_P: any integer dtype, what the plan gave this source; zero in slots it does not use.
+        expert_P: any integer dtype, logical expert in each slot, -1 empty.
+        home_slot_E: any integer dtype, the physical slot where each expert is at home.
+
+    Returns:
+        slot_TK: int64.
+        num_drift: int64 [], pairs beyond the split.
+
+    All tensors are on one device; on an accelerator nothing waits for it.
+    """
+    num_experts, num_slots = home_slot_E.shape[0], expert_P.shape[0]
+    expert_Z = topk_TK.reshape(-1).long()
+    occurrence_Z = _occurrence(expert_Z, num_experts)
+
+    # One line of intervals, expert by expert and within an expert slot by slot: the n-th pair of an expert lies at the start
+    # of its expert plus n. Empty slots get a number behind all experts and no width.
+    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
+    width_P = torch.where(expert_P >= 0, split_P, 0).long()
+    slot_order_P = torch.argsort(slot_expert_P, stable=True)
+    end_P = width_P[slot_order_P].cumsum(0)
+    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)[:num_experts]
+    start_E = planned_E.cumsum(0) - planned_E
+
+    planned_Z = occurrence_Z < planned_E[expert_Z]
+    at_Z = torch.searchsorted(end_P, start_E[expert_Z] + occurrence_Z, right=True).clamp_(max=num_slots - 1)
+    slot_Z = torch.where(planned_Z, slot_order_P[at_Z], home_slot_E.long()[expert_Z])
+    return slot_Z.view(topk_TK.shape), (~planned_Z).sum()
+
+
+def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """How many earlier pairs have the same expert."""
+    order_Z = torch.argsort(expert_Z, stable=True)
+    # Not bincount: it would ask the device for its largest value.
+    count_E = expert_Z.new_zeros(num_experts).scatter_add_(0, expert_Z, torch.ones_like(expert_Z))
+    start_E = count_E.cumsum(0) - count_E
+    position_Z = torch.arange(len(expert_Z), device=expert_Z.device)
+    return torch.empty_like(order_Z).scatter_(0, order_Z, position_Z - start_E[expert_Z[order_Z]])

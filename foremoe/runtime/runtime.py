@@ -1,0 +1,238 @@
+"""Runtime: the MoE layers of one rank, run by a plan or at home, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.plan import Plan
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.report import StageReport
+from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, first_fault, received_fault, split_fault
+from foremoe.schedule import Phase
+from foremoe.transfer.base import TransferBackend
+from foremoe.transfer.group import Group, as_group
+
+if TYPE_CHECKING:
+    from foremoe.transfer.engine import Engine
+
+# Letters: T tokens of this source, K top-k, H hidden size, M micro-steps, L layers, G ranks, S slots, P = G*S physical slots.
+
+
+class Runtime:
+    """Runs the experts of a bank stage by stage::
+
+        runtime = Runtime(bank, group=group)
+        runtime.begin(plan, plan.rows_for(workload, rank))
+        ...  y_TH = runtime.moe(layer, x_TH, topk_TK, weight_TK)  in the model's forward; loss.backward() ...
+        report = runtime.end()
+
+    All ranks of the group run the same passes in the same order. A layer's n-th forward in a stage is the micro-step that the
+    plan's schedule has n-th there; backward likewise. Layers may be checkpointed (``torch.utils.checkpoint``, both variants),
+    each by itself or in the blocks that the schedule names (``Schedule.block_L``).
+
+    Args:
+        bank: the experts of this rank.
+        group: the EP group; a `Group`, a process group, or None for all ranks.
+        backends, prefetch, timeout_s, debug: of `foremoe.transfer.Engine`, which the first `begin` opens.
+
+    After a `TransferError` only `close` may be called. As a context manager it closes, and an exception that leaves the block is
+    reported to the other ranks, so that they need not wait for this one.
+    """
+
+    def __init__(
+        self,
+        bank: ExpertBank,
+        *,
+        group: Group | dist.ProcessGroup | None = None,
+        backends: Sequence[str | TransferBackend] = ("collective",),
+        prefetch: int = 2,
+        timeout_s: float = 30.0,
+        debug: bool = False,
+    ) -> None:
+        self._owns_group = not isinstance(group, Group)
+        self.group = as_group(group)
+        if (bank.rank, bank.num_ranks) != (self.group.rank, self.group.size):
+            here = f"rank {self.group.rank} of {self.group.size}"
+            if self._owns_group:
+                self.group.close()
+            raise InputError(f"the bank is for rank {bank.rank} of {bank.num_ranks}, this is {here}; make one for this rank.")
+        self.bank = bank
+        self._options = (backends, prefetch, timeout_s, debug)
+        self._engine: Engine | None = None
+        self._stage: Stage | None = None
+        self._time = ComputeTime()
+        self._anchor = torch.zeros((), device=bank.device, requires_grad=True)
+        self._closed = False
+
+    def begin(self, plan: Plan, split_MLP: Array, *, same_weights: bool = False) -> None:
+        """Starts a stage by a plan; collective.
+
+        Args:
+            plan: the same on all ranks, made for the bank's homes.
+            split_MLP: what the plan gives to this source: ``plan.rows_for(workload, rank)``.
+            same_weights: no weight was written since the last plan began, on any rank; see `Engine.begin`.
+
+        Raises:
+            InputError: the plan does not fit, or the splits of all ranks do not sum up to its quotas; on all ranks.
+        """
+        self._require_idle()
+        self._agree_on_split(plan, split_MLP)
+        if self._engine is None:
+            from foremoe.transfer.engine import Engine  # what runs at home alone needs no backend
+
+            backends, prefetch, timeout_s, debug = self._options
+            self._engine = Engine(
+                self.bank, group=self.group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug
+            )
+        self._engine.begin(plan, same_weights=same_weights)
+        self._start(PlannedStage(self.bank, self._engine, plan, split_MLP))
+
+    def begin_home(self) -> None:
+        """Starts a stage without a plan: every pair goes to its expert's home, in any number and order of micro-steps."""
+        self._require_idle()
+        self._start(HomeStage(self.bank))
+
+    def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+        """The experts of a layer: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
+
+        Args:
+            layer: index into the bank's layers.
+            x_TH: in the dtype of the bank; T may be 0.
+            topk_TK: any integer dtype, logical experts.
+            weight_TK: floating point, router probabilities.
+
+        Returns:
+            y_TH in the dtype of x, differentiable in x and weight. Backward adds the experts' gradients to the bank, also where
+            x needs none.
+
+        Raises:
+            InputError: arguments that do not fit, or a layer that runs more often than the plan says.
+            TransferError: weights or tokens did not arrive.
+        """
+        stage = self._under_way()
+        self._check(layer, x_TH, topk_TK, weight_TK)
+        # Inside a backward pass only checkpointing calls the layer: the forward runs again.
+        m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
+        # Dtypes are the caller's; autocast would make forward and backward disagree on them.
+        with torch.autocast(x_TH.device.type, enabled=False):
+            counts, route = self._route(stage, m, layer, phase, topk_TK)
+            row = Row(m, layer, counts.num_S, tuple(self.bank.shapes.values()), self.bank.math, stage, self._time)
+            x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route)
+            y_YH = GroupedExperts.apply(x_YH, row, phase)
+            if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
+                stage.release(m, layer, phase)
+            y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
+            return (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)
+
+    def end(self, *, partial: bool = False) -> StageReport:
+        """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.
+
+        Args:
+            partial: the stage stops early, after the same pass on all ranks.
+        """
+        stage = self._under_way()
+        timeline = stage.end(partial=partial)
+        if self._time.num_backward:
+            self.bank.publish_gradients()
+        drift_ML, served_MLS = stage.counts(stage.num_micro_steps)
+        self._stage = None
+        return StageReport(
+            timeline=timeline,
+            drift_ML=drift_ML,
+            served_MLS=served_MLS,
+            fell_back=tuple(stage.fell_back),
+            forward_cpu_s=self._time.forward_s,
+            backward_cpu_s=self._time.backward_s,
+        )
+
+    def close(self) -> None:
+        """Gives everything back; safe to call twice, and in the middle of a stage."""
+        self._stage, self._closed = None, True
+        try:
+            if self._engine is not None:
+                self._engine.close()
+        finally:
+            self._engine = None
+            if self._owns_group:
+                self.group.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            self.group.report(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> tuple[Counts, Route]:
+        """Where the row's pairs go, at home if a replica is missing on any rank; collective."""
+        complete = stage.weights(m, layer, phase).complete
+        slot_TK, num_drift = stage.slots(m, layer, topk_TK)
+        if (m, layer) in stage.fell_back:  # a re-forward follows its forward
+            slot_TK = stage.at_home(layer, topk_TK)
+        counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, complete)
+        if not counts.complete:
+            stage.fall_back(m, layer)
+            slot_TK = stage.at_home(layer, topk_TK)
+            counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, True)
+        if phase == Phase.FORWARD:
+            stage.record(m, layer, num_drift, counts.num_S)
+        return counts, Route.of(slot_TK, counts, self.group)
+
+    def _agree_on_split(self, plan: Plan, split_MLP: Array) -> None:
+        """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for."""
+        G, M, L, S = self.group.size, plan.M, plan.L, plan.S
+        answers = self.group.gather((split_fault(plan, split_MLP, self.bank, G), (M, L, S)))
+        fault = first_fault([answer[0] for answer in answers])
+        if not fault and any(shape != (M, L, S) for _, shape in answers):
+            fault = "ranks were given plans of different sizes; plan once and share the plan."
+        if not fault:
+            sent_GZ = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, G, S), 2, 0).reshape(G, -1)
+            sent = torch.from_numpy(np.ascontiguousarray(sent_GZ)).to(self.bank.device)
+            received = torch.empty_like(sent)
+            self.group.all_to_all(received, sent, [1] * G, [1] * G)
+            received_MLS = received.sum(0).view(M, L, S).cpu().numpy()
+            fault = first_fault(self.group.gather(received_fault(plan, self.group.rank, received_MLS)))
+        if fault:
+            raise InputError(fault)
+
+    def _start(self, stage: Stage) -> None:
+        self.bank.drop_stale_gradients()
+        self._stage, self._time = stage, ComputeTime()
+
+    def _require_idle(self) -> None:
+        if self._closed:
+            raise InputError("this runtime was closed; make a new one.")
+        if self._stage is not None:
+            raise InputError("a stage is under way; call end() before the next begin.")
+
+    def _under_way(self) -> Stage:
+        if self._stage is None:
+            raise InputError("no stage is under way; call begin(plan, split_MLP) or begin_home() first.")
+        return self._stage
+
+    def _check(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> None:
+        num_layers, num_experts = self.bank.num_layers, self.bank.num_experts
+        if layer not in range(num_layers):
+            raise InputError(f"layer {layer} does not exist; the bank has {num_layers}.")
+        if x_TH.dim() != 2 or topk_TK.dim() != 2 or len(topk_TK) != len(x_TH) or weight_TK.shape != topk_TK.shape:
+            raise InputError(
+                f"x, topk and weight must be [T, H], [T, K], [T, K]; got {list(x_TH.shape)}, {list(topk_TK.shape)}, "
+                f"{list(weight_TK.shape)}."
+            )
+        if x_TH.dtype != self.bank.dtype:
+            raise InputError(f"x is {x_TH.dtype} and the experts are {self.bank.dtype}; cast x.")
+        if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU the host would have to wait for the answer
+            low, high = (int(value) for value in topk_TK.long().aminmax())
+            if low < 0 or high >= num_experts:
+                raise InputError(f"topk holds experts {low} to {high}; there are {num_experts}, from 0.")

@@ -1,0 +1,208 @@
+"""Stages: what the runtime asks between begin and end, with a plan (slots, weights and order are the plan's) and without one."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.plan import Plan
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.remap import remap
+from foremoe.schedule import Phase
+from foremoe.transfer.residency import Residency
+from foremoe.transfer.timeline import Timeline
+
+if TYPE_CHECKING:
+    from foremoe.transfer.engine import Engine
+
+# Letters: T tokens, K top-k, M micro-steps, L layers, E experts, S slots of a rank, B base slots, P physical slots of all ranks.
+
+
+class Stage(abc.ABC):
+    """One stage under way on one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step.
+
+    Attributes:
+        num_slots: S.
+    """
+
+    num_slots: int
+
+    def __init__(self, bank: ExpertBank, home_slot_LE: Array) -> None:
+        self.bank = bank
+        self._home_slot_LE = torch.from_numpy(home_slot_LE.astype(np.int64)).to(bank.device)
+        self._num_done = {phase: [0] * bank.num_layers for phase in Phase}
+        self.fell_back: list[tuple[int, int]] = []
+        self._drift: dict[tuple[int, int], torch.Tensor] = {}
+        self._served: dict[tuple[int, int], list[int]] = {}
+
+    @abc.abstractmethod
+    def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
+        """The micro-step whose forward or re-forward it is now in a layer, and the use that this belongs to."""
+
+    @abc.abstractmethod
+    def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Physical slots of pairs, and how many of them no plan knew."""
+
+    @abc.abstractmethod
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        """What the slots hold."""
+
+    @abc.abstractmethod
+    def gradients(self, micro_step: int, layer: int) -> None:
+        """Backward of the row's experts is done."""
+
+    def release(self, micro_step: int, layer: int, phase: int) -> None:
+        """The use is over."""
+        self._num_done[Phase(phase)][layer] += 1
+
+    def fall_back(self, micro_step: int, layer: int) -> None:
+        """All ranks agreed that the row runs at home."""
+        self.fell_back.append((micro_step, layer))
+
+    @abc.abstractmethod
+    def end(self, *, partial: bool) -> Timeline | None:
+        """Finishes the stage; collective with a plan."""
+
+    def at_home(self, layer: int, topk_TK: torch.Tensor) -> torch.Tensor:
+        """int64 [T, K]: the home slots of pairs."""
+        return self._home_slot_LE[layer][topk_TK.long()]
+
+    def record(self, micro_step: int, layer: int, num_drift: torch.Tensor, num_S: list[int]) -> None:
+        """Keeps the counts of a forward."""
+        self._drift[micro_step, layer], self._served[micro_step, layer] = num_drift, num_S
+
+    def counts(self, num_micro_steps: int) -> tuple[Array, Array]:
+        """drift_ML and served_MLS of `StageReport`; zero for rows that did not run."""
+        drift_ML = np.zeros((num_micro_steps, self.bank.num_layers), np.int64)
+        served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
+        for row, num_drift in self._drift.items():
+            drift_ML[row], served_MLS[row] = int(num_drift), self._served[row]
+        return drift_ML, served_MLS
+
+    @property
+    def num_micro_steps(self) -> int:
+        """M."""
+        return max(self._num_done[Phase.FORWARD])
+
+
+class HomeStage(Stage):
+    """Without a plan: every pair goes to its expert's home; any number of micro-steps, in any order."""
+
+    def __init__(self, bank: ExpertBank) -> None:
+        super().__init__(bank, bank.home_LE)
+        self.num_slots = bank.num_base
+
+    def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
+        phase = Phase.BACKWARD if in_backward else Phase.FORWARD
+        return self._num_done[phase][layer], phase
+
+    def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.at_home(layer, topk_TK), torch.zeros((), dtype=torch.int64)
+
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        experts = self.bank.expert_LB[layer].tolist()
+        weights = tuple(self.bank.home(layer, e) for e in experts)
+        grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
+        return Residency(tuple(experts), weights, grads, True)
+
+    def gradients(self, micro_step: int, layer: int) -> None:
+        pass  # they were added at home
+
+    def end(self, *, partial: bool) -> None:
+        return None
+
+
+class PlannedStage(Stage):
+    """With a plan, whose transfers the engine executes.
+
+    Args:
+        engine: it has begun `plan`.   split_MLP: what the plan gives to this source; int [M, L, P].
+    """
+
+    def __init__(self, bank: ExpertBank, engine: Engine, plan: Plan, split_MLP: Array) -> None:
+        rank_LE, slot_LE = np.divmod(plan.home_LE, plan.B)
+        super().__init__(bank, rank_LE * plan.S + slot_LE)
+        self.num_slots, self._engine, self._plan = plan.S, engine, plan
+        uses = plan.header.schedule.uses(plan.L)
+        micro_step_U = plan.order_M[uses.micro_step_U]
+        self._order = {
+            phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
+            for phase in Phase
+        }
+        self._split_MLP = torch.from_numpy(np.array(split_MLP, np.int64)).to(bank.device)
+        expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, plan.G * plan.S)
+        self._expert_MLP = torch.from_numpy(expert_MLP.astype(np.int64)).to(bank.device)
+
+    def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
+        phase = Phase.FORWARD
+        if in_backward:
+            # Layers that are re-forwarded together have a use of its own for it.
+            phase = Phase.REFORWARD if self._order[Phase.REFORWARD][layer] else Phase.BACKWARD
+        order, done = self._order[phase][layer], self._num_done[phase][layer]
+        if done >= len(order):
+            raise InputError(
+                f"layer {layer} runs {phase.name.lower()} once more than the {len(order)} times of the plan's schedule; end the "
+                "stage first, or plan all micro-steps."
+            )
+        return order[done], phase
+
+    def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        split_P, expert_P = self._split_MLP[micro_step, layer], self._expert_MLP[micro_step, layer]
+        return remap(topk_TK, split_P, expert_P, self._home_slot_LE[layer])
+
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        return self._engine.weights(micro_step, layer, phase)
+
+    def gradients(self, micro_step: int, layer: int) -> None:
+        self._engine.gradients(micro_step, layer)
+
+    def release(self, micro_step: int, layer: int, phase: int) -> None:
+        self._engine.release(micro_step, layer, phase)
+        super().release(micro_step, layer, phase)
+
+    def fall_back(self, micro_step: int, layer: int) -> None:
+        self._engine.fall_back(micro_step, layer)
+        super().fall_back(micro_step, layer)
+
+    def end(self, *, partial: bool) -> Timeline:
+        return self._engine.end(partial=partial)
+
+    @property
+    def num_micro_steps(self) -> int:
+        return self._plan.M
+
+
+def split_fault(plan: Plan, split_MLP: Array, bank: ExpertBank, num_ranks: int) -> str:
+    """Why a rank cannot run a plan with this split, as far as it can tell alone; empty if it can."""
+    shape = (plan.M, plan.L, plan.G * plan.S)
+    if np.shape(split_MLP) != shape:
+        return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."
+    if num_ranks != plan.G or plan.home_LE.shape != bank.home_LE.shape or (plan.home_LE != bank.home_LE).any():
+        return (
+            f"the plan has {plan.G} ranks, {plan.L} layers, {plan.E} experts and homes of its own; the group has {num_ranks} "
+            f"ranks and the bank {bank.num_layers} layers and {bank.num_experts} experts. Plan for this bank's home_LE."
+        )
+    return ""
+
+
+def received_fault(plan: Plan, rank: int, received_MLS: Array) -> str:
+    """Where the splits of all sources for this rank's slots do not sum up to its quotas; empty if they do everywhere."""
+    wrong = np.argwhere(received_MLS != plan.quota_MLGS[:, :, rank])
+    if not len(wrong):
+        return ""
+    m, layer, s = wrong[0].tolist()
+    return (
+        f"the splits given by all ranks send {received_MLS[m, layer, s]} pairs to slot {s} of rank {rank} in micro-step {m}, "
+        f"layer {layer}; its quota is {plan.quota_MLGS[m, layer, rank, s]}. Give every rank plan.rows_for(workload, rank)."
+    )
+
+
+def first_fault(faults: Sequence[str]) -> str:
+    """The message for all ranks, from what every rank found; empty if nothing."""
+    return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")

@@ -1,0 +1,159 @@
+"""Grouped expert compute equals the plain formula, keeps no weights, and asks for them again in backward."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtime_util import relative, swiglu
+
+from foremoe.errors import TransferError
+from foremoe.runtime import SwiGLU
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.schedule import Phase
+from foremoe.transfer.residency import Residency
+
+# Letters: S slots, Y pairs, H hidden size, F ffn size.
+
+H, F = 5, 3
+
+
+@dataclass
+class Slots:
+    """Residencies of one row in memory of its own, which `overwrite` replaces as a ring of buffers would."""
+
+    weights_S: list[tuple[torch.Tensor, ...]]
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.memory_S = [tuple(w.detach().flatten().clone() for w in weights) for weights in self.weights_S]
+        self.grads_S = [tuple(torch.zeros_like(w) for w in weights) for weights in self.memory_S]
+
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        self.calls.append(f"weights {micro_step} {layer} {Phase(phase).name}")
+        for memory, weights in zip(self.memory_S, self.weights_S, strict=True):
+            for flat, weight in zip(memory, weights, strict=True):
+                flat.copy_(weight.detach().flatten())
+        grads = tuple(self.grads_S) if phase == Phase.BACKWARD else None
+        return Residency(tuple(range(len(self.memory_S))), tuple(self.memory_S), grads, True)
+
+    def gradients(self, micro_step: int, layer: int) -> None:
+        self.calls.append(f"gradients {micro_step} {layer}")
+
+    def release(self, micro_step: int, layer: int, phase: int) -> None:
+        self.calls.append(f"release {micro_step} {layer} {Phase(phase).name}")
+
+    def overwrite(self) -> None:
+        for flat in (flat for memory in self.memory_S for flat in memory):
+            flat.fill_(float("nan"))
+
+
+def make(num_S: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Slots, Row, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype)  # noqa: E731
+    slots = Slots([tuple(draw(*shape).requires_grad_() for shape in SwiGLU().shapes(H, F).values()) for _ in num_S])
+    row = Row(3, 2, num_S, tuple(SwiGLU().shapes(H, F).values()), SwiGLU(), slots, ComputeTime())
+    return slots, row, draw(sum(num_S), H).requires_grad_()
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 1000))
+@settings(max_examples=30)
+def test_equals_autograd_of_the_plain_formula(num_S: list[int], seed: int) -> None:
+    slots, row, x_YH = make(num_S, seed)
+    y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+    slots.overwrite()
+    grad_YH = torch.randn(y_YH.shape, generator=torch.Generator().manual_seed(seed), dtype=y_YH.dtype)
+    y_YH.backward(grad_YH)
+    parts = [swiglu(x, *weights) for x, weights in zip(x_YH.split(num_S), slots.weights_S, strict=True)]
+    assert relative(y_YH, torch.cat(parts)) < 1e-13
+    mine, x_YH.grad = x_YH.grad, None
+    torch.cat(parts).backward(grad_YH)
+    assert relative(mine, x_YH.grad) < 1e-13
+    for grads, weights in zip(slots.grads_S, slots.weights_S, strict=True):
+        for grad, weight in zip(grads, weights, strict=True):
+            assert relative(grad.view(weight.shape), torch.zeros_like(weight) if weight.grad is None else weight.grad) < 1e-13
+
+
+def test_input_gradient_by_finite_differences() -> None:
+    _, row, x_YH = make([2, 0, 3])
+    assert torch.autograd.gradcheck(lambda x: GroupedExperts.apply(x, row, Phase.FORWARD), (x_YH,))
+
+
+def test_weight_gradients_by_finite_differences() -> None:
+    slots, _, x_YH = make([3])
+
+    class Plain(torch.autograd.Function):
+        """The same with weights as arguments, so that finite differences can reach them."""
+
+        @staticmethod
+        def forward(ctx: Any, *weights: torch.Tensor) -> torch.Tensor:
+            y_NH, saved = SwiGLU().forward(x_YH.detach(), weights)
+            ctx.save_for_backward(*weights, *saved)
+            return y_NH
+
+        @staticmethod
+        def backward(ctx: Any, grad_y_NH: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            gate_up, down, *saved = ctx.saved_tensors
+            grads = (torch.zeros_like(gate_up), torch.zeros_like(down))
+            SwiGLU().backward(x_YH.detach(), saved, grad_y_NH, (gate_up, down), grads)
+            return grads
+
+    assert torch.autograd.gradcheck(Plain.apply, slots.weights_S[0])
+
+
+def test_keeps_the_input_and_the_pre_activations_and_asks_for_weights_again() -> None:
+    slots, row, x_YH = make([2, 3])
+    packed: list[tuple[int, ...]] = []
+    addresses = {flat.untyped_storage().data_ptr() for memory in slots.memory_S for flat in memory}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.untyped_storage().data_ptr() not in addresses
+        packed.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+    assert packed == [(5, H), (2, 2 * F), (3, 2 * F)]
+    y_YH.sum().backward()
+    assert slots.calls == ["weights 3 2 FORWARD", "weights 3 2 BACKWARD", "gradients 3 2", "release 3 2 BACKWARD"]
+
+
+def test_gradients_are_added_in_the_wider_dtype() -> None:
+    slots, row, x_YH = make([4], dtype=torch.bfloat16)
+    slots.grads_S = [tuple(torch.ones(g.shape) for g in grads) for grads in slots.grads_S]
+    GroupedExperts.apply(x_YH, row, Phase.FORWARD).sum().backward()
+    swiglu(x_YH, *slots.weights_S[0]).sum().backward()
+    for grad, weight in zip(slots.grads_S[0], slots.weights_S[0], strict=True):
+        assert relative(grad.view(weight.shape), 1 + weight.grad.float()) < 0.02
+
+
+def test_pairs_for_an_empty_slot_are_an_error() -> None:
+    slots, row, x_YH = make([2, 1])
+    full = slots.weights
+    slots.weights = lambda *use: Residency((0, -1), (full(*use).weights_S[0], None), None, True)  # type: ignore[method-assign]
+    with pytest.raises(TransferError, match="slot 1 got 1 pairs in micro-step 3, layer 2"):
+        GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+
+
+def test_time_is_counted_by_pass() -> None:
+    _, row, x_YH = make([200])
+    y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+    assert row.time.forward_s > 0.0 and row.time.backward_s == 0.0
+    y_YH.sum().backward()
+    before = row.time.backward_s
+    assert before > 0.0 and row.time.num_backward == 1
+    GroupedExperts.apply(x_YH, row, Phase.BACKWARD)  # a re-forward
+    assert row.time.backward_s > before
+
+
+def test_the_graph_keeps_nothing_alive_after_it_is_gone() -> None:
+    slots, row, x_YH = make([2])
+    gone = weakref.ref(slots.memory_S[0][0])
+    y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+    del slots, row, y_YH
+    assert gone() is None

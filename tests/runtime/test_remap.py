@@ -1,0 +1,115 @@
+"""Remapping meets quotas exactly, in token order, and sends the rest home."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from foremoe.runtime import remap
+from foremoe.testing.pasteable import describe
+from foremoe.testing.samples import random_sources
+from foremoe.testing.strategies import plans, problems
+from foremoe.workload import Workload
+
+# Letters: T tokens, K top-k, E experts, P physical slots, G ranks, S slots per rank.
+
+
+def slow_remap(topk_TK: list[list[int]], split_P: list[int], expert_P: list[int], home_slot_E: list[int]) -> tuple[list, int]:
+    """What `remap` promises, pair by pair."""
+    left_P, slot_TK, num_drift = list(split_P), [], 0
+    for topk_K in topk_TK:
+        slot_TK.append([])
+        for e in topk_K:
+            p = next((p for p in range(len(left_P)) if expert_P[p] == e and left_P[p] > 0), -1)
+            if p < 0:
+                p, num_drift = home_slot_E[e], num_drift + 1
+            else:
+                left_P[p] -= 1
+            slot_TK[-1].append(p)
+    return slot_TK, num_drift
+
+
+INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[int], list[int]]:
+    """Any placement with every expert at home somewhere: replicas, several slots of an expert, empty slots, splits of nothing."""
+    E, extra = draw(st.integers(1, 6)), draw(st.integers(0, 6))
+    expert_P = draw(st.permutations([*range(E), *draw(st.lists(st.integers(-1, E - 1), min_size=extra, max_size=extra))]))
+    home_slot_E = [draw(st.sampled_from([p for p, x in enumerate(expert_P) if x == e])) for e in range(E)]
+    split_P = [draw(st.integers(0, 5)) if e >= 0 else 0 for e in expert_P]
+    T, K = draw(st.integers(0, 12)), draw(st.integers(1, 4))
+    topk = draw(st.lists(st.integers(0, E - 1), min_size=T * K, max_size=T * K))
+    return torch.tensor(topk, dtype=draw(st.sampled_from(INTEGERS))).view(T, K), split_P, expert_P, home_slot_E
+
+
+@given(calls(), st.sampled_from(INTEGERS[1:]))
+def test_every_pair_goes_where_the_slow_reference_sends_it(call: tuple, dtype: torch.dtype) -> None:
+    topk_TK, *tables = call
+    slot_TK, num_drift = remap(topk_TK, *(torch.tensor(table, dtype=dtype) for table in tables))
+    assert slot_TK.dtype == num_drift.dtype == torch.int64 and num_drift.dim() == 0
+    assert slot_TK.shape == topk_TK.shape
+    assert (slot_TK.tolist(), int(num_drift)) == slow_remap(topk_TK.tolist(), *tables)
+
+
+@given(st.data())
+def test_every_slot_gets_its_quota_or_what_occurs(data: st.DataObject) -> None:
+    """Over all sources, with some pairs that the plan does not know and some that never came."""
+    problem = data.draw(problems(max_ranks=4, max_pairs=12, max_micro_steps=1, max_layers=1))
+    note(describe(problem))
+    plan = data.draw(plans(problem))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    load_GE = random_sources(problem, rng)[0, 0]
+    work = Workload.from_counts(load_GE[None, None], num_topk=1, stage=problem.stage)
+    home_slot_E = plan.home_LE[0] // plan.B * plan.S + plan.home_LE[0] % plan.B
+    expert_P = plan.expert_MLGS[0, 0].ravel()
+    served_P, expected_P = np.zeros((2, plan.G * plan.S), int)
+    total_drift = 0
+    for g in range(plan.G):
+        topk_T = rng.permutation(np.repeat(np.arange(plan.E), load_GE[g]))
+        other_T = rng.random(len(topk_T)) < data.draw(st.sampled_from([0.0, 0.05, 1.0]))
+        topk_T = np.where(other_T, rng.integers(0, plan.E, len(topk_T)), topk_T)
+        split_P = plan.rows_for(work, g)[0, 0]
+        slot_TK, num_drift = remap(*(torch.from_numpy(np.array(a)) for a in (topk_T[:, None], split_P, expert_P, home_slot_E)))
+        served_P += np.bincount(slot_TK.numpy().ravel(), minlength=plan.G * plan.S)
+        total_drift += int(num_drift)
+        # The law, source by source: an expert's slots fill up in order, the excess goes home.
+        occurs_E = np.bincount(topk_T, minlength=plan.E)
+        for p in range(plan.G * plan.S):
+            if expert_P[p] >= 0:
+                taken = min(split_P[p], occurs_E[expert_P[p]])
+                expected_P[p] += taken
+                occurs_E[expert_P[p]] -= taken
+        np.add.at(expected_P, home_slot_E, occurs_E)
+        assert num_drift == occurs_E.sum()
+    assert (served_P == expected_P).all()
+    assert (served_P <= plan.quota_MLGS[0, 0].ravel())[np.arange(plan.G * plan.S) % plan.S >= plan.B].all()
+    if total_drift == 0:
+        assert (served_P == plan.quota_MLGS[0, 0].ravel()).all()
+
+
+def test_without_drift_no_pair_stays_at_a_home_that_gave_it_away() -> None:
+    slot_TK, num_drift = remap(torch.tensor([[0, 1], [0, 1], [1, 0]]), *map(torch.tensor, ([0, 2, 3, 1], [0, 1, 0, 1], [0, 1])))
+    assert slot_TK.tolist() == [[2, 1], [2, 1], [3, 2]] and num_drift == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_many_tokens(dtype: torch.dtype) -> None:
+    """A size at which a loop over tokens or experts in Python would be felt."""
+    E, S, G, T, K = 128, 4, 64, 8192, 8
+    generator = torch.Generator().manual_seed(0)
+    topk_TK = torch.rand(T, E, generator=generator).topk(K).indices.to(dtype)
+    expert_P = torch.full((G, S), -1)
+    expert_P[:, :2] = torch.arange(E).view(G, 2)
+    expert_P[:, 2] = torch.randint(E, (G,), generator=generator)
+    split_P = torch.where(expert_P >= 0, torch.randint(0, 600, (G, S), generator=generator), 0).view(-1)
+    home_slot_E = torch.arange(E) // 2 * S + torch.arange(E) % 2
+    slot_TK, num_drift = remap(topk_TK, split_P, expert_P.view(-1), home_slot_E)
+    assert (expert_P.view(-1)[slot_TK] == topk_TK).all()
+    occurs_E = torch.bincount(topk_TK.view(-1).long(), minlength=E)
+    planned_E = torch.zeros(E + 1, dtype=torch.int64).index_add_(0, expert_P.view(-1) % (E + 1), split_P)[:E]
+    assert num_drift == (occurs_E - planned_E).clamp(min=0).sum()
