@@ -7,9 +7,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: demo test lint types unit test-megatron bench clean
 
-demo: .venv/.demo
-	$(BIN)/foremoe compare --synthetic qwen3-30b-a3b --ranks 16 --ranks-per-node 8 --redundant 1 --tokens-per-rank 1024 \
-		--micro-steps 4 --objective balance
+demo: .venv/.test
+	$(BIN)/foremoe demo --ranks 2
 
 test: lint types unit
 
@@ -27,23 +26,19 @@ unit: .venv/.test
 test-megatron: .venv/.megatron
 	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest tests/megatron; fi
 
-bench: .venv/.demo
+bench: .venv/.test
 	$(BIN)/python -m bench.run
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.demo: pyproject.toml | .venv/bin/python
-	$(PIP) $(EDITABLE) -e '.[exact]'
-	@touch $@
-
 .venv/.test: pyproject.toml | .venv/bin/python
 	$(PIP) $(EDITABLE) -e '.[test]'
-	@touch $@ .venv/.demo
+	@touch $@
 
 .venv/.megatron: pyproject.toml | .venv/bin/python
 	@rm -f $@
-	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test .venv/.demo; \
+	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test; \
 		else echo "test-megatron: skipped, megatron-core cannot be installed here"; fi
 
 clean:

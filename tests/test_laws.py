@@ -81,7 +81,7 @@ OTHERS: dict[str, Callable[[Problem], dict[str, Any]]] = {
     "layer numbers": lambda p: {"moe_layer_L": p.moe_layer_L + 1},
     "cluster": lambda p: {"cluster": dataclasses.replace(p.cluster, peer_bytes_per_s=7e9)},
     "model": lambda p: {"model": dataclasses.replace(p.model, ffn_size=99)},
-    "schedule": lambda p: {"schedule": dataclasses.replace(p.schedule, reforward=not p.schedule.reforward)},
+    "schedule": lambda p: {"schedule": dataclasses.replace(p.schedule, reforward=not p.schedule.reforward, block_L=None)},
     "slots": lambda p: {"slots": SharedSlots(depth=9), "resident_LGS": None},
     "redundant slots": lambda p: {"redundant": p.redundant + 1, "resident_LGS": None},
     "replica limit": lambda p: {"replicas": "node"},

@@ -1,6 +1,6 @@
 """``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. Command modules import numpy and numba only when
+Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted. Command modules import numpy and numba only when
 they run, so that ``foremoe --help`` is quick.
 """
 
@@ -17,6 +17,7 @@ import foremoe
 from foremoe.cli.ablate import ablate
 from foremoe.cli.check import check
 from foremoe.cli.compare import compare
+from foremoe.cli.demo import demo
 from foremoe.cli.inspect import inspect
 from foremoe.cli.plan import plan
 from foremoe.cli.solvers import solvers
@@ -86,5 +87,5 @@ def main() -> None:
     """
 
 
-for command in (plan, compare, inspect, check, ablate, solvers):
+for command in (plan, compare, inspect, check, ablate, solvers, demo):
     main.add_command(command)

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import io
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -55,17 +56,24 @@ def run_threads(
     Raises:
         RankDied: a rank is still busy after `limit_s`; its thread is left behind.
     """
+    return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
+
+
+def _on_threads(
+    fn: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], timeout_s: float, limit_s: float
+) -> tuple[list[Any], list[tuple[float, int]]]:
+    """Results by rank, and (when, rank) of those that failed."""
     groups = ThreadGroup.of(num_ranks, timeout_s=timeout_s)
-    results: list[Any] = [RankDied(f"rank {g} did not end within {limit_s:g} s.") for g in range(num_ranks)]
+    found: dict[int, Any] = {g: RankDied(f"rank {g} did not end within {limit_s:g} s.") for g in range(num_ranks)}
     failed: list[tuple[float, int]] = []
 
     def serve(group: ThreadGroup) -> None:
         try:
-            results[group.rank] = fn(group, *args)
+            found[group.rank] = fn(group, *args)
         except BaseException as error:
             failed.append((time.monotonic(), group.rank))
             group.report(f"{type(error).__name__}: {error}")
-            results[group.rank] = error
+            found[group.rank] = error
 
     threads = [threading.Thread(target=serve, args=(group,), name=f"rank {group.rank}", daemon=True) for group in groups]
     for thread in threads:
@@ -75,7 +83,11 @@ def run_threads(
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             failed.append((until, g))
-    return _results(list(results), failed, errors)
+    results = [found[g] for g in range(num_ranks)]
+    # The frames in an error's traceback hold `found`; were the error still in it, what the ranks held would live on until some
+    # garbage collection.
+    found.clear()
+    return results, failed
 
 
 class RankPool:
@@ -247,15 +259,20 @@ def _results(results: list[Any], failed: list[tuple[float, int]], errors: bool) 
     if not failed or errors:
         return results
     # A TransferError may be the echo of what happened to another rank, and may even be noticed before it.
-    first = min(failed, key=lambda when_rank: (isinstance(results[when_rank[1]], TransferError), when_rank[0]))[1]
+    _, _, first = min((isinstance(results[g], TransferError), when, g) for when, g in failed)
     error: BaseException = results[first]
     error.add_note(f"on rank {first} of {len(results)}")
-    raise error
+    results.clear()
+    try:
+        raise error
+    finally:
+        del error
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
     """A rank process: calls what it is sent until it is sent nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     group: TorchGroup | None = None
@@ -282,6 +299,14 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
             if group is not None:
                 group.report(f"{type(error).__name__}: {error}")
         connection.send_bytes(answer)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone, also in the middle of a call."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _group(store: Store, rank: int, num_ranks: int, timeout_s: float) -> TorchGroup:

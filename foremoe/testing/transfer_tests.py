@@ -153,6 +153,10 @@ class TransferTests:
     def test_a_slow_peer_is_waited_for(self) -> None:
         self.drill(drills.slow_peer)
 
+    def test_a_source_is_free_once_it_has_waited_itself(self) -> None:
+        self._only(one_sided=False)
+        self.drill(drills.early_source)
+
     def test_a_silent_peer_is_named(self) -> None:
         self._only(one_sided=False)
         self.drill(drills.silent_peer)

@@ -18,6 +18,7 @@ from foremoe.transfer.group import Group, TorchGroup
 from foremoe.transfers import Path
 
 _AT_ONCE = timedelta(milliseconds=1)  # zero would mean without end
+_LINGER_S = 10.0  # what `close` gives copies that still run on the GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,7 @@ class Collective(TransferBackend):
     On a GPU (NCCL) messages of one `start` are one group call on NCCL's own stream, which waits for the current stream; `wait`
     makes the current stream wait and returns at once, so it ignores `timeout_s`. It sees failures that NCCL has already
     reported. A peer that never starts its end is not among them: that is left to NCCL's watchdog, which ends the process after
-    the group's `timeout_s`. `close` aborts what is still under way.
+    the group's `timeout_s`. `close` waits a few seconds for what still runs, then aborts it.
 
     Args:
         process_group: carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
@@ -53,6 +54,7 @@ class Collective(TransferBackend):
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
         self._link: Any = None
+        self._last: Any = None  # NCCL's newest work; the others are done before it
 
     def __repr__(self) -> str:
         return f"Collective(process_group={self.process_group!r})"
@@ -93,7 +95,8 @@ class Collective(TransferBackend):
                 else:
                     works.append((copy.src_rank, link.recv(data, copy.src_rank, copy.key)))
             if self._grouped:
-                works = [(-1, link._end_coalescing())]
+                self._last = link._end_coalescing()
+                works = [(-1, self._last)]
         except RuntimeError as error:
             self._drop(works)
             raise _failure((), len(ordered), None, error) from error
@@ -116,10 +119,14 @@ class Collective(TransferBackend):
                 raise _failure(ranks, len(handle.copies), timeout_s if timed_out else None, error) from error
 
     def close(self) -> None:
-        # Messages that nobody answers end with the last reference to the group.
-        if self._link is not None and self.process_group is None and self._grouped:
-            self._link.abort()
-        self._link = None
+        link, self._link = self._link, None
+        # Gloo messages that nobody answers end with the last reference to the group; NCCL's would keep the GPU busy for ever.
+        if link is not None and self._grouped and self.process_group is None:
+            until = time.monotonic() + _LINGER_S
+            while self._last is not None and not self._last.is_completed() and time.monotonic() < until:
+                time.sleep(0.001)
+            link.abort()
+        self._last = None
 
     def _opened(self) -> Any:
         if self._link is None:

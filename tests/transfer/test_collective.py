@@ -117,3 +117,71 @@ def test_a_rank_that_died_is_named_long_before_the_timeout():
     assert "rank 1 broke off" in str(error) and "\n" not in str(error)
     assert "exit code 3" in str(died)
     assert time.monotonic() - begin < 50
+
+
+class PretendNccl:
+    """Notes what it is asked for. One work for each group of messages, which is done after a few looks."""
+
+    supports_coalescing = True
+
+    def __init__(self, fails=False):
+        self.calls, self.looks, self.fails = [], 3, fails
+
+    def _start_coalescing(self):
+        self.calls.append("begin")
+
+    def _end_coalescing(self):
+        self.calls.append("end")
+        return self
+
+    def send(self, tensors, peer, tag):
+        self.calls.append(("send", peer, [x.dtype for x in tensors]))
+
+    def recv(self, tensors, peer, tag):
+        self.calls.append(("recv", peer, [x.dtype for x in tensors]))
+
+    def wait(self):
+        if self.fails:
+            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+
+    def is_completed(self):
+        self.looks -= 1
+        return self.looks <= 0
+
+    def abort(self):
+        self.calls.append(("abort", self.looks))
+
+
+def on_pretend_nccl(**options):
+    backend = Collective()
+    backend._rank, backend._grouped, backend._link = 0, True, PretendNccl(**options)
+    return backend, backend._link
+
+
+def some_copies():
+    weights = [torch.ones(3, dtype=torch.bfloat16), torch.ones(0, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)]
+    return [Copy(5, 0, 1, 1, 0, None, weights), Copy(4, 0, 0, 0, 2, weights, None)]
+
+
+def test_nccl_gets_one_group_of_messages_in_the_order_of_keys():
+    backend, link = on_pretend_nccl()
+    backend.wait(backend.start([]), 1.0)
+    assert not link.calls, "an empty group call would be a message to nobody"
+    backend.wait(backend.start(some_copies()), 1.0)
+    message = [torch.uint8]
+    assert link.calls == ["begin", *[("send", 2, message)] * 2, *[("recv", 1, message)] * 2, "end"]
+
+
+def test_nccl_copies_that_still_run_are_waited_for_before_the_abort():
+    backend, link = on_pretend_nccl()
+    backend.start(some_copies())
+    backend.close()
+    backend.close()
+    assert [call for call in link.calls if call[0] == "abort"] == [("abort", 0)]
+
+
+def test_what_nccl_reports_is_a_transfer_error():
+    backend, _ = on_pretend_nccl(fails=True)
+    with pytest.raises(TransferError, match=r"broke off \(NCCL communicator was aborted on rank 0\.\)"):
+        backend.wait(backend.start(some_copies()), 1.0)
+    backend.close()

@@ -1,11 +1,15 @@
 """Harness of ranks: results by rank, the first error and not its echoes, nothing left behind."""
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -211,6 +215,23 @@ def test_a_busy_thread_is_named_after_the_limit():
     stop.set()
 
 
+def test_ranks_end_with_a_parent_that_was_killed():
+    """Even in the middle of a call."""
+    here = os.path.dirname(__file__)
+    code = (
+        f"import sys; sys.path.insert(0, {here!r}); import test_ranks as t; pool = t.RankPool(2);"
+        "print(*(p[0] for p in pool.run(t.process_of)), flush=True); pool.run(t.stays_busy)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.2)
+        parent.kill()
+    until = time.monotonic() + 10
+    while not gone(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(pids) == 2 and gone(pids)
+
+
 def test_an_interrupted_call_does_not_leave_its_answers_to_the_next(monkeypatch):
     with RankPool(1) as pool:
         pids = [pid for pid, _, _ in pool.run(process_of)]
@@ -231,6 +252,28 @@ def test_a_new_shared_pool_replaces_a_lost_one():
     lost.close()
     again = get_pool(2)
     assert again is not lost and again.run(weighted, 1, num_ranks=2) == [(0, 2, 1), (1, 2, 1)]
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_what_failed_threads_held_goes_with_the_error(errors):
+    """And not at some later garbage collection."""
+    held = []
+
+    class Thing:
+        pass
+
+    def fails(group):
+        thing = Thing()
+        held.append(weakref.ref(thing))
+        raise ZeroDivisionError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ZeroDivisionError):
+            run_threads(fails, 2, errors=errors)
+        assert len(held) == 2 and not any(thing() for thing in held)
+    finally:
+        gc.enable()
 
 
 def test_threads_end_before_the_call_returns():
