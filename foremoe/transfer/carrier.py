@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,9 @@ class Carrier:
         """What a backend is called in messages and timelines."""
         return type(self.backends[backend]).__name__
 
-    def begin(self, plan: Plan, programme: Programme, version: int, clock: Callable[[], float]) -> None:
+    def begin(self, plan: Plan, programme: Programme, version: int) -> None:
         """Takes over a plan's copies; collective."""
-        self.plan, self.programme, self.version, self.clock = plan, programme, version, clock
+        self.plan, self.programme, self.version, self.zero_s = plan, programme, version, time.perf_counter()
         self.events: list[Event] = []
         self._batch_C: dict[int, Batch] = {}
         self._batches: list[Batch] = []
@@ -77,6 +77,10 @@ class Carrier:
                 f"{int((self.route_C == _NO_WAY).sum())} copies of the plan need the {lost.name.lower()} path, which none of "
                 f"{', '.join(self.name(b) for b in range(len(self.backends)))} serves; add a backend for it."
             )
+
+    def clock(self) -> float:
+        """Seconds since `zero_s`, when the plan began to run."""
+        return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
         """Starts the copies of a position; never blocks on another rank."""

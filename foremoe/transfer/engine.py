@@ -110,7 +110,7 @@ class Engine:
         self._watch = HomeWatch(plan, self.buffers, rank)
         self._trains = plan.header.schedule.trains
         try:
-            self._carrier.begin(plan, self._programme, self._version, self._clock)
+            self._carrier.begin(plan, self._programme, self._version)
             self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
         except TransferError as error:
             self._fail(error)
@@ -127,7 +127,7 @@ class Engine:
                     spoil(self.buffers.slot(buffer))
                 if self._trains:
                     spoil(self.buffers.slot_grad(buffer))
-        self._begin_s, self._zero_s = time.perf_counter() - begin, time.perf_counter()
+        self._begin_s, self._carrier.zero_s = time.perf_counter() - begin, time.perf_counter()
         self._start(0)
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
@@ -227,7 +227,7 @@ class Engine:
         return Timeline(
             rank=self.group.rank,
             begin_s=self._begin_s,
-            wall_s=self._clock(),
+            wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)),
             fell_back=tuple(self._fell_back),
             retired=tuple(self._carrier.name(b) for b in sorted(self._carrier.retired)),
@@ -318,9 +318,6 @@ class Engine:
         self._ended = f"a transfer failed ({error})"
         self.group.report(str(error))
         raise error
-
-    def _clock(self) -> float:
-        return time.perf_counter() - self._zero_s
 
 
 def _use(m: int, layer: int, phase: int) -> str:

@@ -73,7 +73,7 @@ class TorchGroup(Group):
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
         if not dist.is_initialized():
             raise InputError("there is no process group; call torch.distributed.init_process_group first.")
-        self.process_group: dist.ProcessGroup = process_group or dist.distributed_c10d._get_default_group()
+        self.process_group: Any = process_group or dist.distributed_c10d._get_default_group()
         self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         self.timeout_s = timeout_s
         # Reports must not wait for a peer: they go through the store that the process group was made with.
@@ -132,7 +132,8 @@ class TorchGroup(Group):
             return
 
     def close(self) -> None:
-        self._control = None
+        # Gloo's threads end with the last reference; if that is the interpreter's own end, they abort the process.
+        self._control = self.process_group = None
 
     def _answered(self, start: Callable[[], Any], verb: str) -> None:
         """Waits for an exchange, and looks every second whether another rank has reported a failure."""

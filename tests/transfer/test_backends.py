@@ -1,0 +1,75 @@
+"""Backends by name: the table, instances, and one sentence for whatever cannot be had."""
+
+import subprocess
+import sys
+
+import pytest
+
+from foremoe import extensions
+from foremoe.errors import InputError
+from foremoe.transfer import backends
+from foremoe.transfer.backends import BACKENDS, backend_names, resolve_backend
+from foremoe.transfer.local import Local
+
+NEEDS_NOTHING = ("collective", "local", "pinned_host")
+
+
+class NeedsMuch(Local):
+    requires = ("json", "no_such_module", "nor_this")
+
+
+@pytest.mark.parametrize("name", NEEDS_NOTHING)
+def test_names_give_new_instances(name):
+    first, second = resolve_backend(name), resolve_backend(name)
+    assert type(first) is type(second) and first is not second
+    assert type(first).__name__.lower() == name.replace("_", "")
+
+
+def test_an_instance_is_itself():
+    mine = Local()
+    assert resolve_backend(mine) is mine
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(InputError, match=r"no transfer backend 'nccl'; choose from collective, cupy_peer, local, pinned_host"):
+        resolve_backend("nccl")
+
+
+def test_a_missing_module_comes_with_the_command():
+    with pytest.raises(InputError, match=r"NeedsMuch needs no_such_module, nor_this; pip install no_such_module nor_this\."):
+        resolve_backend(NeedsMuch())
+
+
+def test_cupy_comes_with_our_own_extra(monkeypatch):
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"CupyPeer needs cupy; pip install 'foremoe\[cupy\]'\."):
+        resolve_backend("cupy_peer")
+
+
+@pytest.mark.parametrize("value", [Local, 3, None])
+def test_what_is_no_backend_is_refused(value):
+    with pytest.raises(InputError, match="is no transfer backend; give an instance"):
+        resolve_backend(value)
+
+
+@pytest.mark.parametrize("registered", [NeedsMuch, NeedsMuch(), dict])
+def test_entry_points_may_be_classes_or_instances_but_must_be_backends(monkeypatch, registered):
+    monkeypatch.setattr(backends, "entry_point_names", lambda group: ["theirs"])
+    monkeypatch.setattr(backends, "load_entry_point", lambda group, name: registered)
+    with pytest.raises(InputError, match="is no transfer backend" if registered is dict else "NeedsMuch needs"):
+        resolve_backend("theirs")
+    assert backend_names() == [*BACKENDS, "theirs"]
+
+
+def test_ours_cannot_be_replaced(monkeypatch):
+    monkeypatch.setattr(backends, "entry_point_names", lambda group: ["local"])
+    assert type(resolve_backend("local")) is Local and backend_names() == list(BACKENDS)
+
+
+def test_listing_imports_no_backend():
+    code = (
+        "import sys; from foremoe.transfer.backends import backend_names; names = backend_names();"
+        "print(len(names), [m for m in sys.modules if m.rpartition('.')[2] in names or m == 'cupy'])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == f"{len(BACKENDS) + len(extensions.entry_point_names(backends.ENTRY_POINTS))} []"
