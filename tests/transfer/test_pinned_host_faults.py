@@ -40,8 +40,8 @@ def test_no_file_no_descriptor_and_no_map_is_left(store_files, monkeypatch):
     monkeypatch.setattr(host_store, "_reserve", reserve)
 
     def counts():
-        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "foremoe-" in line]
-        return open_files(), len(maps)
+        files = open_files()
+        return files, sum("foremoe-" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
     def rank(group):
         backend, _ = opened(group, (0, 0, 1))
