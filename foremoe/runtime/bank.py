@@ -115,9 +115,9 @@ class ExpertBank(nn.Module):
         return self._slot_grad_X[buffer]
 
     def drop_stale_gradients(self) -> None:
-        """Zeroes the main gradients of parameters whose ``grad`` was dropped; the runtime calls it when a stage begins."""
+        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed; the runtime calls it as a stage begins."""
         for name, param in self.named_parameters():
-            if param.grad is None:
+            if param.grad is None or not param.grad.any():
                 self._main[name].zero_()
 
     def publish_gradients(self) -> None:

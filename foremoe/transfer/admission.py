@@ -53,8 +53,19 @@ def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
 
 def fingerprint(plan: Plan) -> str:
     """A short fingerprint of all that ranks must agree on."""
-    state, t = hashlib.blake2b(digest_size=16), plan.transfers
-    arrays = (plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M)
+    state, t, head = hashlib.blake2b(digest_size=16), plan.transfers, plan.header
+    uses = head.schedule.uses(plan.L)
+    state.update(repr((head.slots, head.redundant)).encode())
+    arrays = (
+        uses.micro_step_U,
+        uses.layer_U,
+        uses.phase_U,
+        uses.pass_U,
+        plan.home_LE,
+        plan.expert_MLGS,
+        plan.quota_MLGS,
+        plan.order_M,
+    )
     for array in (*arrays, t.layer_C, t.expert_C, t.dst_C, t.path_C, t.buffer_C, t.need_C, t.after_C):
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

@@ -54,7 +54,8 @@ class Carrier:
             for backend in self.backends:
                 self._opened.append(backend)
                 backend.open(group.rank, group, buffers)
-        except BaseException:
+        except BaseException as error:
+            group.report(f"{type(error).__name__}: {error}")
             self.close()
             raise
 
@@ -62,20 +63,33 @@ class Carrier:
         """What a backend is called in messages and timelines."""
         return type(self.backends[backend]).__name__
 
+    @property
+    def names(self) -> list[str]:
+        """What the backends are called, in order of preference."""
+        return [self.name(b) for b in range(len(self.backends))]
+
+    @property
+    def all_one_sided(self) -> bool:
+        """No backend can bring gradients home."""
+        return all(backend.one_sided for backend in self.backends)
+
     def begin(self, plan: Plan, programme: Programme, version: int) -> None:
         """Takes over a plan's copies; collective."""
         self.plan, self.programme, self.version, self.zero_s = plan, programme, version, time.perf_counter()
         self.events: list[Event] = []
+        # A pull may have failed for a passing reason; two-sided backends are given up for good, by all ranks.
+        self._sick -= {b for b, x in enumerate(self.backends) if x.one_sided}
         self._batch_C: dict[int, Batch] = {}
         self._batches: list[Batch] = []
         self.path_C, self.route_C = plan.transfers.path_C, np.full(len(plan.transfers), _NO_WAY)
         unserved = [Path(p) for p in np.unique(self.path_C).tolist() if self._backend_for(p) == _NO_WAY]
         self._choose(0, keep_advice=not unserved)
-        if (self.route_C == _NO_WAY).any():
+        # After a backend was given up, rows whose copies have no way left run at home.
+        if (self.route_C == _NO_WAY).any() and not self.retired:
             lost = Path(int(self.path_C[np.argmin(self.route_C)]))
             raise InputError(
                 f"{int((self.route_C == _NO_WAY).sum())} copies of the plan need the {lost.name.lower()} path, which none of "
-                f"{', '.join(self.name(b) for b in range(len(self.backends)))} serves; add a backend for it."
+                f"{', '.join(self.names)} serves; add a backend for it."
             )
 
     def clock(self) -> float:
@@ -101,24 +115,39 @@ class Carrier:
         return missing
 
     def agree(self, position: int) -> list[int]:
-        """At a pass boundary: gives up two-sided backends that failed on any rank. Collective; returns those given up now."""
+        """At a pass boundary: which two-sided backends failed on any rank since the last one. Collective."""
         self._reap(position)
-        mine = sorted(b for b in self._sick if not self.backends[b].one_sided)
-        lost = sorted({b for sick in self.group.gather(mine) for b in sick} - self.retired)
-        if lost:
-            self.retired.update(lost)
-            again_C = np.flatnonzero(
-                np.isin(self.route_C, lost) & (self.programme.need_C >= position) & (self.programme.start_C <= position)
-            )
-            self._choose(position, keep_advice=False)
-            by_need = set(again_C.tolist())
-            for start in range(position + 1):
-                self._launch([c for c in self.programme.starts.get(start, ()) if c in by_need])
+        return self.give_up([b for sick in self.group.gather(self.failed()) for b in sick])
+
+    def failed(self) -> list[int]:
+        """Two-sided backends that failed on this rank."""
+        return sorted(b for b in self._sick if not self.backends[b].one_sided)
+
+    def give_up(self, failed: Sequence[int]) -> list[int]:
+        """Retires backends, the same on all ranks; returns those that were not retired before."""
+        lost = sorted(set(failed) - self.retired)
+        self.retired.update(lost)
+        self._sick.update(lost)
         return lost
+
+    def reroute(self, lost: Sequence[int], position: int) -> None:
+        """Finds new ways for copies of lost backends that are needed from `position` on, and starts those that were under way."""
+        again_C = np.isin(self.route_C, lost) & (self.programme.need_C >= position) & (self.programme.start_C <= position)
+        # Nothing of the lost backend may land later, on a buffer that another copy has filled by then.
+        for batch in self._batches:
+            if batch.backend in lost:
+                self._wait(batch)
+        self._choose(position, keep_advice=False)
+        for start in range(position + 1):
+            self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
 
     def finish(self) -> None:
         """Waits for everything that is still under way, so that the weights may change."""
         self._reap(len(self.programme.layer_U))
+
+    def under_way(self) -> list[int]:
+        """Copies to this rank that were started and that no use has taken yet."""
+        return list(self._batch_C)
 
     def return_backend(self) -> int:
         """The backend that brings gradients home, the first two-sided one that is not given up; -1 if there is none."""
@@ -152,9 +181,9 @@ class Carrier:
         for b, backend in enumerate(self.backends):
             # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
             mine_C = pulled_C & (self.route_C == b) if Path.HOST in backend.paths else pulled_C
-            entries = self._entries(mine_C) if backend.one_sided else []
-            if entries:
-                backend.publish(entries, self.version)
+            if backend.one_sided:
+                # Also without entries: what it still holds of an earlier version must not pass for the present one.
+                backend.publish(self._entries(mine_C), self.version)
 
     def _entries(self, mask_C: Array) -> list[Entry]:
         t = self.plan.transfers
@@ -179,7 +208,7 @@ class Carrier:
         for (_, b), members in batches.items():
             self._start(b, members)
 
-    def _start(self, b: int, members: list[int]) -> Batch:
+    def _start(self, b: int, members: list[int]) -> None:
         batch = Batch(b, tuple(members), None, self.clock())
         try:
             if b in self._sick and not self.backends[b].one_sided:
@@ -193,7 +222,6 @@ class Carrier:
         for c in members:
             if self.plan.transfers.dst_C[c] == self.group.rank:
                 self._batch_C[c] = batch
-        return batch
 
     def _copy(self, c: int, b: int) -> Copy:
         t, me = self.plan.transfers, self.group.rank
@@ -228,9 +256,7 @@ class Carrier:
         for b in self._other_pulls(failed.backend if failed is not None else _NO_WAY):
             try:
                 self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
-            except StaleWeights:
-                raise
-            except Exception:  # not published there, or broken as well: the next one, then home placement
+            except Exception:  # not published there, of an old version, or broken as well: the next one, then home placement
                 continue
             return b
         return _NO_WAY

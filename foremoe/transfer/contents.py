@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.errors import InputError, StaleWeights, TransferError
 from foremoe.plan import Plan
 from foremoe.transfer.base import Buffers, Tensors
 from foremoe.transfer.group import Group
@@ -27,8 +27,12 @@ class HomeWatch:
             self._homes_L.append([x for e in mine.tolist() for x in buffers.home(layer, e)])
         self.version_L = [self._version(layer) for layer in range(plan.L)]
 
-    def check(self, layer: int) -> None:
-        """Raises `StaleWeights` if a home weight of the layer was written since this object was made."""
+    def check(self, only: int | None = None) -> None:
+        """Raises `StaleWeights` if a home weight (of layer `only`) was written since this object was made."""
+        for layer in range(len(self._homes_L)) if only is None else (only,):
+            self._check(layer)
+
+    def _check(self, layer: int) -> None:
         if self._version(layer) != self.version_L[layer]:
             raise StaleWeights(
                 f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies of them are "
@@ -40,7 +44,23 @@ class HomeWatch:
         return sum(x._version for x in self._homes_L[layer])
 
 
-def narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
+def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:
+    """Looks at this rank's homes when a plan begins: the watch over them, or why the plan cannot be run with them.
+
+    Args:
+        before: the last plan's watch, if its weights are said to be the same still.
+    """
+    try:
+        if before is not None:
+            before.check()
+        return HomeWatch(plan, buffers, rank), _narrow_gradients(plan, buffers, rank)
+    except StaleWeights:
+        return None, "home weights were written since the last plan began; leave same_weights out."
+    except (InputError, KeyError, IndexError) as error:
+        return None, f"the experts at home here are not those of the plan ({error}); plan for this model's homes."
+
+
+def _narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
     """Why gradients cannot be summed here, in one sentence; empty if they can."""
     mine = (plan.home_LE // plan.B == rank).nonzero()
     tensors = list(buffers.main_grad(int(mine[0][0]), int(mine[1][0]))) if plan.header.schedule.trains and len(mine[0]) else []

@@ -17,7 +17,7 @@ from foremoe.transfer.admission import fingerprint, refusal, resident_buffers
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
-from foremoe.transfer.contents import DebugContents, HomeWatch, narrow_gradients, spoil
+from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
 from foremoe.transfer.group import Group, as_group
 from foremoe.transfer.programme import Programme
 from foremoe.transfer.residency import Residency, residency
@@ -69,6 +69,7 @@ class Engine:
         self._version = 0
         self._held: dict[int, tuple[int, int]] = {}  # buffer -> (layer, expert), as far as known to be there
         self._plan: Plan | None = None
+        self._watch: HomeWatch | None = None
         self._ended = ""  # why nothing can be run any more
         try:
             self._carrier = Carrier(found, buffers, self.group, timeout_s)
@@ -97,17 +98,24 @@ class Engine:
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.debug)
         if same_weights and not self._version:
             refused = "same_weights needs a plan before this one; leave it out for the first."
-        refused = refused or narrow_gradients(plan, self.buffers, rank)
-        answers = self.group.gather((refused, fingerprint(plan)))
+        if plan.header.schedule.trains and self._carrier.all_one_sided:
+            refused = refused or "a stage with gradients needs a two-sided backend to bring them home; add collective."
+        watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
+        refused = refused or fault
+        options = (self.prefetch, self.debug, same_weights, self._carrier.names)
+        answers = self.group.gather((refused, (fingerprint(plan), options)))
         for g, (other, plan_fingerprint) in enumerate(answers):
             if other:
                 raise InputError(other if g == rank else f"rank {g}: {other}")
             if plan_fingerprint != answers[0][1]:
-                raise InputError(f"rank {g} was given another plan than rank 0; plan once and share the plan.")
+                raise InputError(
+                    f"rank {g} was given another plan, or other options, than rank 0 (prefetch, debug, same_weights, backends: "
+                    f"{plan_fingerprint[1]} and {answers[0][1][1]}); give all ranks the same."
+                )
+        self._watch = watch
         self._version += not same_weights
         self._held = resident_buffers(plan, rank)
         self._programme = Programme.of(plan, rank, self.prefetch)
-        self._watch = HomeWatch(plan, self.buffers, rank)
         self._trains = plan.header.schedule.trains
         try:
             self._carrier.begin(plan, self._programme, self._version)
@@ -118,9 +126,10 @@ class Engine:
         self._plan, self._next = plan, 0
         self._open: Residency | None = None
         self._buffer_of = {key: buffer for buffer, key in self._held.items()}
-        self._fell_back: list[tuple[int, int]] = []
+        self._fell_back: set[tuple[int, int]] = set()
+        self._returned = False  # gradients of the backward use under way
         self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
-        self._homes_only = False
+        self._homes_only = self._trains and self._carrier.return_backend() < 0
         if self.debug:
             for buffer in range(self.buffers.num_buffers):
                 if buffer not in self._held:
@@ -140,10 +149,12 @@ class Engine:
         plan, position = self._turn(micro_step, layer, phase)
         if self._open is not None:
             return self._open
+        watch = self._watch
+        assert watch is not None
         try:
             if position and self._programme.pass_U[position] != self._programme.pass_U[position - 1]:
                 self._agree(position)
-            self._watch.check(layer)
+            watch.check(layer)
             missing = self._carrier.arrive(position)
         except TransferError as error:
             self._fail(error)
@@ -164,13 +175,16 @@ class Engine:
     def fall_back(self, micro_step: int, layer: int) -> None:
         """All ranks agreed that this row runs at home placement, in forward and in backward."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
-        self._fell_back.append((micro_step, layer))
+        self._fell_back.add((micro_step, layer))
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
         """Backward of the row's experts is done here: sends replica gradients home, takes in those of others."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
+        if self._open is None or self._returned:
+            raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
+        self._returned = True
         self._in_flight.discard((micro_step, layer))
         if (micro_step, layer) not in self._fell_back:
             try:
@@ -184,10 +198,15 @@ class Engine:
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
             raise InputError(f"{_use(micro_step, layer, phase)} is released before its weights were asked for.")
+        if phase == Phase.BACKWARD and not self._returned:
+            raise InputError(
+                f"{_use(micro_step, layer, phase)} is released before gradients({micro_step}, {layer}), which would lose those "
+                "of replicas; call it first."
+            )
         if self.debug:
             for buffer in self._programme.frees.get(position, ()):
                 spoil(self.buffers.slot(buffer))
-        self._open, self._next = None, position + 1
+        self._open, self._next, self._returned = None, position + 1, False
         self._start(position + 1)
 
     def end(self, *, partial: bool = False) -> Timeline:
@@ -211,13 +230,17 @@ class Engine:
             if self.buffers.num_buffers and self.buffers.slot(0)[0].is_cuda:
                 # Pulls that streams still wait for read homes of other ranks, which may step once all have come to the gather.
                 torch.cuda.current_stream().synchronize()
-            for layer in range(plan.L):
-                self._watch.check(layer)
+            if self._watch is not None:
+                self._watch.check()
             if self._contents is not None:
                 self._contents.check_homes()
         except TransferError as error:
             failure = error
-        failures = self.group.gather(str(failure) if failure is not None else None)
+        answers = self.group.gather((str(failure) if failure is not None else None, self._carrier.failed()))
+        failures = [answer for answer, _ in answers]
+        self._carrier.give_up([b for _, failed in answers for b in failed])
+        for c in self._carrier.under_way():
+            self._held.pop(int(plan.transfers.buffer_C[c]), None)  # it has been overwritten
         if failure is not None:
             self._fail(failure)
         ranks = tuple(g for g, other in enumerate(failures) if other)
@@ -229,7 +252,7 @@ class Engine:
             begin_s=self._begin_s,
             wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)),
-            fell_back=tuple(self._fell_back),
+            fell_back=tuple(sorted(self._fell_back)),
             retired=tuple(self._carrier.name(b) for b in sorted(self._carrier.retired)),
         )
 
@@ -278,6 +301,7 @@ class Engine:
         if failures:
             g = min(failures)
             raise TransferError(f"rank {g}: {failures[g]}", tuple(failures))
+        self._carrier.reroute(lost, position)
         if self._trains and self._carrier.return_backend() < 0:
             if self._in_flight:
                 raise TransferError(

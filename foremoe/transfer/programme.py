@@ -40,7 +40,6 @@ class Programme:
         frees: position -> buffers of this rank whose contents are not needed after it, until a copy lands.
         returns: position -> gradients that leave or reach this rank after it.
         home_C: home rank of every copy's expert.
-        num_keys: keys of copies and returns are below it.
     """
 
     micro_step_U: list[int]
@@ -55,7 +54,6 @@ class Programme:
     arrivals: dict[int, list[int]]
     frees: dict[int, list[int]]
     returns: dict[int, list[Return]]
-    num_keys: int
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int) -> Programme:
@@ -71,7 +69,7 @@ class Programme:
         here_C = np.flatnonzero(t.dst_C == rank)
         by_need = mine_C[np.lexsort((mine_C, need_C[mine_C]))]
         freed_C = here_C[after_C[here_C] >= 0]
-        returns, num_returns = _returns(plan, rank, {triple: u for u, triple in enumerate(triples)})
+        returns = _returns(plan, rank, {triple: u for u, triple in enumerate(triples)})
         return Programme(
             micro_step_U=micro_step_U.tolist(),
             layer_U=uses.layer_U.tolist(),
@@ -85,7 +83,6 @@ class Programme:
             arrivals=_group(need_C[here_C], here_C),
             frees=_group(after_C[freed_C], t.buffer_C[freed_C]),
             returns=returns,
-            num_keys=len(t) + num_returns,
         )
 
 
@@ -97,10 +94,10 @@ def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
     return groups
 
 
-def _returns(plan: Plan, rank: int, position: dict[tuple[int, int, int], int]) -> tuple[dict[int, list[Return]], int]:
-    """Position -> the returns of `rank`, by expert, then replica rank; and how many returns there are in the whole plan."""
+def _returns(plan: Plan, rank: int, position: dict[tuple[int, int, int], int]) -> dict[int, list[Return]]:
+    """Position -> the returns of `rank`, by expert, then replica rank."""
     if not plan.header.schedule.trains:
-        return {}, 0
+        return {}
     m_Z, l_Z, g_Z, s_Z = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
     e_Z = plan.expert_MLGS[m_Z, l_Z, g_Z, s_Z + plan.B]
     home_Z = plan.home_LE[l_Z, e_Z] // plan.B
@@ -117,4 +114,4 @@ def _returns(plan: Plan, rank: int, position: dict[tuple[int, int, int], int]) -
     for z in order_Z[(g_Z[order_Z] == rank) | (home_Z[order_Z] == rank)]:
         one = Return(int(key_Z[z]), int(l_Z[z]), int(e_Z[z]), int(g_Z[z]), int(home_Z[z]))
         returns.setdefault(int(u_Z[z]), []).append(one)
-    return returns, len(order_Z)
+    return returns

@@ -47,6 +47,7 @@ class Returns:
         if not returns:
             return
         backend = self._carrier.return_backend()
+        assert backend >= 0, "rows run at home where no backend brings gradients home"
         sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
         copies = []
         for one in returns:

@@ -1,6 +1,7 @@
 """Backends that fail on demand, for the fault drills."""
 
 import copy
+import threading
 from typing import ClassVar
 
 from foremoe.errors import StaleWeights, TransferError
@@ -35,9 +36,9 @@ class Second(Local):
 class FlakyHost(PinnedHost):
     """One-sided; on one rank, every pull from the n-th on fails while it is waited for."""
 
-    def __init__(self, rank, pulls, **options):
+    def __init__(self, rank, pulls, pulls_failing=10**9, **options):
         super().__init__(**options)
-        object.__setattr__(self, "_drill", [rank, pulls])
+        self._drill, self.pulls_failing = [rank, pulls], pulls_failing
 
     def open(self, rank, group, buffers):
         self._drill[1] = self._drill[1] if rank == self._drill[0] else 10**9
@@ -46,8 +47,46 @@ class FlakyHost(PinnedHost):
     def wait(self, handle, timeout_s):
         self._drill[1] -= 1
         super().wait(handle, timeout_s)
-        if self._drill[1] < 0:
+        if -self.pulls_failing <= self._drill[1] < 0:
             raise TransferError("the host link is down")
+
+
+class Late(Local):
+    """Two-sided; reads its source and writes its destination some time after start, as a network does."""
+
+    def __init__(self, delay_s=0.003):
+        super().__init__()
+        self.delay_s = delay_s
+
+    def start(self, copies):
+        done = []
+        timer = threading.Timer(self.delay_s, lambda: done.append(super(Late, self).start(copies)))
+        timer.start()
+        return timer, done
+
+    def wait(self, handle, timeout_s):
+        timer, done = handle
+        timer.join()
+        super().wait(done[0], timeout_s)
+
+
+class Slow(Late):
+    """`Late`, and from the n-th start on one rank's `wait` fails at once, while its copies are still to come."""
+
+    def __init__(self, rank, starts, delay_s=0.05):
+        super().__init__(delay_s)
+        self.slow_rank, self.starts_left = rank, starts
+
+    def open(self, rank, group, buffers):
+        self.mine = rank == self.slow_rank
+        super().open(rank, group, buffers)
+
+    def wait(self, handle, timeout_s):
+        self.starts_left -= 1
+        if self.mine and self.starts_left < 0:
+            handle[0].join()  # law: nothing is written after wait has raised
+            raise TransferError("the link is slow")
+        super().wait(handle, timeout_s)
 
 
 class Shelf(TransferBackend):

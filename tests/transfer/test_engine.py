@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engine_util import ToyBuffers, check_grads, expected_grads, run_uses, values
+from flaky import Late
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3)
 def stage(group, plan, prefetch=2, backends=None, debug=True, stages=1):
     """One rank's stage(s); returns its buffers and last timeline."""
     buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=backends or (Local(),), prefetch=prefetch, debug=debug)
+    engine = Engine(buffers, group=group, backends=backends() if backends else (Local(),), prefetch=prefetch, debug=debug)
     try:
         for version in range(stages):
             engine.begin(plan)
@@ -50,6 +51,17 @@ def test_uses_find_their_replicas_and_gradients_get_home(data):
     if problem.schedule.trains:
         returned = sum(e.kind == "gradient" for _, t in results for e in t.events)
         assert returned == plan.num_replicas
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_copies_may_be_read_and_land_long_after_their_start(data):
+    """A backend that reads sources late sees every source, gradient buffer and home that is written too early."""
+    problem = data.draw(problems(max_ranks=3, max_layers=2, max_micro_steps=2, min_redundant=1, stages=("update",)))
+    note(describe(problem))
+    plan = dataclasses.replace(data.draw(plans(problem)), resident_LGS=None).rederived()
+    results = run_threads(stage, problem.G, plan, data.draw(st.integers(0, 4)), lambda: (Late(),), False, 2)
+    assert not any(t.fell_back for _, t in results)
 
 
 def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, schedule=None, slots=None, stage="update", seed=0):
@@ -247,6 +259,87 @@ def test_a_stage_may_stop_early_on_all_ranks():
         engine.begin(plan)
         run_uses(engine, plan, group)
         engine.end()
+        engine.close()
+
+    run_threads(early, plan.G)
+
+
+def test_gradients_come_once_and_before_release():
+    plan = a_plan()
+
+    def forget(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
+        engine.begin(plan)
+        run_uses(engine, plan, group, stop=plan.L)
+        m, layer = int(plan.order_M[0]), plan.L - 1
+        with pytest.raises(InputError, match="between weights and release"):
+            engine.gradients(m, layer)
+        engine.weights(m, layer, Phase.BACKWARD)
+        with pytest.raises(InputError, match="call it first"):
+            engine.release(m, layer, Phase.BACKWARD)
+        engine.gradients(m, layer)
+        with pytest.raises(InputError, match="come once"):
+            engine.gradients(m, layer)
+        group.barrier()
+        engine.close()
+
+    run_threads(forget, plan.G)
+
+
+def test_same_weights_is_not_taken_on_trust():
+    plan = a_plan(stage="recompute")
+
+    def written(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        if group.rank == 1:
+            buffers.update(1)
+        with pytest.raises(InputError, match="home weights were written since the last plan began"):
+            engine.begin(plan, same_weights=True)
+        engine.close()
+
+    run_threads(written, plan.G)
+
+
+def test_what_ranks_must_agree_on_is_compared():
+    plan = a_plan()
+
+    def differ(group):
+        for options in ({"prefetch": group.rank}, {"debug": group.rank == 1}):
+            engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), **options)
+            with pytest.raises(InputError, match="give all ranks the same"):
+                engine.begin(plan)
+            engine.close()
+        buffers = ToyBuffers(plan, group.rank)
+        if group.rank == 2:
+            buffers.homes = {}
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match="plan for this model's homes"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(differ, plan.G)
+
+
+def test_after_an_early_end_resident_replicas_are_what_is_there():
+    plan = a_plan(slots=foremoe.ResidentSlots(1), stage="recompute", micro_steps=4)
+
+    def early(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), prefetch=4)
+        engine.begin(plan)
+        run_uses(engine, plan, group, stop=plan.L)
+        engine.end(partial=True)
+        # Copies for later uses have landed meanwhile: the engine no longer vouches for these buffers.
+        held_LGS = np.full((plan.L, plan.G, plan.S), -1, np.int16)
+        held_LGS[..., : plan.B] = plan.expert_MLGS[0, ..., : plan.B]
+        first = int(plan.order_M[0])
+        held_LGS[..., plan.B :] = np.where(plan.quota_MLGS[first, ..., plan.B :] > 0, plan.expert_MLGS[first, ..., plan.B :], -1)
+        again = dataclasses.replace(plan, resident_LGS=held_LGS).rederived()
+        with pytest.raises(InputError, match="that is not there; plan without it"):
+            engine.begin(again, same_weights=True)
         engine.close()
 
     run_threads(early, plan.G)

@@ -7,10 +7,11 @@ import time
 
 import pytest
 from engine_util import ToyBuffers, check_grads, run_uses
-from flaky import Flaky, FlakyHost, Second, Shelf
+from flaky import Flaky, FlakyHost, Second, Shelf, Slow
 from test_engine import a_plan
 
-from foremoe.errors import StaleWeights, TransferError
+import foremoe
+from foremoe.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_processes, run_threads
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine
@@ -107,6 +108,95 @@ def test_in_an_update_it_is_repaired_or_ends_on_all_ranks(starts):
         assert all("rank 1" in str(error) or error.ranks == (1,) or "link is down" in str(error) for error in results)
     else:
         assert all(fell_back == results[0][0] for fell_back, _ in results)
+
+
+@pytest.mark.parametrize("starts", [1, 3, 5])
+def test_nothing_of_a_retired_backend_lands_on_what_another_brought(starts):
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute", slots=foremoe.SharedSlots(1)))
+    results = run_threads(lambda group: run(group, plan, (Slow(1, starts), Second()), timeout_s=5.0), RANKS)
+    assert all(t.retired == ("Slow",) for _, t in results)
+    assert any(e.backend == "Second" for _, t in results for e in t.events)
+
+
+def test_the_sole_two_sided_backend_fails_in_an_update():
+    """Rows still to come run at home if no row is left halfway; otherwise all ranks end with one cause. Never wrong gradients."""
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=3))
+    outcomes = set()
+    for starts in range(9):
+        results = run_threads(lambda group, n=starts: run(group, plan, (Flaky(1, n),), timeout_s=0.5), RANKS, errors=True)
+        ended = [isinstance(result, TransferError) for result in results]
+        assert all(ended) or not any(ended), results
+        outcomes.add(all(ended))
+    assert outcomes == {True, False}
+
+
+def test_after_the_only_way_home_is_gone_later_plans_run_at_home():
+    forward, update = by_peer(a_plan(ranks=RANKS, stage="recompute")), by_peer(a_plan(ranks=RANKS))
+
+    def two_plans(group):
+        buffers = ToyBuffers(forward, group.rank, num_buffers=8)
+        engine = Engine(buffers, group=group, backends=(Flaky(1, 1),), timeout_s=0.5)
+        engine.begin(forward)
+        run_uses(engine, forward, group)
+        assert engine.end().retired == ("Flaky",)
+        engine.begin(update)
+        fell_back = run_uses(engine, update, group)
+        engine.end()
+        engine.close()
+        check_grads(update, buffers, fell_back=fell_back)
+        return fell_back
+
+    assert all(len(fell_back) == update.N for fell_back in run_threads(two_plans, RANKS))
+
+
+def test_gradients_without_a_two_sided_backend_are_refused():
+    plan = by_host(a_plan(ranks=RANKS))
+
+    def refused(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(PinnedHost(),))
+        with pytest.raises(InputError, match="needs a two-sided backend"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(refused, RANKS)
+
+
+def test_a_store_of_an_earlier_version_is_no_way_out():
+    """The second plan sends nothing by host; when a copy fails, what the store still has of the first must not be used."""
+    first, second = by_host(a_plan(ranks=RANKS, stage="recompute")), by_peer(a_plan(ranks=RANKS, stage="recompute"))
+
+    def two_plans(group):
+        buffers = ToyBuffers(first, group.rank)
+        engine = Engine(buffers, group=group, backends=(PinnedHost(), Flaky(1, 1)), timeout_s=0.5)
+        engine.begin(first)
+        run_uses(engine, first, group)
+        engine.end()
+        buffers.update(1)
+        engine.begin(second)
+        fell_back = run_uses(engine, second, group, version=1)  # compares what is resident
+        engine.end()
+        engine.close()
+        return fell_back
+
+    assert any(run_threads(two_plans, RANKS))
+
+
+def test_one_failed_pull_does_not_disable_a_backend_for_later_plans():
+    plan = by_host(a_plan(ranks=RANKS, stage="recompute"))
+
+    def two_plans(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(FlakyHost(1, 2, pulls_failing=1),), timeout_s=2.0)
+        fell_back = []
+        for _ in range(2):
+            engine.begin(plan)
+            fell_back.append(run_uses(engine, plan, group))
+            engine.end()
+        engine.close()
+        return fell_back
+
+    for first, second in run_threads(two_plans, RANKS):
+        assert first and not second
 
 
 def test_a_peer_that_stops_answering_is_named():
