@@ -126,7 +126,7 @@ class Engine:
         self._plan, self._next = plan, 0
         self._open: Residency | None = None
         self._buffer_of = {key: buffer for buffer, key in self._held.items()}
-        self._fell_back: set[tuple[int, int]] = set()
+        self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
         self._returned = False  # gradients of the backward use under way
         self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
         self._homes_only = self._trains and self._carrier.return_backend() < 0
@@ -175,7 +175,7 @@ class Engine:
     def fall_back(self, micro_step: int, layer: int) -> None:
         """All ranks agreed that this row runs at home placement, in forward and in backward."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
-        self._fell_back.add((micro_step, layer))
+        self._fell_back[micro_step, layer] = None
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
@@ -252,7 +252,7 @@ class Engine:
             begin_s=self._begin_s,
             wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)),
-            fell_back=tuple(sorted(self._fell_back)),
+            fell_back=tuple(self._fell_back),
             retired=tuple(self._carrier.name(b) for b in sorted(self._carrier.retired)),
         )
 

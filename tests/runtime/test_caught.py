@@ -141,15 +141,14 @@ def step_inside(group: Group, case: Case) -> None:
 
 
 def lie_about_weights(group: Group, case: Case, debug: bool) -> tuple[Any, Any, Any]:
-    """Weights change between two plans, and the second is begun as if they had not."""
+    """Weights change between two plans, where no version counter sees it, and the second is begun as if they had not."""
     bank = make_bank(case, group.rank, group.size)
     with Runtime(bank, group=group, backends=(PinnedHost(),), debug=debug) as runtime:
         runtime.begin(case.plan, case.split(group.rank))
         run_passes(case, group.rank, runtime.moe)
         runtime.end()
-        with torch.no_grad():
-            for param in bank.parameters():
-                param.mul_(1.5)
+        for param in bank.parameters():
+            param.data.mul_(1.5)
         runtime.begin(case.plan, case.split(group.rank), same_weights=True)
         results, report = run_passes(case, group.rank, runtime.moe), runtime.end()
         return results, bank.gather(group), report
