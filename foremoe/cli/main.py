@@ -1,7 +1,7 @@
 """``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted. Command modules import numpy and numba only when
-they run, so that ``foremoe --help`` is quick.
+Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted. Command modules
+import numpy, numba and torch only when they run, so that ``foremoe --help`` is quick.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
       foremoe plan rollout.npz --ranks 16 -o plan.safetensors
       foremoe check plan.safetensors --trace rollout.npz
 
-    Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted.
+    Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted.
     """
 
 

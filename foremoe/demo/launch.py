@@ -1,0 +1,81 @@
+"""Starting the ranks with torchrun's elastic launcher, and what becomes of an end that is not the happy one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from foremoe.demo.settings import Settings
+from foremoe.errors import TransferError
+
+
+def launch(settings: Settings, *, num_ranks: int, num_steps: int, redundant: int | None) -> dict[str, Any]:
+    """Runs the demo on `num_ranks` processes of this machine and returns its figures.
+
+    Raises:
+        TransferError: a rank failed or died; the others are ended.
+    """
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-demo-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, start_method="spawn", monitor_interval=0.2,
+    )  # fmt: skip
+    with _quiet(), _single_threaded():
+        try:
+            figures: dict[int, dict[str, Any]] = elastic_launch(config, _rank)(settings, num_steps, redundant)
+        except ChildFailedError as error:
+            raise _failure(error) from None
+        except SignalException:
+            raise KeyboardInterrupt from None
+    return figures[0]
+
+
+@record
+def _rank(settings: Settings, num_steps: int, redundant: int | None) -> dict[str, Any]:
+    from foremoe.demo.worker import run
+
+    return run(settings, num_steps, redundant)
+
+
+def _failure(error: ChildFailedError) -> TransferError:
+    """The rank that failed first; one that was killed comes before those that noticed it."""
+    rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp, item[0]))
+    message = failure.message["message"] if isinstance(failure.message, dict) else failure.message
+    first_line = (str(message).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return TransferError(f"rank {rank} failed and the demo was stopped ({first_line}).", (rank,))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The launcher's own log says in twenty lines what `_failure` says in one."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed", "torch.multiprocessing")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _single_threaded() -> Iterator[None]:
+    """What the ranks inherit: one thread each, and messages over the loopback interface whatever the host's name resolves to."""
+    wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
