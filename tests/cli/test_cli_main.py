@@ -31,11 +31,11 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["ablate", "check", "compare", "inspect", "plan", "solvers"]
+    assert COMMANDS == ["ablate", "check", "compare", "demo", "inspect", "plan", "solvers"]
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from foremoe.cli.main import main; sys.exit(bool({'numpy', 'numba', 'safetensors'} & set(sys.modules)))"
+    code = "import sys; from foremoe.cli.main import main; sys.exit(bool({'numpy', 'numba', 'safetensors', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -56,7 +56,7 @@ def test_every_command_shows_an_example_and_explains_every_option(name: str) -> 
     text = good([name, "--help"]).stdout
     assert "Example" in text and f"foremoe {name} " in text + " "
     for option in main.commands[name].params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and not option.hidden:
             record = option.get_help_record(click.Context(main.commands[name]))
             assert record is not None and record[1], option.name
             assert "default" in record[1] or option.is_flag, option.name
