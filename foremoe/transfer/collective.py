@@ -54,6 +54,7 @@ class Collective(TransferBackend):
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
         self._link: Any = None
+        self._cut = False  # a wait failed here, and gloo cut all connections
         self._last: Any = None  # NCCL's newest work; the others are done before it
 
     def __repr__(self) -> str:
@@ -84,22 +85,24 @@ class Collective(TransferBackend):
         works: list[tuple[int, Any]] = []
         if not messages:
             return _Messages(ordered, ())
+        peer = -1
         try:
             if self._grouped:
                 link._start_coalescing()
             for copy, tensor in messages:
                 # A key tells copies apart; the tensors of one arrive in the order in which they are sent.
                 data = [tensor.detach().view(torch.uint8)]
-                if copy.src is not None:
-                    works.append((copy.dst_rank, link.send(data, copy.dst_rank, copy.key)))
-                else:
-                    works.append((copy.src_rank, link.recv(data, copy.src_rank, copy.key)))
+                peer = copy.src_rank if copy.src is None else copy.dst_rank
+                begin = link.recv if copy.src is None else link.send
+                works.append((peer, begin(data, peer, copy.key)))
             if self._grouped:
                 self._last = link._end_coalescing()
                 works = [(-1, self._last)]
         except RuntimeError as error:
             self._drop(works)
-            raise _failure((), len(ordered), None, error) from error
+            # Gloo finds a connection that broke since the last message when it begins the next one.
+            named = () if self._grouped or self._cut else (peer,)
+            raise _failure(named, len(ordered), None, error) from error
         return _Messages(ordered, tuple(works))
 
     def wait(self, handle: _Messages, timeout_s: float) -> None:
@@ -113,13 +116,14 @@ class Collective(TransferBackend):
                     work.wait(max(timedelta(seconds=until - time.monotonic()), _AT_ONCE))
             except RuntimeError as error:
                 timed_out = time.monotonic() >= until
+                self._cut = True
                 rest = self._drop(handle.works[i + 1 :])
                 # Before the time is over, the others that fail now may only not have come yet.
                 ranks = tuple(sorted({peer, *(rest if timed_out else ())} - {-1}))
                 raise _failure(ranks, len(handle.copies), timeout_s if timed_out else None, error) from error
 
     def close(self) -> None:
-        link, self._link = self._link, None
+        link, self._link, self._cut = self._link, None, False
         # Gloo messages that nobody answers end with the last reference to the group; NCCL's would keep the GPU busy for ever.
         if link is not None and self._grouped and self.process_group is None:
             until = time.monotonic() + _LINGER_S

@@ -119,6 +119,25 @@ def test_a_rank_that_died_is_named_long_before_the_timeout():
     assert time.monotonic() - begin < 50
 
 
+def dies_between_messages(group):
+    """Both have talked; rank 1 is gone before rank 0 begins the next message, which then fails at its start."""
+    backend = opened(group)
+    backend.wait(backend.start([end(group, 0, 1, 0)]), 10.0)
+    if group.rank == 1:
+        os._exit(3)
+    with pytest.raises(TransferError):
+        group.barrier()
+    for key in range(1, 50):
+        backend.wait(backend.start([end(group, key, 0, 1)]), 10.0)
+        time.sleep(0.05)
+
+
+def test_a_rank_that_died_before_a_message_is_named():
+    error, died = run_processes(dies_between_messages, 2, errors=True)
+    assert isinstance(error, TransferError) and error.ranks == (1,) and "rank 1 broke off" in str(error)
+    assert "exit code 3" in str(died)
+
+
 class PretendNccl:
     """Notes what it is asked for. One work for each group of messages, which is done after a few looks."""
 
