@@ -14,8 +14,7 @@ from foremoe.schedule import Schedule
 from foremoe.slots import Slots
 from foremoe.workload import Dealt
 
-# 0 until an engine has executed plans of this format: readers may then still change it.
-FORMAT_VERSION = 0
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

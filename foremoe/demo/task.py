@@ -38,9 +38,7 @@ TASKS = (
     Task("swap", _swapped),
     Task("rotate", lambda word: [*word[1:], word[0]]),
     Task("shift", lambda word: [(symbol + 3) % len(SYMBOLS) for symbol in word]),
-    Task("mirror", lambda word: [len(SYMBOLS) - 1 - symbol for symbol in word]),
     Task("maximum", lambda word: [max(word[: i + 1]) for i in range(len(word))]),
-    Task("sort", sorted),
 )
 
 PAD, END = 0, 1
