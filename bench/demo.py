@@ -47,8 +47,8 @@ def report(figures: dict[str, Any], command: str, total_s: float) -> str:
         f"* Losses with and without foremoe differ by at most {figures['max_rel_diff_loss']:.1e} (relative), the norm of expert"
         f" gradients by {figures['max_rel_diff_grad_norm']:.1e}.",
         f"* Planning: {figures['plan_s'] * 1e3:.0f} ms per step, {figures['plan_hidden_fraction']:.0%} of it beside the rewards.",
-        f"* Moved per step: {', '.join(f'{stage} {size:.1f} MB' for stage, size in moved.items())}; exposed transfer {exposed_ms:.1f}"
-        " ms.",
+        "* Moved per step: " + ", ".join(f"{stage} {size:.1f} MB" for stage, size in moved.items()) + ";"
+        f" exposed transfer {exposed_ms:.1f} ms.",
         "",
     ]
     return "\n".join(lines)
@@ -69,7 +69,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "demo.json")
         begin_s = time.monotonic()
-        if subprocess.run([sys.executable, "-m", "foremoe", *words, "--json", str(path)], stdout=sys.stderr, check=False).returncode:
+        run = subprocess.run([sys.executable, "-m", "foremoe", *words, "--json", str(path)], stdout=sys.stderr, check=False)
+        if run.returncode:
             sys.exit(1)
         text = report(json.loads(path.read_text()), f"foremoe {' '.join(words)}", time.monotonic() - begin_s)
     print(text, end="")
