@@ -15,7 +15,7 @@ from foremoe.parallel import for_rows
 from foremoe.placement import Placement, Stop
 from foremoe.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.chain_kernels import chain_row, chain_rows
+from foremoe.solvers.kernels.chain import chain_row, chain_rows
 
 # Letters: N rows, G ranks, S slots per rank; I some of the rows.
 
@@ -72,7 +72,7 @@ class Chain(RowSolver):
             raise InputError(f"Chain needs close of at least 0; got {self.close!r}.")
 
     def rows(self) -> Callable[..., None]:
-        """The compiled driver of `chain_kernels`."""
+        """The compiled driver of `kernels.chain`."""
         return chain_rows  # type: ignore[no-any-return]
 
     def params(self, problem: Problem) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from foremoe.placement import Placement
 from foremoe.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.chain_kernels import node_row, node_rows
+from foremoe.solvers.kernels.chain import node_row, node_rows
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class NodeChain(RowSolver):
     edit = staticmethod(node_row)
 
     def rows(self) -> Callable[..., None]:
-        """The compiled driver of `chain_kernels`."""
+        """The compiled driver of `kernels.chain`."""
         return node_rows  # type: ignore[no-any-return]
 
     def solve(self, problem: Problem, start: Placement) -> Placement:

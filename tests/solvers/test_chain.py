@@ -17,7 +17,11 @@ from foremoe.parallel import row_runner
 from foremoe.parsing import parse
 from foremoe.problem import Problem
 from foremoe.solvers.chain import Chain
-from foremoe.solvers.chain_kernels import bound_row, chain_rows, prune_row, settle_row, split_row
+from foremoe.solvers.kernels.bound import bound_row
+from foremoe.solvers.kernels.chain import chain_rows
+from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.prune import prune_row
+from foremoe.solvers.kernels.settle import settle_row
 from foremoe.synthetic import synthetic_workload
 from foremoe.testing import placements
 

@@ -1,0 +1,156 @@
+"""Replicas by settling ranks one after the other.
+
+A replica is an edge from its home rank (the giver) to the rank that holds it (the taker), whose capacity is what is left of
+the expert's load. With one redundant slot per rank the edges of a best placement form a forest, and what flows over an edge
+is what the subtree below it lacks; so a taker can be filled exactly to the target and closed, one rank per edge.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.solvers.kernels.compiled import kernel
+
+# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
+
+
+@kernel
+def _top(g, num_base, quota_GS):  # type: ignore[no-untyped-def]
+    """What is left of the largest expert at home on rank g."""
+    top = quota_GS[g, 0]
+    for b in range(1, num_base):
+        top = max(top, quota_GS[g, b])
+    return np.int64(top)
+
+
+@kernel
+def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
+    """The least loaded of some ranks that can still be filled, -1 if there is none."""
+    emptiest, least = -1, target
+    for r in rank_I:
+        if open_G[r] and load_G[r] < least:
+            emptiest, least = r, load_G[r]
+    return emptiest
+
+
+@kernel
+def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+    """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
+
+    The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
+    experts the smallest that does. It may fall below the target if it has a free slot: then it becomes a taker itself, and its
+    deficit is smaller than the one it filled, so large experts are used where only they will do. If no expert is large enough,
+    the largest of all gives what it has. Ranks of the taker's own node go first.
+
+    With `relay`, where no rank of the node can fill the taker, a node mate that is itself below the target does: its deficit
+    grows, and one larger replica from another node will fill both.
+
+    Args:
+        near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
+        weight_G: float64, favours givers; all 1.0 but for repeated tries.
+        load_G: int64, kept up to date.
+    """
+    G, S = quota_GS.shape
+    num_nodes = node_G.max() + 1
+    by_node_G = np.argsort(node_G, kind="mergesort")
+    first_X = np.searchsorted(node_G[by_node_G], np.arange(num_nodes + 1))
+    top_G, free_G, near_G, far_G = np.empty(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64)
+    open_G = np.empty(G, np.bool_)
+    giver_I, num_givers = np.empty(G, np.int64), 0
+    for g in range(G):
+        top_G[g] = _top(g, num_base, quota_GS)
+        for s in range(num_base, S):
+            free_G[g] += expert_GS[g, s] < 0
+        open_G[g] = free_G[g] > 0
+        if load_G[g] > target:
+            giver_I[num_givers] = g
+            num_givers += 1
+    emptiest_V = np.empty(num_nodes, np.int64)
+    for v in range(num_nodes):
+        emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
+    while num_givers > 0:
+        r = -1
+        for other in emptiest_V:
+            if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
+                r = other
+        if r < 0:
+            break
+        need = target - load_G[r]
+        mate_I = by_node_G[first_X[node_G[r]] : first_X[node_G[r] + 1]]
+
+        # Rank the givers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
+        g, tier, key, reach = -1, -1, 0.0, np.int64(0)
+        for near in (True, False):
+            if not near and (node_only or tier > 2 or num_nodes == 1):
+                break
+            for i in range(mate_I.size if near else num_givers):
+                other = mate_I[i] if near else giver_I[i]
+                over = load_G[other] - target
+                if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if near else far_G[other] >= far_limit):
+                    continue
+                if not near:
+                    if node_G[other] == node_G[r]:
+                        continue
+                    reach = max(reach, top_G[other])
+                free = free_G[other] > 0
+                if top_G[other] >= need and (free or over >= need):
+                    this_tier = 1 + free + 2 * near
+                    this = over * weight_G[other]
+                else:
+                    this_tier = 0
+                    this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
+                if this_tier > tier or (this_tier == tier and (this > key or (this == key and other < g))):
+                    g, tier, key = other, this_tier, this
+        if g < 0:  # nobody may give to this rank, and no giver will appear later
+            open_G[r] = False
+            emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
+            continue
+        if relay and tier < 3:
+            chosen = -1
+            for mate in mate_I:
+                deficit = target - load_G[mate]
+                if mate == r or deficit <= 0 or not open_G[mate] or near_G[mate] >= near_limit:
+                    continue
+                if top_G[mate] >= need and need + deficit <= reach and (chosen < 0 or load_G[mate] > load_G[chosen]):
+                    chosen = mate
+            if chosen >= 0:
+                g, tier = chosen, 1
+
+        best = -1
+        for b in range(num_base):
+            left = quota_GS[g, b]
+            fits = left >= need if tier > 0 else left > 0
+            if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
+                best = b
+        amount = min(need, np.int64(quota_GS[g, best]))
+        if free_G[g] == 0:
+            amount = min(amount, load_G[g] - target)
+        slot = -1
+        for s in range(num_base, S):
+            if expert_GS[r, s] == expert_GS[g, best]:
+                slot = s
+                break
+            if expert_GS[r, s] < 0 and slot < 0:
+                slot = s
+        if expert_GS[r, slot] < 0:
+            expert_GS[r, slot] = expert_GS[g, best]
+            free_G[r] -= 1
+            open_G[r] = free_G[r] > 0
+            if node_G[g] == node_G[r]:
+                near_G[g] += 1
+            else:
+                far_G[g] += 1
+        quota_GS[r, slot] += amount
+        quota_GS[g, best] -= amount
+        if load_G[g] > target >= load_G[g] - amount:
+            num_givers -= 1
+            for i in range(num_givers):
+                if giver_I[i] == g:
+                    giver_I[i] = giver_I[num_givers]
+        load_G[r] += amount
+        load_G[g] -= amount
+        top_G[g] = _top(g, num_base, quota_GS)
+        emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
+        if node_G[g] != node_G[r]:
+            v = node_G[g]
+            emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
