@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from foremoe.arrays import Array, ArrayValue, frozen_array
-from foremoe.bounds import load_bound_rows, locality_bound_rows, offset_fill_bound
+from foremoe.bounds import load_bound, time_bound
 from foremoe.cost_kernels import feature_rows
 from foremoe.errors import InputError
 from foremoe.parallel import for_rows
@@ -210,30 +210,12 @@ class CostModel:
         if self.objective == "balance":
             return load_bound_N
         r = self.rates(problem)
-        pairs_N = problem.load_NE.sum(axis=1, dtype=np.float64)
-        active_NG = (problem.static().quotas_NGS > 0).sum(axis=2)
-        compute_N = np.maximum(
-            offset_fill_bound(pairs_N, active_NG, r.pair_s, r.slot_s),
-            r.pair_s * load_bound_N + r.slot_s * active_NG.min(axis=1),
-        )
-        local_N, node_N = _most_local(problem)
-        # Where RDMA were faster than peer links, staying in the node would not lower the cost and node_N proves nothing.
-        node_s = min(0.0, r.peer_pair_s - r.rdma_pair_s)
-        exchange_N = r.fixed_s + r.rdma_pair_s * pairs_N - r.peer_pair_s * local_N + node_s * node_N
-        exchange_N = np.maximum(exchange_N, r.fixed_s)
         # Rounding: the bound adds up in another order than `rows`, so it gives way by some units in the last place.
-        return (r.window_passes * r.window_N + compute_N + exchange_N) * (1.0 - 1e-12)
+        return (r.window_passes * r.window_N + time_bound(problem, r, load_bound_N)) * (1.0 - 1e-12)
 
     def load_bound_N(self, problem: Problem) -> Array:
         """float64 [N], whole numbers: the largest rank load cannot be smaller in any placement that keeps the homes."""
-        bound_N = np.zeros(problem.N, np.int64)
-        base_NGB, node_G, node_only = problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node"
-        for_rows(
-            lambda low, high: load_bound_rows(low, high, problem.load_NE, base_NGB, node_G, node_only, problem.R, bound_N),
-            problem.N,
-            whole=True,
-        )
-        return bound_N.astype(np.float64)
+        return load_bound(problem).astype(np.float64)
 
     def peak_bytes_G(self, problem: Problem, placement: Placement) -> Array:
         """int64 [G]: expert weights and gradients at home, slot buffers, and the activations of the rank's busiest row.
@@ -267,19 +249,6 @@ def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str,
 
     for_rows(block, problem.N, whole=True)
     return {name: out_NF[:, i] for i, name in enumerate(FEATURES)}
-
-
-def _most_local(problem: Problem) -> tuple[Array, Array]:
-    """Upper bounds [N] on the pairs that can be served on their own rank and inside their own node."""
-    out_N2 = np.zeros((problem.N, 2))
-    load_NGE, located = _sources(problem)
-    node_G, base_NGB = problem.cluster.node_of_rank_G, problem.base_NGB
-
-    def block(low: int, high: int) -> None:
-        locality_bound_rows(low, high, problem.load_NE, load_NGE, located, base_NGB, node_G, problem.R, out_N2)
-
-    for_rows(block, problem.N, whole=True)
-    return out_N2[:, 0], out_N2[:, 1]
 
 
 def _sources(problem: Problem) -> tuple[Array, bool]:

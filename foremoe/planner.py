@@ -29,7 +29,6 @@ from foremoe.solvers.chain import Chain
 from foremoe.solvers.deadline import Deadline
 from foremoe.solvers.exact_split import ExactSplit
 from foremoe.solvers.keep import Keep
-from foremoe.solvers.node import NodeChain
 from foremoe.transfers import Transfers
 from foremoe.workload import Workload
 
@@ -52,7 +51,7 @@ class Planner:
 
     pack: PackSolver = field(default_factory=AsGiven)
     home: HomeSolver = field(default_factory=Keep)
-    rank: tuple[Solver, ...] = field(default_factory=lambda: (NodeChain(), Chain()))
+    rank: tuple[Solver, ...] = field(default_factory=lambda: (Chain(),))
     split: SplitSolver | None = None
     path: PathSolver = field(default_factory=Deadline)
     foresight: Foresight = "exact"

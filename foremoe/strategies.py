@@ -12,7 +12,7 @@ from foremoe.errors import InputError
 from foremoe.extensions import entry_point_names, load_entry_point
 from foremoe.parsing import parse
 from foremoe.planner import Planner
-from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, NodeChain, Quota
+from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
 from foremoe.solvers.base import RowSolver
 
 # Baselines run without the guard: a baseline that the guard improves is no baseline.
@@ -30,7 +30,7 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "hierarchical": Planner(),
         # Started from the heuristic: most rows are optimal already and need no search.
-        "exact": Planner(rank=(NodeChain(), Chain(), Exact())),
+        "exact": Planner(rank=(Chain(), Exact())),
     }
 )
 

@@ -4,15 +4,21 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from foremoe.bounds import _capped_fill, _top_sum, offset_fill_bound
+from foremoe.arrays import Array
+from foremoe.cost import Rates
 from foremoe.problem import Problem
+from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
+from foremoe.solvers.kernels.bound import bound_row, least_load
+from foremoe.solvers.kernels.time_bound import fill_level
 from foremoe.testing.pasteable import describe
+from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
 from foremoe.testing.strategies import problems
 
-# Letters: G ranks, E experts.
+# Letters: G ranks, B base slots, E experts.
 
 TINY = {"max_ranks": 3, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1, "max_pairs": 9}
 
@@ -54,32 +60,70 @@ def test_the_load_bound_is_below_the_best_of_all_placements(data: st.DataObject)
         assert bound_N[n] >= -(-problem.load_NE[n].sum() // problem.G)
 
 
+def least_load_by_hand(load_GB: Array, redundant: int) -> int:
+    """`least_load` of all ranks, from its docstrings: every set of ranks, every number of receiving ranks."""
+    load_G, num = load_GB.sum(axis=1), len(load_GB)
+    order = sorted(range(num), key=lambda g: -load_G[g])
+    largest = lambda ranks, k: sum(sorted((int(v) for g in ranks for v in load_GB[g]), reverse=True)[:k])  # noqa: E731
+    bound = -(-int(load_G.sum()) // num)
+    if redundant == 0:
+        return int(load_G.max())
+    if redundant > 1:
+        return max([bound, *(
+            -(-(int(load_G[order[:k]].sum()) - largest(order[:k], redundant * (num - k))) // k) for k in range(1, num + 1)
+        )])  # fmt: skip
+    while True:  # the first T that no set H of ranks above it rules out
+
+        def ruled_out(target: int) -> bool:
+            above = [g for g in order if load_G[g] > target]
+            below = [g for g in order if load_G[g] <= target]
+            for k in range(1, len(above) + 1):
+                over = int(load_G[above[:k]].sum()) - k * target
+                for j in range(len(below) + 1):
+                    lacking = sum(target - int(load_G[g]) for g in below[: len(below) - j])
+                    if over > largest(above[:k], j) + lacking:
+                        return True
+            return False
+
+        if not ruled_out(bound):
+            return bound
+        bound += 1
+
+
+@given(st.data(), st.sampled_from([0, 1, 1, 2, 3]))
+def test_least_load_is_what_it_says(data: st.DataObject, redundant: int) -> None:
+    G, B = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    top = data.draw(st.sampled_from([3, 12, 60]))
+    loads = data.draw(st.lists(st.integers(0, top), min_size=G * B, max_size=G * B))
+    hot = data.draw(st.integers(0, G - 1))
+    load_GB = np.array(loads, np.int64).reshape(G, B)
+    load_GB[hot] *= data.draw(st.sampled_from([1, 2]))
+    bound = least_load(np.int64(0), np.ones(G, bool), redundant, load_GB)
+    assert bound == least_load_by_hand(load_GB, redundant)
+    assert least_load(bound + 3, np.ones(G, bool), redundant, load_GB) == bound + 3
+    # Ranks outside take no part.
+    padded_GB, member_G = np.concatenate([load_GB, 99 * load_GB + 7]), np.arange(2 * G) < G
+    assert least_load(np.int64(0), member_G, redundant, padded_GB) == bound
+    quota_GS = np.concatenate([load_GB, np.zeros((G, redundant), np.int64)], axis=1).astype(np.int32)
+    assert bound_row(0, np.ones(G, bool), B, quota_GS) == bound
+
+
+def test_many_small_experts_cannot_balance_two_hot_ranks() -> None:
+    # Two ranks of four small experts each; the two cold ranks have one slot each and lack more than an expert has.
+    load_GB = np.array([[10, 10, 10, 10], [10, 10, 10, 9], [1, 1, 1, 1], [1, 1, 1, 1]], np.int64)
+    assert least_load(np.int64(0), np.ones(4, bool), 1, load_GB) == 30
+    # A rank just below the maximum has a slot, but no room: the mean of the three is what counts.
+    load_GB = np.array([[20, 20, 20, 20], [30, 30, 1, 1], [1, 1, 1, 1]], np.int64)
+    assert least_load(np.int64(0), np.ones(3, bool), 1, load_GB) == 61
+
+
 def test_the_load_bound_is_often_tight() -> None:
     rng = np.random.default_rng(0)
-    from foremoe.testing.samples import many_row_problem
-
     problem = many_row_problem(32)
     load_MLE = (30 * rng.random(problem.load_MLE.shape) ** 3).astype(np.int32)
     problem = dataclasses.replace(problem, load_MLE=load_MLE)[:2]
     met = [problem.cost.load_bound_N(problem)[n] == best_load(problem, n) for n in range(problem.N)]
     assert sum(met) > len(met) / 2
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
-def test_top_sum_is_the_sum_of_the_largest(values: list[int], data: st.DataObject) -> None:
-    excluded = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
-    num = data.draw(st.integers(0, 9))
-    left = sorted((v for v, out in zip(values, excluded, strict=True) if not out), reverse=True)
-    assert _top_sum(np.array(values), np.array(excluded), num) == sum(left[:num])
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.data())
-def test_capped_fill_is_the_first_level_that_holds_all(caps: list[int], data: st.DataObject) -> None:
-    member = data.draw(st.lists(st.booleans(), min_size=len(caps), max_size=len(caps)))
-    inside = [cap for cap, m in zip(caps, member, strict=True) if m]
-    total = data.draw(st.integers(0, sum(inside)))
-    level = next(t for t in range(total + 1) if sum(min(t, cap) for cap in inside) >= total)
-    assert _capped_fill(total, np.array(caps), np.array(member)) == level
 
 
 @given(
@@ -88,8 +132,8 @@ def test_capped_fill_is_the_first_level_that_holds_all(caps: list[int], data: st
     st.sampled_from([1e-9, 1e-6]),
     st.sampled_from([0.0, 1e-6, 1e-3]),
 )
-def test_offset_fill_pours_all_pairs_over_the_floors(pairs: float, active: list[int], pair_s: float, slot_s: float) -> None:
-    level = float(offset_fill_bound(np.array([pairs]), np.array([active]), pair_s, slot_s)[0])
+def test_fill_level_pours_all_pairs_over_the_floors(pairs: float, active: list[int], pair_s: float, slot_s: float) -> None:
+    level = fill_level(pairs, np.array(active), pair_s, slot_s)
     floors = slot_s * np.array(active)
     assert level >= floors.max()
     poured = np.maximum(level - floors, 0.0).sum()
@@ -97,3 +141,125 @@ def test_offset_fill_pours_all_pairs_over_the_floors(pairs: float, active: list[
     np.testing.assert_array_less(pair_s * pairs, poured * (1 + 1e-9) + 1e-15)
     if level > floors.max() * (1 + 1e-9):
         np.testing.assert_allclose(poured, pair_s * pairs, rtol=1e-9)
+
+
+class Reference:
+    """`time_bound_rows` of one row, every step written out in plain Python and every minimum taken over all there is."""
+
+    def __init__(self, problem: Problem, n: int) -> None:
+        self.problem, self.n, self.r = problem, n, problem.cost.rates(problem)
+        self.node = problem.cluster.node_of_rank_G.tolist()
+        self.home = (problem.home_LE[n % problem.L] // problem.B).tolist()
+        self.load = problem.load_NE[n].tolist()
+        self.most = problem.G * min(problem.R, problem.E)
+
+    def exposed(self, near: int, far: int) -> float:
+        r: Rates = self.r
+        copy = max(near * r.copy_peer_s, far * r.copy_rdma_s)
+        back = max(near * r.gradient_peer_s, far * r.gradient_rdma_s)
+        forward, backward = r.hide_forward_N[self.n], r.hide_backward_N[self.n]
+        late = max(0.0, copy - forward) + r.sends_backward * max(0.0, copy - backward)
+        return float(late + r.returns_gradients * max(0.0, back - backward))
+
+    def near(self, replicas: int, per_node: bool) -> float:
+        """Pairs served on their own rank or in their own node, at most, with so many replicas."""
+        p, pairs = self.problem, sum(self.load)
+        places = sorted(set(self.node)) if per_node else list(range(p.G))
+        place_G = self.node if per_node else places
+        if p.load_NGE is None:
+            return sum((place_G.count(v) / p.G) ** 2 * pairs for v in places) if per_node else pairs / p.G
+        at_home, gains = 0, []
+        for v in places:
+            ranks = [g for g in range(p.G) if place_G[g] == v]
+            demand = p.load_NGE[self.n, ranks].sum(axis=0).tolist()
+            at_home += sum(demand[e] for e in range(p.E) if self.home[e] in ranks)
+            may = p.replicas == "any" or not per_node
+            wanted = [
+                demand[e]
+                for e in range(p.E)
+                if self.home[e] not in ranks and may and (p.replicas == "any" or self.node[self.home[e]] == self.node[v])
+            ]
+            gains += sorted(wanted, reverse=True)[: p.R * len(ranks)]
+        return at_home + sum(sorted(gains, reverse=True)[:replicas])
+
+    def rest(self, replicas: int, exposed: bool) -> float:
+        """Dispatch, combine and copies with exactly so many replicas."""
+        p, r = self.problem, self.r
+        options = []
+        for far in range(replicas + 1):
+            if far and (p.replicas == "node" or max(self.node) == 0):
+                break
+            price = (replicas - far) * r.replica_peer_s + far * r.replica_rdma_s
+            own, node = self.near(replicas, False), self.near(far, True)
+            exchange = r.fixed_s + r.rdma_pair_s * sum(self.load) - min(r.peer_pair_s, r.rdma_pair_s) * own
+            exchange -= max(0.0, r.rdma_pair_s - r.peer_pair_s) * node
+            late = self.exposed(0, -(-far // p.G)) if far else self.exposed(min(replicas, 1), 0)
+            options.append(exchange + price + late * exposed)
+        return max(r.fixed_s, min(options))
+
+    def bound(self, load_bound: float) -> float:
+        p, r = self.problem, self.r
+        left = [[float(self.load[e]) for e in range(p.E) if self.home[e] == g] for g in range(p.G)]
+        active = [sum(v > 0 for v in experts) for experts in left]
+        floor = max(
+            r.pair_s * load_bound + r.slot_s * min(active), fill_level(sum(self.load), np.array(active), r.pair_s, r.slot_s)
+        )
+        fan, best = [0] * p.G, np.inf
+        most_near = [(self.node.count(v) - 1) * min(p.R, p.B) for v in self.node]
+        for k in range(self.most + 1):
+            compute = [r.pair_s * sum(left[g]) + r.slot_s * active[g] for g in range(p.G)]
+            slowest = int(np.argmax(compute))
+            mean = (r.pair_s * sum(self.load) + r.slot_s * (sum(active) + k)) / p.G
+            late = max(
+                min(self.exposed(near, f - near) for near in range(min(f, m) + 1)) for f, m in zip(fan, most_near, strict=True)
+            )
+            with_late = min(self.rest(more, True) for more in range(k, self.most + 1))
+            without = min(self.rest(more, False) for more in range(k, self.most + 1))
+            best = min(best, max(compute[slowest], floor, mean) + max(with_late, without + late))
+            largest = int(np.argmax(left[slowest]))
+            given = min(left[slowest][largest], (compute[slowest] - r.slot_s * (min(active) + 1)) / r.pair_s)
+            if compute[slowest] <= floor or given <= 0.0:
+                break
+            left[slowest][largest] -= given
+            fan[slowest] += 1
+        return float(r.window_passes * r.window_N[self.n] + best)
+
+
+@given(st.data())
+def test_the_time_bound_is_what_it_says(data: st.DataObject) -> None:
+    problem = data.draw(problems(**dict(TINY, max_ranks=4), objectives=("time",)))
+    note(describe(problem))
+    bound_N, load_bound_N = problem.cost.bound_N(problem), problem.cost.load_bound_N(problem)
+    for n in range(problem.N):
+        assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
+
+
+@given(st.data())
+def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
+    problem = data.draw(problems(min_ranks=2, min_redundant=1, max_micro_steps=2, max_layers=2))
+    note(describe(problem))
+    bound_N = problem.cost.bound_N(problem)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    made = [random_placement(problem, rng, density=d, evenness=e) for d in (0.1, 0.4, 1.0) for e in (0.1, 50.0)]
+    solvers = (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0))
+    made += [with_quotas(problem, solver.solve(problem, problem.static())) for solver in solvers]
+    for placement in (problem.static(), *made):
+        assert (bound_N <= problem.cost.objective_N(problem, placement) * (1 + 1e-9)).all()
+
+
+@given(st.data())
+def test_no_optimum_lies_below_the_bound(data: st.DataObject) -> None:
+    pytest.importorskip("pyscipopt")
+    few = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1}
+    problem = data.draw(problems(min_ranks=2, min_redundant=1, **few))
+    note(describe(problem))
+    objective_N = problem.cost.objective_N(problem, Exact(node_limit=200).solve(problem, problem.static()))
+    assert (problem.cost.bound_N(problem) <= objective_N * (1 + 1e-9)).all()
+
+
+def test_static_meets_the_bound_where_no_replica_pays() -> None:
+    # Few pairs, nothing hides: the least price of a copy is more than all that it could save.
+    problem = many_row_problem(8)
+    cost = dataclasses.replace(problem.cost, objective="time", overlap=0.0)
+    problem = dataclasses.replace(problem, cost=cost, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=0.0))
+    np.testing.assert_allclose(cost.bound_N(problem), cost.objective_N(problem, problem.static()), rtol=1e-6)

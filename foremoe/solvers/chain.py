@@ -15,11 +15,15 @@ from foremoe.parallel import for_rows
 from foremoe.placement import Placement, Stop
 from foremoe.problem import Problem
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.greedy import Greedy
 from foremoe.solvers.kernels.chain import chain_row, chain_rows
+from foremoe.solvers.kernels.price import NUM_RATES
+from foremoe.solvers.kernels.timed import UNLIMITED, timed_rows
+from foremoe.solvers.least_loaded import LeastLoaded
+from foremoe.solvers.lplb import Lplb
+from foremoe.solvers.quota import Quota
 
-# Letters: N rows, G ranks, S slots per rank; I some of the rows.
-
-UNLIMITED = 2**31
+# Letters: N rows, G ranks, S slots per rank, V nodes, K rates.
 
 
 @dataclass(frozen=True)
@@ -32,27 +36,26 @@ class Chain(RowSolver):
     with the exact split, so that its maximum is the least that its replicas allow. Replicas stay in their home's node where
     that costs no balance, and ranks of a node pass on what one larger replica brings in from another node.
 
-    Under the objective ``"time"`` the placement made for balance competes with one that ignores nodes (its tokens travel less),
-    one that never leaves a node (its copies travel faster), and with placements that copy at most so many experts out of any
-    one home: fewer copies wait in line at one link, for a little skew. The cost model picks per row, and the start is always
-    among the candidates. The method is our own.
+    Under the objective ``"time"`` copies must pay, and where source ranks are known a replica also brings tokens nearer. Ranks
+    are settled with as many copies per link as hide, then with more while less load may pay for them; across nodes, giver and
+    expert are those whose tokens gain most. The last moves are taken back if they cost more than they save. Where that leaves
+    load above the bound, each limit on copies per link is searched anew. All candidates, bare homes and the start are priced by
+    the cost model's closed form; the cheapest stays. Small rows also try what `portfolio` finds. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
         spread: how far apart the weights of givers lie in repeated tries, in [0, 2).
         slack: a maximum load this share above the mean is good enough and takes fewer replicas, at least 0.
         relay: let node mates pass load on, to save replicas across nodes.
-        fan_limits: under ``"time"``, the most copies to other nodes (to other ranks, with one node) per home rank, ascending.
-            Copies inside the node are limited to those that take as long.
-        close: under ``"time"``, rows whose copies cost at most this share of the row are not worth another candidate.
+        portfolio: under ``"time"``, problems of at most this many experts times ranks also try `Greedy`, `Quota`, `LeastLoaded`
+            and `Lplb`, which take a few microseconds there.
     """
 
     tries: int = 16
     spread: float = 0.6
     slack: float = 0.0
     relay: bool = True
-    fan_limits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
-    close: float = 0.002
+    portfolio: int = 1024
 
     edit = staticmethod(chain_row)
 
@@ -65,11 +68,8 @@ class Chain(RowSolver):
             raise InputError(f"Chain needs slack of at least 0; got {self.slack!r}.")
         if not isinstance(self.relay, bool):
             raise InputError(f"Chain needs relay True or False; got {self.relay!r}.")
-        limits = self.fan_limits
-        if not isinstance(limits, tuple) or not all(isinstance(f, int) and 1 <= f < UNLIMITED for f in limits):
-            raise InputError(f"Chain needs fan_limits such as (1, 2, 4), whole numbers from 1; got {limits!r}.")
-        if not _real(self.close) or not 0.0 <= self.close < math.inf:
-            raise InputError(f"Chain needs close of at least 0; got {self.close!r}.")
+        if isinstance(self.portfolio, bool) or not isinstance(self.portfolio, int) or self.portfolio < 0:
+            raise InputError(f"Chain needs portfolio of at least 0; got {self.portfolio!r}.")
 
     def rows(self) -> Callable[..., None]:
         """The compiled driver of `kernels.chain`."""
@@ -77,69 +77,65 @@ class Chain(RowSolver):
 
     def params(self, problem: Problem) -> tuple[float, ...]:
         """What `chain_row` finds from ``params[1]`` on, without limits on copies."""
-        return self._params(UNLIMITED, UNLIMITED, True)
-
-    def _params(self, near_limit: int, far_limit: int, from_start: bool) -> tuple[float, ...]:
-        tries = self.tries if from_start else max(1, self.tries // 4)
-        return tries, self.spread, self.slack, near_limit, far_limit, self.relay, from_start
+        return self.tries, self.spread, self.slack, UNLIMITED, UNLIMITED, self.relay, True
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs the row function over all rows and, under ``"time"``, lets other candidates compete with its result."""
-        found = super().solve(problem, start)
+        """Runs the row function over all rows; rows that a cancel left out keep `start`."""
         if problem.cost.objective == "balance":
-            return found
+            return super().solve(problem, start)
+        expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
+        params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
+        load_NGE = problem.load_NGE
+        located = load_NGE is not None
+        load_NGE = np.zeros((1, 1, 1), np.int32) if load_NGE is None else load_NGE
+        goal_N = self._goal_N(problem)
+        rate_NK, node_G = rates_of(problem), problem.cluster.node_of_rank_G
+
+        def block(low: int, high: int) -> None:
+            timed_rows(
+                low, high, problem.load_NE, load_NGE, located, node_G, problem.B, goal_N, params, rate_NK, expert_NGS, quota_NGS
+            )
+
+        done_N = for_rows(block, problem.N)
+        found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
+        return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
+
+    def _goal_N(self, problem: Problem) -> Array:
+        """int64 [N]: pairs per rank that would be level; in the most loaded node if replicas must stay in theirs."""
+        load_NG = problem.static().load_NG().astype(np.int64)
+        node_G = problem.cluster.node_of_rank_G if problem.replicas == "node" else np.zeros(problem.G, np.int64)
+        ranks_V = np.bincount(node_G)
+        load_NV = np.stack([load_NG[:, node_G == node].sum(axis=1) for node in range(len(ranks_V))], axis=1)
+        goal_N: Array = np.ceil((-(-load_NV // ranks_V)).max(axis=1) * (1.0 + self.slack)).astype(np.int64)
+        return goal_N
+
+    def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
+        """The cheaper of `found` and what other solvers make, row by row."""
         done_N = np.asarray(found.stop_N != Stop.CANCELLED)
-        start_N, found_N = problem.cost.objective_N(problem, start), problem.cost.objective_N(problem, found)
-        best, best_N = found.where(done_N & (found_N < start_N), start), np.where(done_N, np.minimum(found_N, start_N), start_N)
-
-        def compete(candidate: Placement, among_N: Array) -> Array:
-            nonlocal best, best_N
-            cost_N = problem.cost.objective_N(problem, candidate)
-            better_N = among_N & (cost_N < best_N)
-            best, best_N = candidate.where(better_N, best), np.where(better_N, cost_N, best_N)
-            return cost_N
-
-        static, node_G = problem.static(), problem.cluster.node_of_rank_G
-        unlimited = {problem.replicas == "node": found}  # by whether replicas must stay in their node
+        best, best_N = found, problem.cost.objective_N(problem, found)
+        where = [problem]
         if problem.replicas == "any" and problem.cluster.num_nodes > 1:
-            # A copy in another node takes longer to send, but the tokens of that node find it near: both ways compete.
-            everywhere = self._variant(problem, static, np.arange(problem.N), np.zeros_like(node_G), False, UNLIMITED, UNLIMITED)
-            compete(everywhere, done_N)
-            unlimited[True] = self._variant(problem, static, np.arange(problem.N), node_G, True, UNLIMITED, UNLIMITED)
-            compete(unlimited[True], done_N)
-        for node_only, free in unlimited.items():
-            cost = problem.cost.rows(problem, free)
-            worth_N = done_N & (cost.transfer_s + cost.gradient_s > self.close * cost.total_s)
-            last_N = np.full(problem.N, np.inf)
-            for limit in sorted(self.fan_limits):
-                if not worth_N.any():
-                    break
-                near = limit if node_only else self._near_limit(problem, limit)
-                limited = self._variant(problem, static, np.flatnonzero(worth_N), node_G, node_only, near, limit)
-                cost_N = compete(limited, worth_N)
-                # With every limit copies take longer and skew falls: once their sum has turned, it keeps rising.
-                worth_N &= cost_N < last_N
-                last_N = cost_N
+            where.append(dataclasses.replace(problem, replicas="node"))
+        for among in where:
+            for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
+                other = solver.solve(among, problem.static())
+                other_N = problem.cost.objective_N(problem, other)
+                better_N = done_N & (other_N < best_N)
+                best, best_N = other.where(better_N, best), np.minimum(best_N, other_N)
         return dataclasses.replace(best, stop_N=found.stop_N)
 
-    def _near_limit(self, problem: Problem, far_limit: int) -> int:
-        """As many copies inside the node as take the time of `far_limit` copies to other nodes."""
-        if problem.replicas != "any" or problem.cluster.num_nodes == 1:
-            return far_limit
-        rates = problem.cost.rates(problem)
-        return max(1, int(min(far_limit * rates.copy_rdma_s / rates.copy_peer_s, UNLIMITED)))
 
-    def _variant(
-        self, problem: Problem, static: Placement, row_I: Array, node_G: Array, node_only: bool, near: int, far: int
-    ) -> Placement:
-        """`static` but for the rows `row_I`: those from bare homes with at most `near` and `far` copies out of a home."""
-        params = np.array([node_only, *self._params(near, far, False)], np.float64)
-        expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
-        load_IE, expert_IGS, quota_IGS = problem.load_NE[row_I], expert_NGS[row_I], quota_NGS[row_I]
-        rows = self.rows()
-        for_rows(lambda low, high: rows(low, high, load_IE, node_G, problem.B, params, expert_IGS, quota_IGS), len(row_I))
-        expert_NGS[row_I], quota_NGS[row_I] = expert_IGS, quota_IGS
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+def rates_of(problem: Problem) -> Array:
+    """float64 [N, NUM_RATES]: the closed form's coefficients in the order of `kernels.price`."""
+    r = problem.cost.rates(problem)
+    one = [
+        r.pair_s, r.slot_s, r.peer_pair_s, r.rdma_pair_s, r.copy_peer_s, r.copy_rdma_s, r.gradient_peer_s, r.gradient_rdma_s,
+        r.replica_peer_s, r.replica_rdma_s, r.sends_backward, r.returns_gradients,
+    ]  # fmt: skip
+    out_NK = np.empty((problem.N, NUM_RATES))
+    out_NK[:, : len(one)] = one
+    out_NK[:, len(one)], out_NK[:, len(one) + 1] = r.hide_forward_N, r.hide_backward_N
+    return out_NK
 
 
 def _real(value: object) -> bool:

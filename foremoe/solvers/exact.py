@@ -29,17 +29,24 @@ class Exact(Solver):
     """The optimum of every row under the problem's objective, with a proof, or the best found within a node limit.
 
     An oracle for tests and ablations and a usable solver for small groups: under balance, 16 experts on 4 ranks take about
-    20 ms a row and 32 on 8 under a second; under time about ten times that. Give it a good start (``rank=(Chain(), Exact())``)
-    for larger ones. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
+    20 ms a row and 32 on 8 under a second; under time, 32 experts on 4 ranks take 0.1 to 1 s with one redundant slot and a few
+    seconds with two. Give it a good start (``rank=(Chain(), Exact())``): it becomes the program's first solution and caps the
+    load of every rank. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
 
     ``stop_N`` is OPTIMAL where the bound meets the objective (to a relative 1e-6 under time), LIMIT where a limit came first,
     FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is never worse than `start` and is
     `start` itself unless it is better.
 
+    With a budget (`max_replicas`, `max_cross_node`) the search is for the optimum within it, and a row that is proven to be
+    that is DONE: ``bound_N`` and OPTIMAL still speak of all placements. Rows whose start exceeds the budget start from bare
+    homes.
+
     Attributes:
         node_limit: branch-and-bound nodes per row.
         gap: the search of a row ends when objective minus bound falls to this share of what the start has reached.
         time_limit_s: wall-clock seconds per row; results depend on the machine then, so `deterministic` turns False.
+        max_replicas: the most replicas in a row, or None for as many as there are slots.
+        max_cross_node: the most replicas in another node than their home's, or None.
     """
 
     exact: ClassVar[bool] = True
@@ -48,8 +55,14 @@ class Exact(Solver):
     node_limit: int = 1000
     gap: float = 0.0
     time_limit_s: float | None = None
+    max_replicas: int | None = None
+    max_cross_node: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_replicas", "max_cross_node"):
+            most = getattr(self, name)
+            if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+                raise InputError(f"{name} must be a whole number from 0, or None for no limit; got {most!r}.")
         if isinstance(self.node_limit, bool) or not isinstance(self.node_limit, int) or not 1 <= self.node_limit < 2**31:
             raise InputError(f"node_limit must be a whole number from 1 to {2**31 - 1}; got {self.node_limit!r}.")
         if not 0.0 <= self.gap <= 1.0:
@@ -71,7 +84,9 @@ class Exact(Solver):
         if importlib.util.find_spec("pyscipopt") is None:
             raise InputError("Exact needs the module pyscipopt, which is not installed; run pip install 'foremoe[exact]'.")
         cost, balance = problem.cost, problem.cost.objective == "balance"
+        start = start.where(self._within_N(problem, start), problem.static())
         before_N, bound_N = cost.objective_N(problem, start), cost.bound_N(problem)
+        proven_N = bound_N.copy()  # of placements within the budget
         row_of, base_NGB = rows_of(problem, before_N), problem.base_NGB
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         failed_N = np.zeros(problem.N, bool)
@@ -85,7 +100,7 @@ class Exact(Solver):
                 if outcome is None:
                     failed_N[n] = True
                     continue
-                bound_N[n] = max(bound_N[n], _safe(outcome.bound, balance))
+                proven_N[n] = max(bound_N[n], _safe(outcome.bound, balance))
                 _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
 
         done_N = for_rows(block, problem.N, rows_per_block=1)
@@ -93,19 +108,40 @@ class Exact(Solver):
         found_N = cost.objective_N(problem, found)
         better_N = found_N < before_N
         best_N = np.where(better_N, found_N, before_N)
-        optimal_N = np.array([_meets(a, b, balance) for a, b in zip(best_N, bound_N, strict=True)], bool)
-        stop_N = np.where(optimal_N, Stop.OPTIMAL, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
+        closed_N, optimal_N = (
+            np.array([_meets(a, b, balance) for a, b in zip(best_N, least_N, strict=True)], bool)
+            for least_N in (proven_N, proven_N if self._unlimited else bound_N)
+        )
+        stop_N = np.where(closed_N, Stop.DONE, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
+        stop_N = np.where(optimal_N, Stop.OPTIMAL, stop_N)
         found = Placement(
             expert_NGS=expert_NGS,
             quota_NGS=quota_NGS,
-            bound_N=np.minimum(bound_N, best_N),
+            bound_N=np.minimum(proven_N if self._unlimited else bound_N, best_N),
             stop_N=np.where(done_N, stop_N, Stop.CANCELLED),
         )
         kept = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quotas_NGS, bound_N=found.bound_N, stop_N=found.stop_N)
         return found.where(better_N, kept)
 
+    @property
+    def _unlimited(self) -> bool:
+        return self.max_replicas is None and self.max_cross_node is None
+
+    def _within_N(self, problem: Problem, placement: Placement) -> Array:
+        """bool [N]: rows of the placement that keep the budget."""
+        expert_NGS, node_G = placement.expert_NGS, problem.cluster.node_of_rank_G
+        home_LE = problem.home_LE // problem.B
+        home_NGS = home_LE[problem.layer_N[:, None, None], expert_NGS]
+        copy_NGS = (placement.quotas_NGS > 0) & (home_NGS != np.arange(problem.G)[:, None])
+        cross_NGS = copy_NGS & (node_G[home_NGS] != node_G[:, None])
+        within_N = np.ones(problem.N, bool)
+        for most, made_NGS in ((self.max_replicas, copy_NGS), (self.max_cross_node, cross_NGS)):
+            if most is not None:
+                within_N &= made_NGS.sum(axis=(1, 2)) <= most
+        return within_N
+
     def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float], before: float) -> Outcome | None:
-        program = Program(row, row.pairs(node_only))
+        program = Program(row, row.pairs(node_only), max_replicas=self.max_replicas, max_cross_node=self.max_cross_node)
         program.start_from(start)
         outcome = program.solve(node_limit=self.node_limit, gap=self.gap * before, time_limit_s=self.time_limit_s)
         if outcome is None:

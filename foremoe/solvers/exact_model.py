@@ -34,9 +34,18 @@ class Program:
         row: the row.
         pairs: candidates; all others get no replica.
         whole: quotas are whole numbers (small programs only: pairs already chosen).
+        max_replicas, max_cross_node: budgets, or None; see `Exact`.
     """
 
-    def __init__(self, row: Row, pairs: list[Pair], *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        row: Row,
+        pairs: list[Pair],
+        *,
+        whole: bool = False,
+        max_replicas: int | None = None,
+        max_cross_node: int | None = None,
+    ) -> None:
         import pyscipopt
 
         self.row, self.pairs = row, pairs
@@ -59,6 +68,8 @@ class Program:
             self.by_expert.setdefault(p[0], []).append(p)
         self.static_G = np.bincount(row.home_E, row.load_E, G)
         self._placement()
+        self._budget(max_replicas, pairs)
+        self._budget(max_cross_node, [p for p in pairs if not self._by_peer(p)])
         if row.rates is None:
             self._compute(0.0)
         else:
@@ -91,6 +102,10 @@ class Program:
         for pairs in self.reach:
             if len(pairs) > row.redundant:
                 self._constrain(self._sum(self.x[p] for p in pairs) <= float(row.redundant))
+
+    def _budget(self, most: int | None, pairs: list[Pair]) -> None:
+        if most is not None and len(pairs) > most:
+            self._constrain(self._sum(self.x[p] for p in pairs) <= float(most))
 
     def _compute(self, slot: float) -> None:
         """The slowest rank: its load, and `slot` for every busy slot."""
@@ -152,6 +167,9 @@ class Program:
         if gain > 0.0:
             self._constrain(met <= demand)
             self._constrain(met <= total)
+            if not at_home:
+                # Follows from whole x, and keeps fractions of many replicas from meeting all demand.
+                self._constrain(met <= self._sum(demand * self.x[p] for p in moved))
             return 0.0
         # RDMA faster than peer links: the smaller of two must be held from below, which takes a choice.
         short = self.model.addVar(vtype="B")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.bounds import time_bound
 from foremoe.cost import Rates
 from foremoe.problem import Problem
 
@@ -66,13 +67,15 @@ def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
     time = problem.cost.objective == "time"
     rates = problem.cost.rates(problem) if time else None
     least_N = problem.cost.load_bound_N(problem)
+    # Seconds that all parts but compute and window take at least.
+    rest_N = None if rates is None else time_bound(problem, rates._replace(pair_s=0.0, slot_s=0.0), least_N)
     home_LE = problem.home_LE // problem.B
 
     def row(n: int) -> Row:
         window_s = 0.0 if rates is None else rates.window_passes * float(rates.window_N[n])
         most_load = float(objective_N[n])
-        if rates is not None:
-            most_load = (most_load - window_s - rates.fixed_s) / rates.pair_s
+        if rates is not None and rest_N is not None:
+            most_load = (most_load - window_s - float(rest_N[n])) / rates.pair_s
         return Row(
             load_E=problem.load_NE[n].astype(np.int64),
             home_E=home_LE[n % problem.L],

@@ -112,10 +112,12 @@ def _match(overlap: Array) -> Array:
     num = len(overlap)
     name = np.full(num, -1)
     taken = np.zeros(num, bool)
-    for flat in np.argsort(-overlap, axis=None, kind="stable"):
+    shared = np.flatnonzero(overlap)
+    for flat in shared[np.argsort(-overlap.ravel()[shared], kind="stable")]:
         new, old = divmod(int(flat), num)
         if name[new] < 0 and not taken[old]:
             name[new], taken[old] = old, True
+    name[name < 0] = np.flatnonzero(~taken)
     return name
 
 

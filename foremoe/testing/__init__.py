@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foremoe.testing.level_tests import HomeSolverTests as HomeSolverTests
+    from foremoe.testing.level_tests import PackSolverTests as PackSolverTests
     from foremoe.testing.level_tests import SplitSolverTests as SplitSolverTests
     from foremoe.testing.pasteable import describe as describe
     from foremoe.testing.pasteable import evaluate as evaluate
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from foremoe.testing.transfer_tests import TransferTests as TransferTests
 
 _HOME = {
-    "HomeSolverTests": "level_tests", "RankPool": "ranks", "ReferenceResult": "reference", "SolverTests": "solver_tests",
-    "SplitSolverTests": "level_tests", "TransferTests": "transfer_tests", "clusters": "strategies",
-    "dense_reference": "reference", "describe": "pasteable", "evaluate": "pasteable", "get_pool": "ranks",
-    "models": "strategies", "placements": "strategies", "plan_of": "samples", "plans": "strategies", "problems": "strategies",
-    "random_placement": "samples", "random_sources": "samples", "run_processes": "ranks", "run_reference": "reference",
-    "run_threads": "ranks", "schedules": "strategies",
+    "HomeSolverTests": "level_tests", "PackSolverTests": "level_tests", "RankPool": "ranks", "ReferenceResult": "reference",
+    "SolverTests": "solver_tests", "SplitSolverTests": "level_tests", "TransferTests": "transfer_tests",
+    "clusters": "strategies", "dense_reference": "reference", "describe": "pasteable", "evaluate": "pasteable",
+    "get_pool": "ranks", "models": "strategies", "placements": "strategies", "plan_of": "samples", "plans": "strategies",
+    "problems": "strategies", "random_placement": "samples", "random_sources": "samples", "run_processes": "ranks",
+    "run_reference": "reference", "run_threads": "ranks", "schedules": "strategies",
 }  # fmt: skip
 
 __all__ = sorted(_HOME)

@@ -1,4 +1,4 @@
-"""Conformance suites of split- and home-level solvers; used like `SolverTests`."""
+"""Conformance suites of split-, home- and pack-level solvers; used like `SolverTests`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from foremoe.arrays import Array
+from foremoe.errors import InputError
 from foremoe.parallel import row_runner
 from foremoe.problem import Problem
-from foremoe.solvers.base import HomeSolver, SplitSolver
+from foremoe.routing import RoutingTrace
+from foremoe.solvers.as_given import AsGiven
+from foremoe.solvers.base import HomeSolver, PackSolver, SplitSolver
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement
 from foremoe.testing.solver_tests import law
 from foremoe.testing.strategies import placements, problems
 
-# Letters: N rows, G ranks, S slots per rank, L layers, E experts.
+# Letters: N rows, G ranks, S slots per rank, L layers, E experts, T tokens, K top-k, Q sequences.
 
 
 class SplitSolverTests:
@@ -123,3 +126,126 @@ class HomeSolverTests:
         note(describe(problem))
         first, second = self.solver.solve(problem), self.solver.solve(problem)
         assert first.tobytes() == second.tobytes(), f"{self.solver!r} gave two results for one input."
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What a pack solver is given; its repr can be pasted."""
+
+    seq_len_Q: list[int]
+    group_Q: list[int]
+    num_ranks: int
+    tokens_per_rank: int
+    num_experts: int
+    num_layers: int
+    unknown: bool
+    seed: int
+
+    def trace(self) -> RoutingTrace:
+        """Every sequence prefers some experts, as a function of `seed`."""
+        rng = np.random.default_rng(self.seed)
+        num_topk = min(2, self.num_experts)
+        bias_QLE = 3.0 * rng.random((len(self.seq_len_Q), self.num_layers, self.num_experts))
+        noise_TLE = rng.gumbel(size=(sum(self.seq_len_Q), self.num_layers, self.num_experts))
+        topk_TLK = np.argsort(-(np.repeat(bias_QLE, self.seq_len_Q, axis=0) + noise_TLE), axis=2)[..., :num_topk]
+        return RoutingTrace(
+            topk_TLK=topk_TLK,
+            num_experts=self.num_experts,
+            seq_len_Q=np.array(self.seq_len_Q),
+            known_T=rng.random(len(topk_TLK)) < 0.7 if self.unknown else None,
+        )
+
+    def pack(self, solver: PackSolver, trace: RoutingTrace | None = None) -> tuple[Array, Array]:
+        """What the solver makes of it."""
+        return solver.solve(
+            self.trace() if trace is None else trace,
+            num_ranks=self.num_ranks,
+            tokens_per_rank=self.tokens_per_rank,
+            sample_group_Q=np.array(self.group_Q),
+            seed=self.seed,
+        )
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, max_sequences: int = 24, max_groups: int = 3) -> Batch:
+    """Batches of sequences of like and unlike length, some longer than a whole micro-step."""
+    longest = draw(st.sampled_from([1, 6, 20]))
+    seq_len_Q = draw(st.lists(st.integers(1, longest), min_size=1, max_size=max_sequences))
+    groups = st.lists(st.integers(0, max_groups - 1), min_size=len(seq_len_Q), max_size=len(seq_len_Q))
+    num_ranks = draw(st.integers(1, 4))
+    return Batch(
+        seq_len_Q=seq_len_Q,
+        group_Q=sorted(draw(groups)),
+        num_ranks=num_ranks,
+        tokens_per_rank=draw(st.integers(1, 16)),
+        num_experts=draw(st.sampled_from([num_ranks, 2 * num_ranks, 7])),
+        num_layers=draw(st.integers(1, 3)),
+        unknown=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+class PackSolverTests:
+    """Laws of `PackSolver`: every sequence once, limits and groups kept, pure and deterministic.
+
+    Attributes:
+        solver: the instance under test.
+        few_micro_steps: it promises never to need more micro-steps than `AsGiven`.
+    """
+
+    solver: ClassVar[PackSolver]
+    few_micro_steps: ClassVar[bool] = True
+
+    @law
+    @given(batch=batches())
+    def test_every_sequence_has_one_place(self, batch: Batch) -> None:
+        micro_step_Q, rank_Q = batch.pack(self.solver)
+        for name, array in (("micro_step_Q", micro_step_Q), ("rank_Q", rank_Q)):
+            assert array.shape == (len(batch.seq_len_Q),) and array.dtype == np.int32, f"{name} must be int32 [Q]."
+        assert rank_Q.min() >= 0 and rank_Q.max() < batch.num_ranks, f"{self.solver!r} names a rank that does not exist."
+        used = np.unique(micro_step_Q)
+        assert (used == np.arange(len(used))).all(), f"{self.solver!r} numbers micro-steps {used.tolist()}; leave no gaps."
+
+    @law
+    @given(batch=batches())
+    def test_groups_are_never_mixed(self, batch: Batch) -> None:
+        micro_step_Q, _ = batch.pack(self.solver)
+        for m in range(micro_step_Q.max() + 1):
+            groups = {batch.group_Q[q] for q in np.flatnonzero(micro_step_Q == m)}
+            assert len(groups) == 1, f"{self.solver!r} mixes groups {sorted(groups)} in micro-step {m}."
+
+    @law
+    @given(batch=batches())
+    def test_micro_steps_keep_to_the_budget(self, batch: Batch) -> None:
+        micro_step_Q, _ = batch.pack(self.solver)
+        budget = batch.num_ranks * batch.tokens_per_rank
+        for m in range(micro_step_Q.max() + 1):
+            lengths = [batch.seq_len_Q[q] for q in np.flatnonzero(micro_step_Q == m)]
+            assert sum(lengths) <= budget or len(lengths) == 1, (
+                f"{self.solver!r} puts {sum(lengths)} tokens in {len(lengths)} sequences into micro-step {m}; budget {budget}."
+            )
+
+    @law
+    @given(batch=batches())
+    def test_there_are_no_more_micro_steps_than_next_fit_makes(self, batch: Batch) -> None:
+        if not self.few_micro_steps:
+            pytest.skip("makes no promise on the number of micro-steps")
+        mine, given_ = int(batch.pack(self.solver)[0].max()) + 1, int(batch.pack(AsGiven())[0].max()) + 1
+        assert mine <= given_, f"{self.solver!r} needs {mine} micro-steps where file order needs {given_}."
+
+    @law
+    @given(batch=batches())
+    def test_the_same_input_gives_the_same_bytes(self, batch: Batch) -> None:
+        trace, results = batch.trace(), set()
+        before = trace.content_hash()
+        for num_threads in (1, 2, 1):
+            with row_runner(num_threads):
+                results.add(tuple(array.tobytes() for array in batch.pack(self.solver, trace)))
+        assert len(results) == 1, f"{self.solver!r} gave {len(results)} results for one input."
+        assert trace.content_hash() == before, f"{self.solver!r} wrote to the trace."
+
+    def test_bad_limits_and_groups_are_refused(self) -> None:
+        batch = Batch([3, 2], [0, 0], 2, 4, 4, 1, False, 0)
+        for wrong in ({"num_ranks": 0}, {"tokens_per_rank": 0}, {"group_Q": [1, 0]}, {"group_Q": [0]}):
+            with pytest.raises(InputError):
+                dataclasses.replace(batch, **wrong).pack(self.solver)  # type: ignore[arg-type]

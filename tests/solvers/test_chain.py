@@ -16,10 +16,12 @@ from foremoe.errors import InputError
 from foremoe.parallel import row_runner
 from foremoe.parsing import parse
 from foremoe.problem import Problem
-from foremoe.solvers.chain import Chain
+from foremoe.solvers import Greedy, LeastLoaded, Lplb, Quota, Static
+from foremoe.solvers.chain import Chain, rates_of
 from foremoe.solvers.kernels.bound import bound_row
 from foremoe.solvers.kernels.chain import chain_rows
 from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.price import demand_row, price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.settle import settle_row
 from foremoe.synthetic import synthetic_workload
@@ -325,12 +327,60 @@ def test_slack_takes_fewer_replicas():
     assert mean_skew(loose) <= 1.1001
 
 
-def test_limits_on_copies_pay_where_copies_show():
+def test_under_time_copies_that_show_are_few():
     problem = workload_problem(32, cost=CostModel(overlap=0.0), tokens_per_rank=2048, model="qwen3-235b-a22b")
-    free, limited = (Chain(fan_limits=limits).solve(problem, problem.static()) for limits in ((), (1, 2, 4)))
-    free_N, limited_N = (problem.cost.objective_N(problem, placement) for placement in (free, limited))
-    # Without limits the candidate that never leaves a node has already won most of what long queues cost.
-    assert (limited_N <= free_N).all() and limited_N.mean() < 0.985 * free_N.mean()
+    level = Chain().solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
+    timed = Chain().solve(problem, problem.static())
+    level_s, timed_s = (problem.cost.objective_N(problem, placement).mean() for placement in (level, timed))
+    assert timed_s < 0.9 * level_s and timed.num_replicas_N(problem.B).mean() < level.num_replicas_N(problem.B).mean()
+
+
+def test_under_time_replicas_bring_tokens_nearer():
+    problem = workload_problem(64, cost=CostModel())
+    level = Chain().solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
+    timed = Chain().solve(problem, problem.static())
+    level_s, timed_s = (problem.cost.rows(problem, placement).dispatch_s.sum() for placement in (level, timed))
+    assert timed_s < 0.96 * level_s and mean_skew(timed) < 1.005
+
+
+@given(st.data())
+def test_the_price_of_a_row_is_the_cost_model(data):
+    """Up to what is the same for all placements of a row."""
+    problem = data.draw(problems())
+    first, second = problem.static(), data.draw(placements(problem))
+    cost_N = problem.cost.rows(problem, second).total_s - problem.cost.rows(problem, first).total_s
+    scale_N = problem.cost.rows(problem, second).total_s + problem.cost.rows(problem, first).total_s
+    price_N = price_of(problem, second) - price_of(problem, first)
+    assert np.abs(price_N - cost_N).max() <= 1e-9 * scale_N.max()
+
+
+def price_of(problem, placement):
+    node_G, load_NGE = problem.cluster.node_of_rank_G, problem.load_NGE
+    out = []
+    for n in range(problem.N):
+        load_GE, demand_VE = np.empty((0, 0), np.int32), np.empty((0, 0), np.int64)
+        if load_NGE is not None:
+            load_GE, demand_VE = load_NGE[n], np.empty((node_G.max() + 1, problem.E), np.int64)
+            demand_row(load_GE, node_G, demand_VE)
+        base_GB = problem.base_NGB[n].astype(np.int64)
+        home_E = np.empty(problem.E, np.int64)
+        home_E[base_GB] = np.arange(problem.G)[:, None] * problem.S + np.arange(problem.B)
+        busy_G = (problem.load_NE[n][base_GB] > 0).sum(axis=1)
+        quota_GS = placement.quotas_NGS[n]
+        load_G = quota_GS.sum(axis=1, dtype=np.int64)
+        rate_K = rates_of(problem)[n]
+        out.append(
+            price_row(load_GE, demand_VE, node_G, problem.B, rate_K, home_E, busy_G, placement.expert_NGS[n], quota_GS, load_G)
+        )
+    return np.array(out)
+
+
+@given(problem=problems())
+def test_under_time_no_baseline_costs_less(problem):
+    mine_N = problem.cost.objective_N(problem, Chain().solve(problem, problem.static()))
+    for solver in (Static(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb()):
+        theirs_N = problem.cost.objective_N(problem, solver.solve(problem, problem.static()))
+        assert (mine_N <= theirs_N * (1 + 1e-12)).all(), solver
 
 
 @pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])
@@ -363,7 +413,7 @@ def test_small_and_empty_rows(node_G):
     "options",
     [
         {"tries": 0}, {"tries": 1.5}, {"tries": True}, {"spread": 2.0}, {"spread": float("nan")}, {"slack": -0.1}, {"relay": 1},
-        {"fan_limits": [1]}, {"fan_limits": (0,)}, {"fan_limits": (1.5,)}, {"close": -1.0}, {"close": float("inf")},
+        {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
     ],
 )  # fmt: skip
 def test_refuses_options_that_make_no_sense(options):
@@ -372,7 +422,7 @@ def test_refuses_options_that_make_no_sense(options):
 
 
 def test_reads_back_from_its_repr():
-    chain = Chain(tries=4, fan_limits=(1, 8), relay=False)
+    chain = Chain(tries=4, portfolio=0, relay=False)
     assert parse(repr(chain)) == chain
 
 

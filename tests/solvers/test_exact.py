@@ -14,12 +14,15 @@ from solver_util import make_problem, require_valid
 
 from foremoe.errors import InputError
 from foremoe.parallel import row_runner
+from foremoe.parsing import parse
 from foremoe.placement import Placement, Stop
+from foremoe.solvers import Chain, Greedy, LeastLoaded, Quota
 from foremoe.solvers import exact as exact_module
 from foremoe.solvers.exact import Exact
 from foremoe.solvers.exact_model import Program
 from foremoe.solvers.exact_row import rows_of
 from foremoe.testing import SolverTests, describe, placements, problems
+from foremoe.testing.samples import with_quotas
 
 pytest.importorskip("pyscipopt")
 
@@ -109,6 +112,65 @@ def all_placements(problem):
                 expert_NGS[0, g, -1], quota_NGS[0, g, -1] = e, q
                 quota_NGS[0][expert_NGS[0] == e] -= np.where(np.arange(2) == g, 0, q)
         yield Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def copies(problem, placement):
+    """(replicas, replicas in another node than their home's) of row 0, counted slot by slot."""
+    node_G, home_E = problem.cluster.node_of_rank_G, problem.home_LE[0] // problem.B
+    made = [(int(e), g) for g in range(problem.G) for e in placement.expert_NGS[0, g, problem.B :] if e >= 0]
+    made = [(e, g) for e, g in made if placement.quotas_NGS[0, g][placement.expert_NGS[0, g] == e].sum() > 0]
+    return len(made), sum(node_G[home_E[e]] != node_G[g] for e, g in made)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_optima_within_a_budget_are_those_of_brute_force(data):
+    few = dict(SMALL, max_ranks=2, max_redundant=1, max_micro_steps=1, max_layers=1, max_pairs=4)
+    problem = data.draw(problems(**few))
+    note(describe(problem))
+    budget = data.draw(st.sampled_from([{"max_replicas": 0}, {"max_replicas": 1}, {"max_cross_node": 0}, {"max_cross_node": 1}]))
+    start = data.draw(placements(problem))
+    found = Exact(**budget).solve(problem, start)
+    require_valid(problem, found)
+    num, cross = copies(problem, found)
+    assert num <= budget.get("max_replicas", 2) and cross <= budget.get("max_cross_node", 2)
+    best = min(
+        problem.cost.objective_N(problem, placement)[0]
+        for placement in all_placements(problem)
+        for num, cross in [copies(problem, placement)]
+        if num <= budget.get("max_replicas", 2) and cross <= budget.get("max_cross_node", 2)
+    )
+    assert found.stop_N[0] in (Stop.DONE, Stop.OPTIMAL)
+    assert problem.cost.objective_N(problem, found)[0] == pytest.approx(best, rel=2 * CLOSE)
+    # The bound is of all placements, within the budget or not.
+    assert found.bound_N[0] <= min(problem.cost.objective_N(problem, p)[0] for p in all_placements(problem)) * (1 + CLOSE)
+
+
+@pytest.mark.parametrize("objective", ["balance", "time"])
+def test_a_larger_budget_never_costs_more(objective):
+    problem = with_objective(make_problem(random_loads(3, 12, seed=9), [0, 0, 1, 1], 1), objective)
+    free_N = problem.cost.objective_N(problem, Exact().solve(problem, problem.static()))
+    last_N = problem.cost.objective_N(problem, problem.static())
+    for most in (0, 1, 2, 4):
+        found = Exact(max_replicas=most).solve(problem, problem.static())
+        objective_N = problem.cost.objective_N(problem, found)
+        assert (objective_N <= last_N * (1 + CLOSE)).all() and (objective_N >= free_N * (1 - CLOSE)).all()
+        assert ((found.expert_NGS[:, :, problem.B :] >= 0).sum(axis=(1, 2)) <= most).all()
+        last_N = objective_N
+    np.testing.assert_allclose(last_N, free_N, rtol=2 * CLOSE)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_exact_lies_between_the_bound_and_every_heuristic(data):
+    problem = data.draw(problems(**SMALL))
+    note(describe(problem))
+    found = Exact(node_limit=500).solve(problem, problem.static())
+    exact_N, proven_N = problem.cost.objective_N(problem, found), found.stop_N == Stop.OPTIMAL
+    assert (problem.cost.bound_N(problem) <= exact_N * (1 + CLOSE)).all()
+    for heuristic in (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0)):
+        objective_N = problem.cost.objective_N(problem, with_quotas(problem, heuristic.solve(problem, problem.static())))
+        assert (exact_N[proven_N] <= objective_N[proven_N] * (1 + CLOSE)).all(), heuristic
 
 
 def highs_balance(load_E, num_ranks, redundant, node_G, node_only):
@@ -214,7 +276,7 @@ def test_only_a_wall_clock_limit_drops_determinism():
     assert not timed.deterministic
     problem = with_objective(make_problem(random_loads(2, 8, seed=7), [0, 0], 1), "balance")
     assert (timed.solve(problem, problem.static()).stop_N == Stop.OPTIMAL).all()
-    assert repr(timed) == "Exact(node_limit=1000, gap=0.0, time_limit_s=30.0)"
+    assert parse(repr(timed)) == timed
 
 
 def test_a_missing_module_is_one_sentence(monkeypatch):
@@ -225,7 +287,16 @@ def test_a_missing_module_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"node_limit": 0}, {"node_limit": 2.5}, {"gap": -0.1}, {"gap": float("nan")}, {"time_limit_s": 0.0}]
+    "options",
+    [
+        {"node_limit": 0},
+        {"node_limit": 2.5},
+        {"gap": -0.1},
+        {"gap": float("nan")},
+        {"time_limit_s": 0.0},
+        {"max_replicas": -1},
+        {"max_cross_node": 1.5},
+    ],
 )
 def test_bad_options_are_refused(options):
     with pytest.raises(InputError):

@@ -5,17 +5,27 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_util import make_problem, node_maps, problems
 
+from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.parallel import row_runner
-from foremoe.solvers import anneal as anneal_module
+from foremoe.parsing import parse
+from foremoe.placement import Placement
+from foremoe.planner import Planner
 from foremoe.solvers.anneal import Anneal
+from foremoe.solvers.chain import Chain
+from foremoe.solvers.home_price import move_seconds, price_L
+from foremoe.solvers.home_swaps import anneal, domain_loads, draws, rank_tops, scaled, settle_inside, swapped
 from foremoe.solvers.keep import Keep
 from foremoe.solvers.lpt import Lpt, few_moves, home_slots, lpt_ranks
 from foremoe.testing import HomeSolverTests
+
+
+def balance(problem):
+    return dataclasses.replace(problem, cost=CostModel(objective="balance"))
 
 
 class TestKeepLaws(HomeSolverTests):
@@ -30,12 +40,13 @@ class TestAnnealLaws(HomeSolverTests):
     solver = Anneal(sweeps=5, min_gain=0.0)
 
 
-SOLVERS = [Keep(), Lpt(), Anneal(sweeps=20), Anneal(sweeps=5, min_gain=0.0, node_weight=0.0, seed=3)]
+SOLVERS = [Keep(), Lpt(), Anneal(sweeps=20), Anneal(sweeps=5, min_gain=0.0, move_price=0.0, state_bytes=0.0, seed=3)]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-@given(problem=problems())
-def test_homes_are_permutations_and_those_who_stay_keep_their_slot(solver, problem):
+@given(problem=problems(), objective=st.sampled_from(["balance", "time"]))
+def test_homes_are_permutations_and_those_who_stay_keep_their_slot(solver, problem, objective):
+    problem = dataclasses.replace(problem, cost=CostModel(objective=objective))
     home_LE = solver.solve(problem)
     assert home_LE.dtype == np.int32 and home_LE.shape == (problem.L, problem.E)
     assert (np.sort(home_LE, axis=1) == np.arange(problem.E)).all()
@@ -109,78 +120,173 @@ def test_renaming_ranks_changes_only_who_moves(data):
     assert (np.sort(home_E) == np.arange(num_ranks * base)).all() and (home_E // base == named_E).all()
 
 
-def objective_by_hand(load_ME, rank_E, node_G, node_weight):
-    """The sum over micro-steps of the 32-norms of rank loads, and of node loads per rank, over the mean rank load."""
-    M, G = len(load_ME), len(node_G)
-    mean = load_ME.sum() / (M * G)
-    total = 0.0
+def value_by_hand(load_ME, rank_E, domain_G):
+    """Largest domain load per rank, summed over micro-steps, over the mean rank load summed over micro-steps."""
+    largest = 0.0
     for load_E in load_ME:
-        load_G = np.bincount(rank_E, load_E, G) / mean
-        total += norm(load_G)
-        if node_G.max() > 0:
-            total += node_weight * norm(np.bincount(node_G, load_G) / np.bincount(node_G))
-    return total / M
+        load_G = np.bincount(rank_E, load_E, len(domain_G))
+        largest += max(load_G[domain_G == v].mean() for v in set(domain_G.tolist()))
+    return largest / (load_ME.sum() / len(domain_G))
 
 
-def norm(x):
-    return 0.0 if x.max() == 0 else float(x.max() * ((x / x.max()) ** 32).sum() ** (1 / 32))
-
-
-@given(data=st.data())
-def test_objective_and_swaps_are_those_of_recounting(data):
-    num_ranks, base, M = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
-    node_G, E = data.draw(node_maps(num_ranks)), num_ranks * base
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    # Up to twelve orders of magnitude between experts: the largest alone is then all of a sum of powers.
-    load_ME = np.floor(10.0 ** rng.uniform(0, data.draw(st.sampled_from([1, 3, 12])), (M, E))) * (rng.random((M, E)) < 0.9)
+@st.composite
+def layers(draw):
+    """``(load_ME, rank_E, node_G)`` with experts of up to six orders of magnitude."""
+    num_ranks, base, M = draw(st.integers(2, 6)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    node_G, E = draw(node_maps(num_ranks)), num_ranks * base
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    load_ME = np.floor(10.0 ** rng.uniform(0, draw(st.sampled_from([1, 3, 6])), (M, E))) * (rng.random((M, E)) < 0.9)
     load_ME[0, 0] += 1
-    rank_E = rng.permutation(E) // base
-    solver = Anneal(node_weight=2.5)
-    assert solver.objective(load_ME, rank_E, node_G) == pytest.approx(objective_by_hand(load_ME, rank_E, node_G, 2.5), rel=1e-9)
-
-    load_EM, scale_G, _ = solver._scaled(load_ME, node_G)
-    load_GM, power_GM, sum_M, work_M = np.empty((num_ranks, M)), np.empty((num_ranks, M)), np.empty(M), np.empty(M)
-    anneal_module._fill(load_EM, rank_E, scale_G, load_GM, power_GM, sum_M)
-    for _ in range(4):
-        e, f = rng.integers(E, size=2)
-        a, b = rank_E[e], rank_E[f]
-        if a == b:
-            continue
-        delta_M = load_EM[f] - load_EM[e]
-        new = anneal_module._swapped(delta_M, a, b, scale_G, load_GM, power_GM, sum_M, work_M)
-        swapped_E = rank_E.copy()
-        swapped_E[[e, f]] = b, a
-        by_hand = M * objective_by_hand(load_ME, swapped_E, np.zeros(num_ranks, int), 0.0)
-        assert new == pytest.approx(by_hand, rel=1e-6)
-        if rng.random() < 0.7:
-            applied = anneal_module._apply(delta_M, a, b, scale_G, load_GM, power_GM, sum_M)
-            rank_E = swapped_E
-            assert applied == pytest.approx(by_hand, rel=1e-6)
+    return load_ME.astype(np.int64), rng.permutation(E) // base, node_G.astype(np.int64)
 
 
-@given(problem=problems(), sweeps=st.integers(0, 30))
-def test_annealing_is_never_worse_than_its_starts(problem, sweeps):
-    solver, node_G = Anneal(sweeps=sweeps, min_gain=0.0), problem.cluster.node_of_rank_G
-    annealed_LE, lpt_LE = solver.solve(problem), Lpt().solve(problem)
+@given(layer=layers())
+def test_the_value_is_that_of_recounting_and_scaled_loads_keep_it(layer):
+    load_ME, rank_E, node_G = layer
+    by_hand = value_by_hand(load_ME, rank_E, node_G)
+    assert Anneal().value(load_ME, rank_E, node_G) == pytest.approx(by_hand, rel=1e-12)
+    load_EM, weight_V, even = scaled(load_ME, node_G)
+    largest = domain_loads(load_EM, node_G[rank_E], weight_V).max(axis=0).sum()
+    # Weights of nodes of unequal size are rounded to a 64th.
+    sizes = np.bincount(node_G)
+    assert largest / (even * len(load_ME)) == pytest.approx(by_hand, rel=1e-4 if (sizes == sizes[0]).all() else 1 / 64)
+
+
+@given(layer=layers())
+def test_swaps_are_those_of_recounting(layer):
+    load_ME, rank_E, node_G = layer
+    domain_E = node_G[rank_E]
+    load_EM, weight_V, _ = scaled(load_ME, node_G)
+    load_VM = domain_loads(load_EM, domain_E, weight_V)
+    top_3M, who_2M = np.empty((3, len(load_ME)), np.int64), np.empty((2, len(load_ME)), np.int64)
+    rank_tops(load_VM, top_3M, who_2M)
+    ranked = np.sort(np.concatenate([load_VM, np.full((3, len(load_ME)), -1)]), axis=0)[::-1]
+    assert (top_3M == ranked[:3]).all() and (np.take_along_axis(load_VM, who_2M[:1], axis=0) == top_3M[:1]).all()
+    for e, f in np.argwhere(domain_E[:, None] != domain_E):
+        a, b = domain_E[e], domain_E[f]
+        largest, squares = swapped(load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, top_3M, who_2M)
+        after_E = domain_E.copy()
+        after_E[[e, f]] = b, a
+        after_VM = domain_loads(load_EM, after_E, weight_V)
+        assert largest == after_VM.max(axis=0).sum()
+        assert squares == (after_VM**2).sum() - (load_VM**2).sum()
+
+
+@given(layer=layers(), seed=st.integers(0, 2**32))
+def test_annealing_ends_no_worse_than_it_began_tolls_included(layer, seed):
+    load_ME, rank_E, node_G = layer
+    load_EM, weight_V, even = scaled(load_ME, node_G)
+    now_E = node_G[rank_E]
+    for toll in (0, even // 50, 2**40):
+        domain_E = now_E.copy()
+        anneal(load_EM, weight_V, even, now_E, toll, 2.0, 300, 0.1, 0.01, np.uint64(seed), draws(), domain_E)
+        assert (np.bincount(domain_E) == np.bincount(now_E)).all()
+        cost = lambda d_E: domain_loads(load_EM, d_E, weight_V).max(axis=0).sum() + toll * (d_E != now_E).sum()  # noqa: B023, E731
+        assert cost(domain_E) <= cost(now_E)
+    assert (domain_E == now_E).all()
+
+
+@given(layer=layers(), data=st.data())
+def test_ranks_inside_nodes_leave_no_swap_that_pays(layer, data):
+    load_ME, now_E, node_G = layer
+    base = len(now_E) // len(node_G)
+    node_E = node_G[data.draw(st.permutations(range(len(now_E))).map(lambda p: np.array(p) // base))]
+    load_EM, _, _ = scaled(load_ME, node_G)
+    rank_E = settle_inside(load_EM, node_E, now_E, node_G)
+    assert (node_G[rank_E] == node_E).all() and (np.bincount(rank_E) == base).all()
+    squares = lambda r_E: sum((np.bincount(r_E, load_E.astype(float), len(node_G)) ** 2).sum() for load_E in load_EM.T)  # noqa: E731
+    worth = 1e-4 * (load_EM.sum() / len(node_G) / len(load_ME)) ** 2 * len(load_ME)
+    for e in range(len(rank_E)):
+        for f in range(e):
+            if node_E[e] == node_E[f]:
+                other_E = rank_E.copy()
+                other_E[[e, f]] = rank_E[[f, e]]
+                assert squares(other_E) >= squares(rank_E) - worth * (1 + 1e-6)
+
+
+@given(problem=problems(), min_gain=st.floats(0.0, 0.3), move_price=st.floats(0.0, 0.3))
+def test_under_balance_homes_change_only_if_that_pays(problem, min_gain, move_price):
+    problem = balance(problem)
+    solver = Anneal(sweeps=20, min_gain=min_gain, move_price=move_price)
+    home_LE, domain_G = solver.solve(problem), problem.cluster.node_of_rank_G
     for layer in range(problem.L):
-        value = lambda home_LE: solver.objective(problem.load_MLE[:, layer], home_LE[layer] // problem.B, node_G)  # noqa: B023, E731
-        assert value(annealed_LE) <= min(value(problem.home_LE), value(lpt_LE)) * (1 + 1e-9)
+        load_ME, now_E, new_E = problem.load_MLE[:, layer], problem.home_LE[layer], home_LE[layer]
+        if (now_E != new_E).any():
+            away = (domain_G[now_E // problem.B] != domain_G[new_E // problem.B]).mean()
+            before, after = (value_by_hand(load_ME, home_E // problem.B, domain_G) for home_E in (now_E, new_E))
+            assert after + move_price * away <= (1 - min_gain) * before * (1 + 1e-9)
 
 
-@given(problem=problems(), min_gain=st.floats(0.0, 0.5))
-def test_homes_stay_unless_the_gain_is_worth_it(problem, min_gain):
-    solver, node_G = Anneal(sweeps=10, min_gain=min_gain), problem.cluster.node_of_rank_G
+@given(problem=problems(), min_gain=st.floats(0.0, 0.3), state_bytes=st.floats(0.0, 100.0))
+@settings(max_examples=30)
+def test_under_time_homes_change_only_if_the_model_says_that_it_pays(problem, min_gain, state_bytes):
+    solver = Anneal(sweeps=20, min_gain=min_gain, state_bytes=state_bytes, trial_steps=2)
     home_LE = solver.solve(problem)
-    for layer in range(problem.L):
-        if (home_LE[layer] != problem.home_LE[layer]).any():
-            before, after = (
-                solver.objective(problem.load_MLE[:, layer], h[layer] // problem.B, node_G) for h in (problem.home_LE, home_LE)
-            )
-            assert after <= (1 - min_gain) * before * (1 + 1e-9)
+    changed_L = (home_LE != problem.home_LE).any(axis=1)
+    seconds_L = []
+    for homes_LE in (problem.home_LE, home_LE):
+        there = dataclasses.replace(problem, home_LE=homes_LE)
+        plan, _ = Planner().plan(there)
+        seconds_L.append(problem.cost.rows(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)).total_s)
+    now_L, new_L = (s.reshape(problem.M, problem.L).sum(axis=0) for s in seconds_L)
+    paid_L = new_L + price_L(problem, home_LE, state_bytes)
+    assert (paid_L <= (1 - min_gain) * now_L * (1 + 1e-9))[changed_L].all()
+
+
+def test_moves_are_priced_by_the_busiest_rank_and_link():
+    problem = make_problem(np.ones((1, 1, 8)), [0, 0, 1, 1], 1)
+    peer_s, rdma_s = move_seconds(problem, 12.0)
+    num_bytes = problem.model.expert_params * 14
+    assert peer_s == pytest.approx(num_bytes / problem.cluster.peer_bytes_per_s + problem.cluster.peer_latency_s)
+    assert rdma_s == pytest.approx(num_bytes / problem.cluster.rdma_bytes_per_s + problem.cluster.rdma_latency_s)
+    assert price_L(problem, problem.home_LE, 12.0).tolist() == [0.0]
+    # Ranks 0 and 1 swap one expert; ranks 0 and 3 the other: of rank 0's two moves one goes to each link.
+    assert price_L(problem, np.array([[2, 6, 0, 3, 4, 5, 1, 7]]), 12.0).tolist() == [rdma_s]
+    # Ranks 0 and 1 swap both; then ranks 0 and 2 do.
+    assert price_L(problem, np.array([[2, 3, 0, 1, 4, 5, 6, 7]]), 12.0).tolist() == [2 * peer_s]
+    assert price_L(problem, np.array([[4, 5, 2, 3, 0, 1, 6, 7]]), 12.0).tolist() == [2 * rdma_s]
+    # Rank 0 sends one expert to rank 1 and one to rank 2, and receives one each from ranks 2 and 3; then the other way round.
+    assert price_L(problem, np.array([[4, 2, 6, 3, 0, 5, 1, 7]]), 12.0).tolist() == [2 * rdma_s]
+    assert price_L(problem, np.array([[4, 6, 1, 3, 0, 5, 2, 7]]), 12.0).tolist() == [2 * rdma_s]
+
+
+def skewed(objective, replicas="any", redundant=1):
+    rng = np.random.default_rng(0)
+    load_MLE = rng.poisson(rng.gamma(4.0, np.sort(np.exp(rng.normal(0.0, 1.0, 32))) * 2500, (8, 32)))[:, None]
+    problem = make_problem(load_MLE, np.arange(16) // 4, redundant, replicas=replicas)
+    return dataclasses.replace(problem, cost=CostModel(objective=objective))
+
+
+@pytest.mark.parametrize("objective", ["balance", "time"])
+def test_cheap_moves_are_made_dear_ones_are_not(objective):
+    problem = skewed(objective, "node")
+    assert (Anneal(move_price=0.0, state_bytes=0.0).solve(problem) != problem.home_LE).any()
+    assert (Anneal(move_price=1e3, state_bytes=1e9).solve(problem) == problem.home_LE).all()
+    assert (Anneal(move_price=1e300, state_bytes=1e300).solve(problem) == problem.home_LE).all()
+
+
+def test_a_price_saves_moves_at_little_loss():
+    problem, node_G = skewed("balance"), np.arange(16) // 4
+    moved, value = [], []
+    for price in (0.0, 0.5):
+        home_LE = Anneal(move_price=price).solve(problem)
+        moved.append((node_G[home_LE // 2] != node_G[problem.home_LE // 2]).sum())
+        value.append(value_by_hand(problem.load_MLE[:, 0], home_LE[0] // 2, node_G))
+    assert moved[1] < 0.8 * moved[0] and value[1] < value[0] + 0.1
+
+
+def test_with_one_node_replicas_do_it_and_without_slots_homes_do():
+    load_MLE = skewed("balance").load_MLE
+    flat = balance(make_problem(load_MLE, np.zeros(16, int), 1))
+    assert (Anneal().solve(flat) == flat.home_LE).all()
+    bare = balance(make_problem(load_MLE, np.zeros(16, int), 0))
+    rank_G = np.arange(16)
+    before, after = (value_by_hand(load_MLE[:, 0], h[0] // 2, rank_G) for h in (bare.home_LE, Anneal().solve(bare)))
+    assert after < 0.75 * before
 
 
 def test_annealing_sees_what_the_step_sum_hides():
-    problem = make_problem([[[12, 0, 0, 9]], [[0, 11, 10, 0]]], [0, 0], 1)
+    problem = balance(make_problem([[[12, 0, 0, 9]], [[0, 11, 10, 0]]], [0, 1], 1))
     largest = {}
     for solver in (Lpt(), Anneal()):
         rank_E = solver.solve(problem)[0] // 2
@@ -192,7 +298,7 @@ def test_annealing_balances_nodes_far_better_than_lpt():
     rng = np.random.default_rng(0)
     popular_E = np.exp(rng.normal(0.0, 0.8, 64))
     load_MLE = rng.poisson(rng.gamma(4.0, popular_E * 250, (8, 64)))[:, None]
-    problem = make_problem(load_MLE, np.arange(32) // 8, 1)
+    problem = balance(make_problem(load_MLE, np.arange(32) // 8, 1))
     floor = []
     for solver in (Lpt(), Anneal()):
         node_E = solver.solve(problem)[0] // 2 // 8
@@ -222,8 +328,15 @@ def test_a_cancelled_layer_keeps_its_homes():
 
 @pytest.mark.parametrize(
     "options",
-    [{"sweeps": -1}, {"sweeps": 1.5}, {"temperature": 0.0}, {"cooling": 2.0}, {"node_weight": -1.0}, {"min_gain": float("nan")}],
-)
+    [
+        {"sweeps": -1}, {"sweeps": 1.5}, {"temperature": 0.0}, {"cooling": 2.0}, {"smooth": -1.0}, {"min_gain": float("nan")},
+        {"move_price": float("inf")}, {"state_bytes": -1.0}, {"trial_steps": 0}, {"trial": Chain()}, {"seed": 0.5},
+    ],
+)  # fmt: skip
 def test_bad_options_are_refused(options):
     with pytest.raises(InputError):
         Anneal(**options)
+
+
+def test_reads_back_from_its_repr():
+    assert parse(repr(Anneal())) == Anneal()

@@ -1,4 +1,4 @@
-"""Row kernels of `Chain` and `NodeChain`: settle, split exactly, prune.
+"""Row kernels of `Chain`: settle, split exactly, prune.
 
 A placement is the state: ``quota_GS[g, :num_base]`` is what is left of rank g's own experts, and -1 in a redundant slot is a
 free slot.
@@ -12,7 +12,7 @@ from foremoe.solvers.kernels.bound import bound_row
 from foremoe.solvers.kernels.compiled import kernel
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.prune import clean_row, count_row, home_of_experts, prune_row
-from foremoe.solvers.kernels.settle import settle_row
+from foremoe.solvers.kernels.settle import settle_on
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 
@@ -21,7 +21,7 @@ FAILURES = 4
 
 
 @kernel
-def _goal(slack, node_only, node_G, load_G):  # type: ignore[no-untyped-def]
+def level_goal(slack, node_only, node_G, load_G):  # type: ignore[no-untyped-def]
     """ceil((1 + slack) * ceil(mean load)), of the most loaded node if replicas stay inside nodes."""
     num_domains = node_G.max() + 1 if node_only else 1
     goal = np.int64(0)
@@ -66,7 +66,8 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
     relays = params[6] != 0.0 and not node_only and node_G.min() != node_G.max()
     first_expert_GS, first_quota_GS, first_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
     try_expert_GS, try_quota_GS, try_load_G = np.empty_like(expert_GS), np.empty_like(quota_GS), np.empty_like(load_G)
-    weight_G = np.ones(load_G.size)
+    weight_G, near_G, far_G = np.ones(load_G.size), np.zeros(load_G.size, np.int64), np.zeros(load_G.size, np.int64)
+    none_VE, none_C6, thrifty = np.empty((0, 0), np.int64), np.empty((0, 6), np.int64), params[3] > 0.0
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
@@ -80,8 +81,10 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
             weight_G[:] = 1.0
         relay = relays if t == 0 or last else False
         try_expert_GS[:], try_quota_GS[:], try_load_G[:] = first_expert_GS, first_quota_GS, first_load_G
-        settle_row(
-            target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, try_expert_GS, try_quota_GS, try_load_G
+        near_G[:], far_G[:] = 0, 0
+        settle_on(
+            target, relay, near_limit, far_limit, node_only, False, thrifty, weight_G, node_G, num_base, none_VE, none_VE, near_G,
+            far_G, none_C6, 0, try_expert_GS, try_quota_GS, try_load_G,
         )  # fmt: skip
         reached = try_load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
@@ -118,7 +121,7 @@ def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
     load_G = np.empty(G, np.int64)
     clean_row(num_base, expert_GS, quota_GS, load_G)
     home_E = home_of_experts(load_E.size, num_base, expert_GS)
-    goal = _goal(slack, node_only, node_G, load_G)
+    goal = level_goal(slack, node_only, node_G, load_G)
     far, num = count_row(home_E, node_G, num_base, expert_GS)
     best = max(goal, load_G.max())
     start_expert_GS, start_quota_GS, start_far, replicated = expert_GS.copy(), quota_GS.copy(), far, num > 0
@@ -147,52 +150,7 @@ def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
 
 
 @kernel
-def _nodes_over(target, node_G, load_G):  # type: ignore[no-untyped-def]
-    """Pairs by which nodes exceed `target` per rank, summed over nodes."""
-    over_V = np.zeros(node_G.max() + 1, np.int64)
-    for g in range(load_G.size):
-        over_V[node_G[g]] += load_G[g] - target
-    return np.maximum(over_V, 0).sum()
-
-
-@kernel
-def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `NodeChain`; see `RowSolver.edit`."""
-    G, S = quota_GS.shape
-    load_G = np.empty(G, np.int64)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    most = load_G.max()
-    goal = _goal(0.0, False, node_G, load_G)
-    home_E = home_of_experts(load_E.size, num_base, expert_GS)
-    kept_GS = expert_GS >= 0
-    start_expert_GS, start_quota_GS, over = expert_GS.copy(), quota_GS.copy(), _nodes_over(goal, node_G, load_G)
-    settle_row(goal, True, G, G, False, np.ones(G), node_G, num_base, expert_GS, quota_GS, load_G)
-    for g in range(G):
-        for s in range(num_base, S):
-            if expert_GS[g, s] < 0 or kept_GS[g, s]:
-                continue
-            home = home_E[expert_GS[g, s]]
-            if node_G[home // S] == node_G[g]:
-                quota_GS[home // S, home % S] += quota_GS[g, s]
-                load_G[home // S] += quota_GS[g, s]
-                load_G[g] -= quota_GS[g, s]
-                expert_GS[g, s], quota_GS[g, s] = -1, 0
-    # The start is a split over these slots, so its maximum is in reach: only what is above it has to move.
-    split_row(most, most, load_E.size, expert_GS, quota_GS, load_G)
-    if _nodes_over(goal, node_G, load_G) >= over:
-        expert_GS[:], quota_GS[:] = start_expert_GS, start_quota_GS
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-
-
-@kernel
 def chain_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`chain_row` for rows [low, high)."""
     for n in range(low, high):
         chain_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
-
-
-@kernel
-def node_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
-    """`node_row` for rows [low, high)."""
-    for n in range(low, high):
-        node_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])

@@ -34,7 +34,43 @@ def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _nearest(g, r, need, num_base, node_G, demand_VE, served_VE, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Slot of the expert at home on g that can fill `need` on r and brings most pairs nearer, smallest first; how many.
+
+    Nearer: what the taker's node asks of it and is not served there yet, less what its home's node would have to fetch.
+    """
+    best, gain = -1, np.int64(0)
+    v, home = node_G[r], node_G[g]
+    for b in range(num_base):
+        left = quota_GS[g, b]
+        if left < need:
+            continue
+        e = expert_GS[g, b]
+        this = np.int64(0)
+        if v != home:
+            this = min(need, max(np.int64(0), demand_VE[v, e] - served_VE[v, e]))
+            this -= max(np.int64(0), min(need, demand_VE[home, e] - served_VE[home, e] - left + need))
+        if best < 0 or this > gain or (this == gain and left < quota_GS[g, best]):
+            best, gain = b, this
+    return best, gain
+
+
+@kernel
 def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+    """`settle_on` from a placement without replicas of its own: not thrifty, without locality and without a log."""
+    G = load_G.size
+    none_VE, log_C6 = np.empty((0, 0), np.int64), np.empty((0, 6), np.int64)
+    settle_on(
+        target, relay, near_limit, far_limit, node_only, False, False, weight_G, node_G, num_base, none_VE, none_VE,
+        np.zeros(G, np.int64), np.zeros(G, np.int64), log_C6, 0, expert_GS, quota_GS, load_G,
+    )  # fmt: skip
+
+
+@kernel
+def settle_on(  # type: ignore[no-untyped-def]
+    target, relay, near_limit, far_limit, node_only, blind, thrifty, weight_G, node_G, num_base, demand_VE, served_VE, near_G,
+    far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
+):  # fmt: skip
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
@@ -45,16 +81,30 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
     With `relay`, where no rank of the node can fill the taker, a node mate that is itself below the target does: its deficit
     grows, and one larger replica from another node will fill both.
 
+    With `thrifty` and a target above the mean, a giver whose whole excess nearly fills the taker goes before all others: one replica then
+    settles both. What the taker is left without comes out of what the target allows in all.
+
+    With `blind`, nodes do not matter for who gives. Where `demand_VE` is known, giver and expert are then those that bring most
+    pairs nearer, of all that can fill the taker alone.
+
     Args:
         near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
         weight_G: float64, favours givers; all 1.0 but for repeated tries.
-        load_G: int64, kept up to date.
+        demand_VE: int64, pairs that a node's tokens send to an expert; [0, 0] if not known.
+        served_VE: int64, quota of replicas by node, kept up to date; [0, 0] if demand is not known.
+        near_G, far_G: int64, copies out of every home rank so far, kept up to date.
+        log_C6, num_moves: int64, moves are appended from `num_moves` on: giver, its slot, taker, its slot, pairs, 1 for a new
+            replica; nothing is logged if it has no rows.
+
+    Returns:
+        the number of moves in the log.
     """
     G, S = quota_GS.shape
     num_nodes = node_G.max() + 1
     by_node_G = np.argsort(node_G, kind="mergesort")
     first_X = np.searchsorted(node_G[by_node_G], np.arange(num_nodes + 1))
-    top_G, free_G, near_G, far_G = np.empty(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64), np.zeros(G, np.int64)
+    top_G, free_G = np.empty(G, np.int64), np.zeros(G, np.int64)
+    by_gain = blind and demand_VE.size > 0
     open_G = np.empty(G, np.bool_)
     giver_I, num_givers = np.empty(G, np.int64), 0
     for g in range(G):
@@ -68,6 +118,10 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
     emptiest_V = np.empty(num_nodes, np.int64)
     for v in range(num_nodes):
         emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
+    # What may stay unfilled in all: a target above the mean leaves room for moves that settle two ranks at once.
+    spare_V = np.zeros(num_nodes, np.int64)
+    for g in range(G if thrifty else 0):
+        spare_V[node_G[g] if node_only else 0] += target - load_G[g]
     while num_givers > 0:
         r = -1
         for other in emptiest_V:
@@ -78,24 +132,50 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
         need = target - load_G[r]
         mate_I = by_node_G[first_X[node_G[r]] : first_X[node_G[r] + 1]]
 
+        pool = node_G[r] if node_only else 0
+        match, match_gap = -1, min(spare_V[pool], 2 * spare_V[pool] // num_givers)
+        for near in (True, False):
+            if match_gap <= 0 or (not near and (node_only or match >= 0)):
+                break
+            for i in range(0 if near and blind else mate_I.size if near else num_givers):
+                other = mate_I[i] if near else giver_I[i]
+                over = load_G[other] - target
+                if over <= 0 or over > need or need - over >= match_gap or top_G[other] < over:
+                    continue
+                if near_G[other] < near_limit if node_G[other] == node_G[r] else far_G[other] < far_limit:
+                    match, match_gap = other, need - over
+        if match >= 0:
+            spare_V[pool] -= match_gap
+            need -= match_gap
+
         # Rank the givers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
         g, tier, key, reach = -1, -1, 0.0, np.int64(0)
         for near in (True, False):
+            if match >= 0:
+                g, tier = match, 1
+                break
             if not near and (node_only or tier > 2 or num_nodes == 1):
                 break
+            if near and blind:
+                continue
             for i in range(mate_I.size if near else num_givers):
                 other = mate_I[i] if near else giver_I[i]
                 over = load_G[other] - target
-                if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if near else far_G[other] >= far_limit):
+                same = near or node_G[other] == node_G[r]
+                if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if same else far_G[other] >= far_limit):
                     continue
                 if not near:
-                    if node_G[other] == node_G[r]:
+                    if same and not blind:
                         continue
                     reach = max(reach, top_G[other])
                 free = free_G[other] > 0
                 if top_G[other] >= need and (free or over >= need):
                     this_tier = 1 + free + 2 * near
                     this = over * weight_G[other]
+                    if by_gain:
+                        this_tier = 1
+                        _, gain = _nearest(other, r, need, num_base, node_G, demand_VE, served_VE, expert_GS, quota_GS)
+                        this = np.float64(gain)
                 else:
                     this_tier = 0
                     this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
@@ -105,7 +185,7 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
             open_G[r] = False
             emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
             continue
-        if relay and tier < 3:
+        if relay and match < 0 and tier < 3:
             chosen = -1
             for mate in mate_I:
                 deficit = target - load_G[mate]
@@ -117,11 +197,14 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
                 g, tier = chosen, 1
 
         best = -1
-        for b in range(num_base):
-            left = quota_GS[g, b]
-            fits = left >= need if tier > 0 else left > 0
-            if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
-                best = b
+        if tier > 0 and by_gain:
+            best, _ = _nearest(g, r, need, num_base, node_G, demand_VE, served_VE, expert_GS, quota_GS)
+        else:
+            for b in range(num_base):
+                left = quota_GS[g, b]
+                fits = left >= need if tier > 0 else left > 0
+                if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
+                    best = b
         amount = min(need, np.int64(quota_GS[g, best]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
@@ -132,7 +215,8 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
                 break
             if expert_GS[r, s] < 0 and slot < 0:
                 slot = s
-        if expert_GS[r, slot] < 0:
+        fresh = expert_GS[r, slot] < 0
+        if fresh:
             expert_GS[r, slot] = expert_GS[g, best]
             free_G[r] -= 1
             open_G[r] = free_G[r] > 0
@@ -140,6 +224,14 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
                 near_G[g] += 1
             else:
                 far_G[g] += 1
+        if log_C6.shape[0] > 0:
+            if num_moves == log_C6.shape[0]:
+                break
+            log_C6[num_moves, 0], log_C6[num_moves, 1], log_C6[num_moves, 2] = g, best, r
+            log_C6[num_moves, 3], log_C6[num_moves, 4], log_C6[num_moves, 5] = slot, amount, fresh
+            num_moves += 1
+        if served_VE.size > 0:
+            served_VE[node_G[r], expert_GS[g, best]] += amount
         quota_GS[r, slot] += amount
         quota_GS[g, best] -= amount
         if load_G[g] > target >= load_G[g] - amount:
@@ -154,3 +246,4 @@ def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G
         if node_G[g] != node_G[r]:
             v = node_G[g]
             emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
+    return num_moves

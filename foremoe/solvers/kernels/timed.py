@@ -1,0 +1,248 @@
+"""Row kernel of `Chain` under the objective ``"time"``: as much balance as pays, by the closed form of the cost model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.solvers.kernels.bound import bound_row
+from foremoe.solvers.kernels.chain import FAILURES, level_goal, search_row
+from foremoe.solvers.kernels.compiled import kernel
+from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.price import (
+    COPY_PEER,
+    COPY_RDMA,
+    PAIR,
+    REPLICA_PEER,
+    REPLICA_RDMA,
+    demand_row,
+    exposed_s,
+    free_fans,
+    price_row,
+)
+from foremoe.solvers.kernels.prune import clean_row, prune_row
+from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.kernels.shed import shed_row
+
+# Letters: N rows, G ranks, S slots per rank, E experts, V nodes, C moves, K rates.
+
+# Copies that no link forbids.
+UNLIMITED = 2**31
+# Targets tried by `shed_row` for one limit.
+SHEDS = 6
+
+
+@kernel
+def _fans(home_E, node_G, num_base, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Largest number of copies through one rank and direction on peer and on RDMA links; copies on each."""
+    G, S = expert_GS.shape
+    fan_4G, num = np.zeros((4, G), np.int64), np.zeros(4, np.int64)
+    for g in range(G):
+        for s in range(num_base, S):
+            if expert_GS[g, s] < 0 or quota_GS[g, s] == 0:
+                continue
+            home = home_E[expert_GS[g, s]] // S
+            far = 0 if node_G[home] == node_G[g] else 2
+            fan_4G[far, home] += 1
+            fan_4G[far + 1, g] += 1
+            num[2 + far // 2] += 1
+    num[0] = max(fan_4G[0].max(), fan_4G[1].max())
+    num[1] = max(fan_4G[2].max(), fan_4G[3].max())
+    return num
+
+
+@kernel
+def _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Seconds of all copies: their price and what does not hide."""
+    num = _fans(home_E, node_G, num_base, expert_GS, quota_GS)
+    return rate_K[REPLICA_PEER] * num[2] + rate_K[REPLICA_RDMA] * num[3] + exposed_s(num[0], num[1], rate_K)
+
+
+@kernel
+def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+    """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place.
+
+    Every move lowers the maximum or leaves it, and adds to copies or leaves them. The best number of moves is looked for from
+    the end; the search stops where what all copies cost is less than what the maximum has risen.
+    """
+    G = load_G.size
+    most = load_G.max()
+    copies_s = _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+    last_s = rate_K[PAIR] * most + copies_s
+    best_s, best = last_s, num_moves
+    kept_load_G = load_G.copy()
+    for i in range(num_moves - 1, -1, -1):
+        if rate_K[PAIR] * most >= best_s:
+            num_moves = i + 1
+            break
+        g, b, r, slot, amount = log_C6[i, 0], log_C6[i, 1], log_C6[i, 2], log_C6[i, 3], log_C6[i, 4]
+        quota_GS[g, b] += amount
+        quota_GS[r, slot] -= amount
+        load_G[g] += amount
+        load_G[r] -= amount
+        most = max(most, load_G[g])
+        if log_C6[i, 5] == 1:
+            copies_s = _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+        if rate_K[PAIR] * most + copies_s < best_s:
+            best_s, best = rate_K[PAIR] * most + copies_s, i
+        num_moves = i
+    for i in range(num_moves, best):
+        g, b, r, slot, amount = log_C6[i, 0], log_C6[i, 1], log_C6[i, 2], log_C6[i, 3], log_C6[i, 4]
+        quota_GS[g, b] -= amount
+        quota_GS[r, slot] += amount
+    load_G[:] = kept_load_G
+    for g in range(G):
+        load_G[g] = quota_GS[g].sum()
+
+
+@kernel
+def _wider(near, far, one_node, rate_K):  # type: ignore[no-untyped-def]
+    """The next limits on copies out of a home, inside its node and to other nodes, and the seconds that they leave exposed."""
+    more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
+    near_s, far_s = exposed_s(more_near, 0, rate_K), exposed_s(0, more_far, rate_K)
+    if one_node or near_s <= far_s:
+        return more_near, far, max(near_s, exposed_s(0, far, rate_K))
+    return near, more_far, max(far_s, exposed_s(near, 0, rate_K))
+
+
+@kernel
+def _settled(  # type: ignore[no-untyped-def]
+    goal, blind, node_only, thrifty, load_GE, demand_VE, node_G, num_base, rate_K, load_E, home_E, expert_GS, quota_GS, load_G
+):
+    """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
+    G, S = expert_GS.shape
+    log_C6, num_moves = np.empty((2 * G * S + load_E.size, 6), np.int64), 0
+    near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
+    served_VE, weight_G = np.zeros(demand_VE.shape, np.int64), np.ones(G)
+    one_node = node_only or node_G.min() == node_G.max()
+    free = free_fans(rate_K)
+    near, far = free[0], np.int64(0) if one_node else free[1]
+    node_goal = goal if one_node else level_goal(0.0, True, node_G, load_G)
+    while True:
+        this_goal = goal if far > 0 else node_goal
+        num_moves = settle_on(
+            this_goal, not blind, near, far, node_only, blind, thrifty, weight_G, node_G, num_base, demand_VE, served_VE, near_G,
+            far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
+        )  # fmt: skip
+        over = load_G.max() - goal
+        if over <= 0 or min(near, far) >= G * S or (one_node and near >= G * S):
+            break
+        near, far, least_s = _wider(near, far, one_node, rate_K)
+        if least_s >= rate_K[PAIR] * over:
+            break
+    _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_GS, load_G)
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+
+
+@kernel
+def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """One row of `Chain` under ``"time"``, in place: the cheapest of the start, bare homes, and several settlings.
+
+    Args:
+        load_GE: int32, pairs by source rank; [0, 0] if not known.
+        goal: pairs per rank that would be perfectly level.
+        params: as `chain_row`.   rate_K: see `price`.
+    """
+    G, S = expert_GS.shape
+    node_only, tries = params[0] != 0.0, np.int64(params[1])
+    num_nodes = node_G.max() + 1
+    demand_VE = np.empty((num_nodes if load_GE.size > 0 else 0, load_GE.shape[1]), np.int64)
+    if load_GE.size > 0:
+        demand_row(load_GE, node_G, demand_VE)
+    load_G, busy_G, home_E = np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(load_E.size, np.int64)
+    home_expert_GS, home_quota_GS, home_load_G = expert_GS.copy(), np.zeros_like(quota_GS), np.zeros(G, np.int64)
+    home_expert_GS[:, num_base:] = -1
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+    for g in range(G):
+        for b in range(num_base):
+            e = expert_GS[g, b]
+            home_E[e] = g * S + b
+            home_quota_GS[g, b] = load_E[e]
+            home_load_G[g] += load_E[e]
+            busy_G[g] += load_E[e] > 0
+    best_s = price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expert_GS, quota_GS, load_G)
+    most = load_G.max()
+    home_s = price_row(
+        load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, home_expert_GS, home_quota_GS, home_load_G
+    )  # fmt: skip
+    if home_s < best_s:
+        best_s, most = home_s, home_load_G.max()
+        expert_GS[:], quota_GS[:] = home_expert_GS, home_quota_GS
+    if home_load_G.max() <= goal:
+        return
+    try_expert_GS, try_quota_GS = np.empty_like(expert_GS), np.empty_like(quota_GS)
+    for blind in (True, False):
+        if blind and (node_only or num_nodes == 1):
+            continue
+        if not blind and best_s <= rate_K[PAIR] * goal:
+            break  # tokens come nearer by more than all copies cost: staying inside nodes cannot be cheaper
+        try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
+        _settled(
+            goal, blind, node_only, params[3] > 0.0, load_GE, demand_VE, node_G, num_base, rate_K, load_E, home_E, try_expert_GS,
+            try_quota_GS, load_G,
+        )  # fmt: skip
+        reached = split_row(goal, UNLIMITED, load_E.size, try_expert_GS, try_quota_GS, load_G)
+        clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
+        prune_row(reached, load_E, FAILURES, num_base, try_expert_GS, try_quota_GS, load_G)
+        this_s = price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, try_expert_GS, try_quota_GS, load_G)
+        if this_s < best_s:
+            best_s, most = this_s, load_G.max()
+            expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+    if tries == 0:
+        return
+    # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters: search anew
+    # for every limit, from copies that all hide to as many as less load could pay for.
+    bound = bound_row(goal, np.ones(G, np.bool_), num_base, home_quota_GS)
+    free, search_K = free_fans(rate_K), params.copy()
+    search_K[1] = max(1, tries // 4)
+    for inside in (True, False):
+        if not inside and (node_only or num_nodes == 1):
+            break
+        this_goal = level_goal(0.0, True, node_G, home_load_G) if inside and not node_only else goal
+        near, far, vain = free[0], np.int64(0), 0
+        if not inside:
+            far = max(free[1], np.int64(1))
+            near = max(near, np.int64(far * rate_K[COPY_RDMA] / rate_K[COPY_PEER]))
+        while (most - bound) * 1000 > goal and vain < 3:
+            search_K[0], search_K[4], search_K[5] = inside, near, far
+            try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
+            search_row(
+                load_E, this_goal, home_load_G.max(), search_K, node_G, home_quota_GS, num_base, try_expert_GS, try_quota_GS,
+                load_G,
+            )  # fmt: skip
+            clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
+            prune_row(load_G.max(), load_E, FAILURES, num_base, try_expert_GS, try_quota_GS, load_G)
+            this_s = price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, try_expert_GS, try_quota_GS, load_G)
+            vain += 1
+            if this_s < best_s:
+                best_s, most, vain = this_s, load_G.max(), 0
+                expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+            over_s = rate_K[PAIR] * (load_G.max() - max(bound, this_goal))
+            low, high = max(bound, this_goal), home_load_G.max()
+            for _ in range(SHEDS):
+                target = (low + high) // 2
+                try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
+                shed_row(target, near, far, inside, node_G, num_base, try_expert_GS, try_quota_GS, load_G)
+                if load_G.max() <= target:
+                    high = target
+                else:
+                    low = target
+                this_s = price_row(
+                    load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, try_expert_GS, try_quota_GS, load_G
+                )  # fmt: skip
+                if this_s < best_s:
+                    best_s, most, vain = this_s, load_G.max(), 0
+                    expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+            near, far, least_s = _wider(near, far, inside, rate_K)
+            if least_s >= over_s:
+                break
+
+
+@kernel
+def timed_rows(  # type: ignore[no-untyped-def]
+    low, high, load_NE, load_NGE, located, node_G, num_base, goal_N, params, rate_NK, expert_NGS, quota_NGS
+):
+    """`timed_row` for rows [low, high)."""
+    none_GE = np.empty((0, 0), np.int32)
+    for n in range(low, high):
+        load_GE = load_NGE[n] if located else none_GE
+        timed_row(load_NE[n], load_GE, node_G, num_base, goal_N[n], params, rate_NK[n], expert_NGS[n], quota_NGS[n])
