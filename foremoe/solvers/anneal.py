@@ -54,7 +54,7 @@ class Anneal(HomeSolver):
         seed: of the proposals.
     """
 
-    sweeps: int = 500
+    sweeps: int = 1000
     temperature: float = 0.002
     cooling: float = 0.01
     smooth: float = 2.0

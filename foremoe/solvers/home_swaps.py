@@ -67,39 +67,32 @@ def domain_loads(load_EM, domain_E, weight_V):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def rank_tops(load_VM, top_3M, who_2M):  # type: ignore[no-untyped-def]
-    """The three largest loads of every micro-step, and whose the first two are."""
-    top_3M[:] = -1
-    who_2M[:] = -1
-    first_M, second_M, third_M, who_M, next_M = top_3M[0], top_3M[1], top_3M[2], who_2M[0], who_2M[1]
+def find_largest(load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
+    """The two largest loads of every micro-step, and whose the first is; -1 where there is only one domain."""
+    first_M[:], second_M[:], who_M[:] = -1, -1, -1
     for v in range(load_VM.shape[0]):
         load_M = load_VM[v]
         for m in range(load_M.size):  # without branches, for SIMD
-            x, first, second = load_M[m], first_M[m], second_M[m]
-            over_first, over_second = x > first, x > second
-            third_M[m] = second if over_second else max(third_M[m], x)
-            next_M[m] = who_M[m] if over_first else (v if over_second else next_M[m])
-            second_M[m] = first if over_first else (x if over_second else second)
-            first_M[m] = x if over_first else first
-            who_M[m] = v if over_first else who_M[m]
+            x, first = load_M[m], first_M[m]
+            second_M[m] = max(second_M[m], min(x, first))
+            first_M[m] = max(x, first)
+            who_M[m] = v if x > first else who_M[m]
 
 
 @njit(nogil=True, cache=True)
-def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, top_3M, who_2M):  # type: ignore[no-untyped-def]
+def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
     """If domain `a` gave expert e for expert f of domain `b`.
 
     Returns:
         the new sum over micro-steps of the largest load, and by how much the sum of all squares would grow.
     """
     load_a_M, load_b_M = load_VM[a], load_VM[b]
-    first_M, second_M, third_M, who_M, next_M = top_3M[0], top_3M[1], top_3M[2], who_2M[0], who_2M[1]
     largest = squares = np.int64(0)
     for m in range(load_a_M.size):
         more = load_f_M[m] - load_e_M[m]
         up, down = more * weight_a, more * weight_b
-        rest = third_M[m]
-        rest = second_M[m] if (next_M[m] != a) & (next_M[m] != b) else rest
-        rest = first_M[m] if (who_M[m] != a) & (who_M[m] != b) else rest
+        # Where the two have both the largest loads, the second is theirs, and one of them stays at or above it.
+        rest = first_M[m] if (who_M[m] != a) & (who_M[m] != b) else second_M[m]
         largest += max(max(load_a_M[m] + up, load_b_M[m] - down), rest)
         squares += up * (2 * load_a_M[m] + up) - down * (2 * load_b_M[m] - down)
     return largest, squares
@@ -122,10 +115,10 @@ def anneal(  # type: ignore[no-untyped-def]
     """
     E, M = load_EM.shape
     load_VM = domain_loads(load_EM, domain_E, weight_V)
-    top_3M, who_2M = np.empty((3, M), np.int64), np.empty((2, M), np.int64)
-    rank_tops(load_VM, top_3M, who_2M)
+    first_M, second_M, who_M = np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64)
+    find_largest(load_VM, first_M, second_M, who_M)
     num_away = (domain_E != now_E).sum()
-    value = top_3M[0].sum() + toll * num_away
+    value = first_M.sum() + toll * num_away
     best, best_E = value, domain_E.copy()
     state = np.array([seed], np.uint64)
     num_blocks = max(1, num_proposals // _AT_ONCE)
@@ -140,7 +133,9 @@ def anneal(  # type: ignore[no-untyped-def]
         a, b = domain_E[e], domain_E[f]
         if a == b:
             continue
-        largest, squares = swapped(load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, top_3M, who_2M)
+        largest, squares = swapped(
+            load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M
+        )  # fmt: skip
         away = num_away + (now_E[e] != b) + (now_E[f] != a) - (now_E[e] != a) - (now_E[f] != b)
         new = largest + toll * away
         if np.float64(new - value) + slope * np.float64(squares) > heat * drop_Q[_random(state) >> np.uint64(54)]:
@@ -149,7 +144,7 @@ def anneal(  # type: ignore[no-untyped-def]
             more = load_EM[f, m] - load_EM[e, m]
             load_VM[a, m] += more * weight_V[a]
             load_VM[b, m] -= more * weight_V[b]
-        rank_tops(load_VM, top_3M, who_2M)
+        find_largest(load_VM, first_M, second_M, who_M)
         domain_E[e], domain_E[f] = b, a
         value, num_away = new, away
         if value < best:

@@ -18,7 +18,7 @@ from foremoe.planner import Planner
 from foremoe.solvers.anneal import Anneal
 from foremoe.solvers.chain import Chain
 from foremoe.solvers.home_price import move_seconds, price_L
-from foremoe.solvers.home_swaps import anneal, domain_loads, draws, rank_tops, scaled, settle_inside, swapped
+from foremoe.solvers.home_swaps import anneal, domain_loads, draws, find_largest, scaled, settle_inside, swapped
 from foremoe.solvers.keep import Keep
 from foremoe.solvers.lpt import Lpt, few_moves, home_slots, lpt_ranks
 from foremoe.testing import HomeSolverTests
@@ -158,13 +158,14 @@ def test_swaps_are_those_of_recounting(layer):
     domain_E = node_G[rank_E]
     load_EM, weight_V, _ = scaled(load_ME, node_G)
     load_VM = domain_loads(load_EM, domain_E, weight_V)
-    top_3M, who_2M = np.empty((3, len(load_ME)), np.int64), np.empty((2, len(load_ME)), np.int64)
-    rank_tops(load_VM, top_3M, who_2M)
-    ranked = np.sort(np.concatenate([load_VM, np.full((3, len(load_ME)), -1)]), axis=0)[::-1]
-    assert (top_3M == ranked[:3]).all() and (np.take_along_axis(load_VM, who_2M[:1], axis=0) == top_3M[:1]).all()
+    first_M, second_M, who_M = (np.empty(len(load_ME), np.int64) for _ in range(3))
+    find_largest(load_VM, first_M, second_M, who_M)
+    ranked = np.sort(np.concatenate([load_VM, np.full((2, len(load_ME)), -1)]), axis=0)
+    assert (first_M == ranked[-1]).all() and (second_M == ranked[-2]).all()
+    assert (load_VM[who_M, np.arange(len(load_ME))] == first_M).all()
     for e, f in np.argwhere(domain_E[:, None] != domain_E):
         a, b = domain_E[e], domain_E[f]
-        largest, squares = swapped(load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, top_3M, who_2M)
+        largest, squares = swapped(load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M)
         after_E = domain_E.copy()
         after_E[[e, f]] = b, a
         after_VM = domain_loads(load_EM, after_E, weight_V)

@@ -10,14 +10,18 @@ from foremoe.solvers.kernels.compiled import kernel
 
 
 @kernel
-def shed_row(target, near_limit, far_limit, node_only, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """Moves load from ranks above `target` to ranks below it, the most loaded first; in place, from bare homes.
+def shed_row(  # type: ignore[no-untyped-def]
+    target, near_limit, far_limit, node_only, node_G, num_base, near_G, far_G, expert_GS, quota_GS, load_G
+):
+    """Moves load from ranks above `target` to ranks below it, the most loaded first; in place.
 
-    The taker is the fullest that can take the whole excess of one expert; if there is none, the one that takes most. Where every
-    copy out of a home counts, filling takers exactly (`settle`) spends copies on takers that leave their giver above the target.
+    The taker is the fullest that can take the whole excess of one expert, of the giver's own node if there is one; if no rank
+    can, the one that takes most. Every copy but the last of a giver fills a rank or empties an expert, and the last settles the
+    giver: no chains, so some ranks may stay above the target, but as few copies as levelling one rank after the other allows.
 
     Args:
         near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
+        near_G, far_G: int64, copies out of every home rank so far, kept up to date.
         load_G: int64, kept up to date.
     """
     G, S = quota_GS.shape
@@ -26,37 +30,42 @@ def shed_row(target, near_limit, far_limit, node_only, node_G, num_base, expert_
         for s in range(num_base, S):
             free_G[g] += expert_GS[g, s] < 0
     for g in np.argsort(-load_G, kind="mergesort"):
-        near_left, far_left = near_limit, far_limit
         while load_G[g] > target:
             over = load_G[g] - target
             top, best = -1, np.int64(0)
             for b in range(num_base):
                 if quota_GS[g, b] > best:
                     top, best = b, np.int64(quota_GS[g, b])
-            taker, taken, need_of = -1, np.int64(0), np.int64(0)
+            taker, taken, need_of, near_taker = -1, np.int64(0), np.int64(0), False
             for r in range(G):
-                need = target - load_G[r]
+                need, near = target - load_G[r], node_G[r] == node_G[g]
                 if need <= 0 or free_G[r] == 0:
                     continue
-                if near_left <= 0 if node_G[r] == node_G[g] else (node_only or far_left <= 0):
+                if near_G[g] >= near_limit if near else (node_only or far_G[g] >= far_limit):
                     continue
                 takes = min(over, min(need, best))
-                if takes > taken or (takes == taken and takes > 0 and need < need_of):
-                    taker, taken, need_of = r, takes, need
+                if takes > taken or (takes == taken and (near > near_taker or (near == near_taker and need < need_of))):
+                    taker, taken, need_of, near_taker = r, takes, need, near
             if taker < 0:
                 break
             for b in range(num_base):
                 if taken <= quota_GS[g, b] < quota_GS[g, top]:
                     top = b
+            slot = -1
             for s in range(num_base, S):
-                if expert_GS[taker, s] < 0:
-                    expert_GS[taker, s], quota_GS[taker, s] = expert_GS[g, top], taken
+                if expert_GS[taker, s] == expert_GS[g, top]:
+                    slot = s
                     break
+                if expert_GS[taker, s] < 0 and slot < 0:
+                    slot = s
+            if expert_GS[taker, slot] < 0:
+                expert_GS[taker, slot] = expert_GS[g, top]
+                free_G[taker] -= 1
+                if near_taker:
+                    near_G[g] += 1
+                else:
+                    far_G[g] += 1
+            quota_GS[taker, slot] += taken
             quota_GS[g, top] -= taken
             load_G[g] -= taken
             load_G[taker] += taken
-            free_G[taker] -= 1
-            if node_G[taker] == node_G[g]:
-                near_left -= 1
-            else:
-                far_left -= 1

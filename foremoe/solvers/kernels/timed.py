@@ -106,13 +106,13 @@ def _wider(near, far, one_node, rate_K):  # type: ignore[no-untyped-def]
 
 @kernel
 def _settled(  # type: ignore[no-untyped-def]
-    goal, blind, node_only, thrifty, load_GE, demand_VE, node_G, num_base, rate_K, load_E, home_E, expert_GS, quota_GS, load_G
+    goal, blind, node_only, thrifty, place_G, demand_XE, node_G, num_base, rate_K, load_E, home_E, expert_GS, quota_GS, load_G
 ):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     G, S = expert_GS.shape
     log_C6, num_moves = np.empty((2 * G * S + load_E.size, 6), np.int64), 0
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
-    served_VE, weight_G = np.zeros(demand_VE.shape, np.int64), np.ones(G)
+    served_XE, weight_G = np.zeros(demand_XE.shape, np.int64), np.ones(G)
     one_node = node_only or node_G.min() == node_G.max()
     free = free_fans(rate_K)
     near, far = free[0], np.int64(0) if one_node else free[1]
@@ -120,8 +120,8 @@ def _settled(  # type: ignore[no-untyped-def]
     while True:
         this_goal = goal if far > 0 else node_goal
         num_moves = settle_on(
-            this_goal, not blind, near, far, node_only, blind, thrifty, weight_G, node_G, num_base, demand_VE, served_VE, near_G,
-            far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
+            this_goal, not blind, near, far, node_only, blind, thrifty, weight_G, node_G, num_base, place_G, demand_XE, served_XE,
+            near_G, far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
         )  # fmt: skip
         over = load_G.max() - goal
         if over <= 0 or min(near, far) >= G * S or (one_node and near >= G * S):
@@ -170,14 +170,18 @@ def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS
     if home_load_G.max() <= goal:
         return
     try_expert_GS, try_quota_GS = np.empty_like(expert_GS), np.empty_like(quota_GS)
+    # Where tokens come from counts by node, or by rank if there is one node.
+    place_G, demand_XE = node_G.astype(np.int64), demand_VE
+    if num_nodes == 1 and load_GE.size > 0:
+        place_G, demand_XE = np.arange(G), load_GE.astype(np.int64)
     for blind in (True, False):
-        if blind and (node_only or num_nodes == 1):
+        if blind and (node_only or (num_nodes == 1 and load_GE.size == 0)):
             continue
         if not blind and best_s <= rate_K[PAIR] * goal:
             break  # tokens come nearer by more than all copies cost: staying inside nodes cannot be cheaper
         try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
         _settled(
-            goal, blind, node_only, params[3] > 0.0, load_GE, demand_VE, node_G, num_base, rate_K, load_E, home_E, try_expert_GS,
+            goal, blind, node_only, params[3] > 0.0, place_G, demand_XE, node_G, num_base, rate_K, load_E, home_E, try_expert_GS,
             try_quota_GS, load_G,
         )  # fmt: skip
         reached = split_row(goal, UNLIMITED, load_E.size, try_expert_GS, try_quota_GS, load_G)
@@ -192,7 +196,7 @@ def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS
     # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters: search anew
     # for every limit, from copies that all hide to as many as less load could pay for.
     bound = bound_row(goal, np.ones(G, np.bool_), num_base, home_quota_GS)
-    free, search_K = free_fans(rate_K), params.copy()
+    free, search_K, near_G, far_G = free_fans(rate_K), params.copy(), np.empty(G, np.int64), np.empty(G, np.int64)
     search_K[1] = max(1, tries // 4)
     for inside in (True, False):
         if not inside and (node_only or num_nodes == 1):
@@ -221,7 +225,8 @@ def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS
             for _ in range(SHEDS):
                 target = (low + high) // 2
                 try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
-                shed_row(target, near, far, inside, node_G, num_base, try_expert_GS, try_quota_GS, load_G)
+                near_G[:], far_G[:] = 0, 0
+                shed_row(target, near, far, inside, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS, load_G)
                 if load_G.max() <= target:
                     high = target
                 else:

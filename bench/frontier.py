@@ -1,0 +1,242 @@
+"""How near the planner comes to perfect balance, at how many copies, and how fast: R = 1 and 2, several loads and seeds.
+
+    python -m bench.frontier [--seeds 3] [--out bench/results/frontier_HARDWARE_DATE.md]
+
+Loads are synthetic (`foremoe.synthetic`) or recorded (skipped where the traces are missing); homes are contiguous. Skews and
+replicas are counted here, from the placement alone; seconds of a stage are the cost model's, uncalibrated. Planning times are CPU
+times of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from bench.cases import RECORDED
+from bench.run import hardware
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.parallel import row_runner
+from foremoe.placement import Placement
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.routing import RoutingTrace
+from foremoe.solvers import Anneal, Chain, Greedy, LeastLoaded, Lplb, Quota, Solver
+from foremoe.split import split_over_sources
+from foremoe.synthetic import synthetic_workload
+from foremoe.workload import Workload
+
+# Letters: N rows, G ranks, S slots per rank, B base slots.
+
+SHAPES = (
+    ("qwen3-30b-a3b", (8, 16, 32, 64)),
+    ("deepseek-v3", (32, 64, 128, 256)),
+)
+NUM_LAYERS = 24
+BALANCE = CostModel(objective="balance")
+PEERS: tuple[Solver, ...] = (Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb())
+
+
+def problem(model: str, num_ranks: int, *, regime: str, micro_steps: int, seed: int, redundant: int, cost: CostModel) -> Problem:
+    """8192 tokens per rank, 24 layers."""
+    work = synthetic_workload(
+        model, num_ranks=num_ranks, tokens_per_rank=8192, micro_steps=micro_steps, num_layers=NUM_LAYERS, regime=regime, seed=seed
+    )
+    return Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=redundant, cost=cost)
+
+
+def skew_N(where: Problem, placement: Placement) -> Array:
+    """float64 [N], from the slots alone; fails where a pair is served where its expert is not, or not once."""
+    expert_NGS, quota_NGS = np.asarray(placement.expert_NGS), np.asarray(placement.quotas_NGS)
+    out = np.empty(where.N)
+    for n in range(where.N):
+        held = expert_NGS[n] >= 0
+        served_E = np.bincount(expert_NGS[n][held], quota_NGS[n][held], where.E)
+        assert (served_E == where.load_NE[n]).all() and not quota_NGS[n][~held].any(), f"row {n} does not serve its load"
+        assert (expert_NGS[n][:, : where.B] == where.base_NGB[n]).all(), f"row {n} moves a home"
+        load_G = quota_NGS[n].sum(axis=1)
+        out[n] = load_G.max() / load_G.mean()
+    return out
+
+
+def balance_tables(seeds: int) -> Iterable[str]:
+    """Mean, p99 and largest skew under objective balance."""
+    for redundant, regime, micro_steps in (
+        (1, "mid", 4), (1, "mid", 32), (2, "mid", 4), (2, "mid", 32), (1, "mild", 4), (1, "skew", 4)
+    ):  # fmt: skip
+        yield f"### R = {redundant}, regime {regime}, M = {micro_steps}\n"
+        yield "| load | static | quota | least_loaded | greedy | hierarchical: mean | p99 | max | replicas per rank | rows |"
+        yield "|" + " --- |" * 10
+        for model, sizes in SHAPES:
+            for num_ranks in sizes:
+                found: dict[str, list[Array]] = {}
+                replicas = []
+                for seed in range(seeds if micro_steps == 4 else 1):
+                    p = problem(
+                        model, num_ranks, regime=regime, micro_steps=micro_steps, seed=seed, redundant=redundant, cost=BALANCE
+                    )
+                    found.setdefault("static", []).append(skew_N(p, p.static()))
+                    for solver in (*PEERS[:3], Chain()):
+                        placement = solver.solve(p, p.static())
+                        found.setdefault(type(solver).__name__, []).append(skew_N(p, placement))
+                    replicas.append((np.asarray(placement.expert_NGS)[:, :, p.B :] >= 0).sum(axis=(1, 2)) / p.G)
+                all_N = {name: np.concatenate(parts) for name, parts in found.items()}
+                mine_N = all_N.pop("Chain")
+                means = " | ".join(f"{values.mean():.4f}" for values in all_N.values())
+                yield (
+                    f"| {model} EP{num_ranks} | {means} | {mine_N.mean():.5f} | {np.quantile(mine_N, 0.99):.4f} |"
+                    f" {mine_N.max():.4f} | {np.concatenate(replicas).mean():.2f} | {len(mine_N)} |"
+                )
+        yield ""
+
+
+def recorded_table() -> Iterable[str]:
+    """Recorded traces at 8, 16 and 32 ranks, R = 1."""
+    yield "| trace | ranks | static | hierarchical: mean | p99 | mean above the bound | p99 above | rows |"
+    yield "|" + " --- |" * 8
+    for path in sorted(RECORDED.glob("*.npz")):
+        trace = RoutingTrace.load(path, model="gpt-oss-20b" if path.stem.startswith("gpt_oss") else "deepseek-v2-lite")
+        for num_ranks in (8, 16, 32):
+            if trace.num_experts % num_ranks:
+                continue
+            work = Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=max(64, min(1024, trace.T // num_ranks // 4)))
+            p = Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=1, cost=BALANCE)
+            mine_N, static_N = skew_N(p, Chain().solve(p, p.static())), skew_N(p, p.static())
+            mean_N = p.load_NE.sum(axis=1) / p.G
+            above_N = mine_N * mean_N / p.cost.load_bound_N(p) - 1.0
+            yield (
+                f"| {path.stem} | {num_ranks} | {static_N.mean():.4f} | {mine_N.mean():.5f} | {np.quantile(mine_N, 0.99):.4f} |"
+                f" {above_N.mean():.3%} | {np.quantile(above_N, 0.99):.2%} | {p.N} |"
+            )
+
+
+def trade_off_tables(seeds: int) -> Iterable[str]:
+    """Skew and predicted time against replicas, bytes and fan-out, R = 1."""
+    for model, num_ranks in (("qwen3-30b-a3b", 64), ("deepseek-v3", 64)):
+        yield f"### {model} EP{num_ranks}\n"
+        yield "| planner | skew mean | p99 | replicas per rank | across nodes | GB per row in nodes | across | fan-out mean | max | stage ms |"
+        yield "|" + " --- |" * 10
+        arms = [("static", None, BALANCE)]
+        arms += [(type(solver).__name__, solver, BALANCE) for solver in PEERS]
+        arms += [(f"Chain(slack={s:g}), balance", Chain(slack=s), BALANCE) for s in (0.0, 0.002, 0.005, 0.01, 0.015, 0.03, 0.05)]
+        arms += [(f"Chain(slack={s:g}), time", Chain(slack=s), CostModel()) for s in (0.0, 0.005, 0.015)]
+        for name, solver, cost in arms:
+            parts: list[Array] = []
+            for seed in range(seeds):
+                p = problem(model, num_ranks, regime="mid", micro_steps=4, seed=seed, redundant=1, cost=cost)
+                placement = p.static() if solver is None else solver.solve(p, p.static())
+                priced = dataclasses.replace(p, cost=CostModel())
+                stage_s = priced.cost.rows(priced, placement).total_s
+                parts.append(np.column_stack([skew_N(p, placement), _copies(p, placement), stage_s]))
+            skew, num, far, fan, stage_s = np.concatenate(parts).T
+            size = p.model.expert_bytes / 1e9
+            yield (
+                f"| {name} | {skew.mean():.4f} | {np.quantile(skew, 0.99):.3f} | {num.mean() / num_ranks:.3f} |"
+                f" {far.mean() / num_ranks:.3f} | {(num - far).mean() * size:.2f} | {far.mean() * size:.2f} | {fan.mean():.1f} |"
+                f" {fan.max():.0f} | {stage_s.sum() / seeds * 1e3:.0f} |"
+            )
+        yield ""
+
+
+def _copies(where: Problem, placement: Placement) -> Array:
+    """int64 [N, 3]: replicas, those in another node than their home, most copies out of one home rank."""
+    home_E = where.home_LE[0] // where.B
+    node_G = where.cluster.node_of_rank_G
+    out = np.zeros((where.N, 3), np.int64)
+    for n in range(where.N):
+        rank_C, slot_C = np.nonzero(np.asarray(placement.expert_NGS[n])[:, where.B :] >= 0)
+        home_C = home_E[np.asarray(placement.expert_NGS[n])[rank_C, slot_C + where.B]]
+        out[n, 0], out[n, 1] = len(rank_C), (node_G[home_C] != node_G[rank_C]).sum()
+        out[n, 2] = np.bincount(home_C, minlength=where.G).max()
+    return out
+
+
+def speed_table() -> Iterable[str]:
+    """CPU microseconds per row of one thread, objective time: best of 5 after a warm-up, and the slowest hundredth of rows."""
+    yield "| load | hierarchical: mean us | p99 us | quota: mean us | ratio |"
+    yield "|" + " --- |" * 5
+    for model, num_ranks in (("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 64), ("deepseek-v3", 64), ("deepseek-v3", 256)):
+        p = problem(model, num_ranks, regime="mid", micro_steps=4, seed=0, redundant=1, cost=CostModel())
+        rows = [p[m : m + 1].layers([layer]) for m in range(p.M) for layer in range(p.L)]
+        best = {}
+        for solver in (Chain(), Quota()):
+            _with_split(solver, p)
+            best[solver] = min(_seconds(solver, p) for _ in range(5)) / p.N * 1e6
+        # A row by itself pays for a call as well; what that costs is the difference of the means.
+        single = [min(_seconds(Chain(), row) for _ in range(3)) * 1e6 for row in rows]
+        p99 = best[Chain()] + np.quantile(single, 0.99) - np.mean(single)
+        yield f"| {model} EP{num_ranks} | {best[Chain()]:.1f} | {p99:.1f} | {best[Quota()]:.1f} | {best[Chain()] / best[Quota()]:.2f} |"
+
+
+def _seconds(solver: Solver, where: Problem) -> float:
+    begin_s = time.process_time()
+    _with_split(solver, where)
+    return time.process_time() - begin_s
+
+
+def _with_split(solver: Solver, where: Problem) -> None:
+    """The solver and the split of one source's pairs over the slots."""
+    placement = solver.solve(where, where.static())
+    assert where.load_NGE is not None
+    split_over_sources(where.load_NGE, placement.expert_NGS, placement.quotas_NGS, where.cluster.node_of_rank_G, 0)
+
+
+def stage_table() -> Iterable[str]:
+    """A whole update stage of Qwen3-235B: 94 layers, 32 micro-steps, 64 ranks; wall seconds on two threads, best of 5."""
+    work = synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=32, regime="mid", seed=0)
+    p = Problem.of(work, Cluster.preset("8xh100", num_ranks=64), redundant=1)
+    yield "| what | wall s | CPU s |"
+    yield "|" + " --- |" * 3
+
+    def timed(what: str, run: object) -> str:
+        assert callable(run)
+        run()
+        best = []
+        for _ in range(5):
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            run()
+            best.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
+        return f"| {what} | {min(best)[0]:.2f} | {min(best)[1]:.2f} |"
+
+    yield timed("plan with every row checked and transfers derived", lambda: Planner().plan(p, num_threads=2))
+
+    def with_homes() -> None:
+        with row_runner(2):
+            homes = Planner(home=Anneal()).homes(p)
+        Planner().plan(dataclasses.replace(p, home_LE=homes), num_threads=2)
+
+    yield timed("the same after the home level", with_homes)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = [f"# The planner at the frontier\n\nMeasured on: {hardware()}. Command: `python -m bench.frontier`.\n"]
+    sections = (
+        ("Speed, objective time, R = 1, one thread, with the split of one source", speed_table()),
+        ("A stage of Qwen3-235B: 94 layers x 32 micro-steps x 64 ranks, two threads", stage_table()),
+        ("Objective balance, synthetic loads", balance_tables(args.seeds)),
+        ("Objective balance, recorded loads, R = 1", recorded_table()),
+        ("Copies against balance and predicted time (uncalibrated), R = 1, regime mid, M = 4", trade_off_tables(args.seeds)),
+    )
+    for title, rows in sections:
+        print(title, file=sys.stderr, flush=True)
+        lines += [f"## {title}\n", *rows, ""]
+    text = "\n".join(lines)
+    print(text)
+    if args.out:
+        args.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""What homes do to the floor that node loads set, and what rank-level solvers make of it, inside nodes and nearly so.
+
+    python -m bench.homes [--seeds 3] [--layers 12] [--regime mid] [--out bench/results/homes_HARDWARE_DATE.md]
+
+Qwen3-30B-A3B, 64 ranks in nodes of 8, 8192 tokens per rank, R = 1, objective balance; then a whole Qwen3-235B-A22B update stage,
+timed. Floors and skews are counted here from experts and quotas, not taken from plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from bench.run import hardware
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.parallel import row_runner
+from foremoe.placement import Placement
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.solvers import Anneal, Chain, HomeSolver, Keep, Lpt, NodeChain
+from foremoe.solvers.kernels.chain import FAILURES, level_goal, search_row
+from foremoe.solvers.kernels.prune import clean_row, prune_row
+from foremoe.synthetic import synthetic_workload
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, V nodes, E experts.
+
+SOLVERS: tuple[HomeSolver, ...] = (Keep(), Lpt(), Anneal())
+MAX_CROSS = 0.2
+
+
+@njit(nogil=True)
+def inside_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Settles ranks inside nodes from the placement given, whose replicas across nodes stay."""
+    load_G = np.empty(quota_GS.shape[0], np.int64)
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+    goal = level_goal(params[3], True, node_G, load_G)
+    params = params.copy()
+    params[0] = 1.0
+    home_quota_GS = quota_GS.copy()
+    home_quota_GS[:, num_base:] = 0
+    limit = max(goal, load_G.max())
+    search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G)
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+    prune_row(max(goal, load_G.max()), load_E, FAILURES, num_base, expert_GS, quota_GS, load_G)
+
+
+@njit(nogil=True)
+def inside_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    """`inside_row` for rows [low, high)."""
+    for n in range(low, high):
+        inside_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class InsideChain(Chain):
+    """`Chain` that adds replicas inside nodes only and keeps those across nodes that it starts from."""
+
+    edit = staticmethod(inside_row)
+
+    def rows(self) -> Callable[..., None]:
+        """The compiled driver of this file."""
+        return inside_rows  # type: ignore[no-any-return]
+
+
+def floor_N(problem: Problem, home_LE: Array) -> Array:
+    """Largest node load per rank over the mean rank load, every expert served at home."""
+    node_LE = problem.cluster.node_of_rank_G[home_LE // problem.B]
+    size_V = np.bincount(problem.cluster.node_of_rank_G)
+    out = []
+    for n, load_E in enumerate(problem.load_NE):
+        load_V = np.bincount(node_LE[n % problem.L], load_E, len(size_V))
+        out.append((load_V / size_V).max() / (load_V.sum() / problem.G))
+    return np.array(out)
+
+
+def skew_N(problem: Problem, home_LE: Array, placement: Placement) -> tuple[Array, Array]:
+    """Largest over mean rank load, and replicas in another node than their home; checks that all load is served."""
+    expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
+    node_G = problem.cluster.node_of_rank_G
+    skews, crosses = [], []
+    for n, load_E in enumerate(problem.load_NE):
+        rank_I, slot_I = np.nonzero(expert_NGS[n] >= 0)
+        expert_I = expert_NGS[n, rank_I, slot_I]
+        served_E = np.bincount(expert_I, quota_NGS[n, rank_I, slot_I], problem.E)
+        if (served_E != load_E).any():
+            raise AssertionError(f"row {n} serves {served_E.sum()} of {load_E.sum()} pairs, or some twice")
+        load_G = quota_NGS[n].sum(axis=1)
+        skews.append(load_G.max() / load_G.mean())
+        crosses.append((node_G[rank_I] != node_G[home_LE[n % problem.L, expert_I] // problem.B]).sum())
+    return np.array(skews), np.array(crosses)
+
+
+def measure(micro_steps: int, seed: int, num_layers: int, regime: str) -> list[dict[str, float]]:
+    """The figures of every home solver for one workload."""
+    work = synthetic_workload(
+        "qwen3-30b-a3b",
+        num_ranks=64,
+        tokens_per_rank=8192,
+        micro_steps=micro_steps,
+        num_layers=num_layers,
+        regime=regime,
+        seed=seed,
+    )  # fmt: skip
+    cluster = Cluster.preset("8xh100", num_ranks=64)
+    problem = Problem.of(work, cluster, cost=CostModel(objective="balance"))
+    rows = []
+    for solver in SOLVERS:
+        began = time.process_time()
+        home_LE = solver.solve(problem)
+        cpu_s = time.process_time() - began
+        with row_runner(2):
+            began = time.perf_counter()
+            again_LE = solver.solve(problem)
+            wall_s = time.perf_counter() - began
+        assert (again_LE == home_LE).all()
+        there = dataclasses.replace(problem, home_LE=home_LE)
+        plan, _ = Planner().plan(dataclasses.replace(there, replicas="node"))
+        inside, _ = skew_N(there, home_LE, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+        start = NodeChain(max_per_rank=MAX_CROSS).solve(there, there.static())
+        few, cross = skew_N(there, home_LE, InsideChain().solve(there, start))
+        old_LE, new_LE = problem.home_LE // problem.B, home_LE // problem.B
+        node_G = cluster.node_of_rank_G
+        rows.append(
+            {
+                "floor": floor_N(problem, home_LE).mean(), "inside": inside.mean(),
+                "few": few.mean(), "few p99": np.quantile(few, 0.99),
+                "cross": cross.mean() / 64, "cross max": cross.max() / 64,
+                "moved": (old_LE != new_LE).sum(axis=1).mean(),
+                "left node": (node_G[old_LE] != node_G[new_LE]).sum(axis=1).mean(),
+                "cpu ms": cpu_s * 1e3 / num_layers, "wall ms": wall_s * 1e3 / num_layers,
+            }
+        )  # fmt: skip
+    return rows
+
+
+HEAD = (
+    "| M | homes | node floor | skew, replicas inside nodes | skew, few across | its p99 | across per rank, mean (max) | experts"
+    " moved (to another node) | ms per layer, one thread CPU | two threads wall |"
+)
+
+
+def quality(seeds: int, num_layers: int, regime: str) -> str:
+    """One line per number of micro-steps and home solver, means over seeds and layers."""
+    lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
+    for micro_steps in (4, 8, 16, 32):
+        print(f"M = {micro_steps} ...", file=sys.stderr, flush=True)
+        runs = [measure(micro_steps, seed, num_layers, regime) for seed in range(seeds)]
+        for i, solver in enumerate(SOLVERS):
+            of = {name: float(np.mean([run[i][name] for run in runs])) for name in runs[0][i]}
+            of["cross max"] = max(run[i]["cross max"] for run in runs)
+            lines.append(
+                f"| {micro_steps} | {type(solver).__name__} | {of['floor']:.4f} | {of['inside']:.4f} | {of['few']:.4f} |"
+                f" {of['few p99']:.3f} | {of['cross']:.3f} ({of['cross max']:.3f}) | {of['moved']:.0f} ({of['left node']:.0f}) |"
+                f" {of['cpu ms']:.2f} | {of['wall ms']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def stage() -> str:
+    """Seconds of the home level for a whole update stage, and what it does."""
+    lines = ["| objective | replicas | M | CPU s | wall s, two threads | layers changed | experts moved per layer |"]
+    lines.append("|" + " --- |" * 7)
+    cluster = Cluster.preset("8xh100", num_ranks=64)
+    for micro_steps in (4, 32):
+        work = synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=micro_steps)
+        for objective in ("balance", "time"):
+            for replicas in ("node", "any"):
+                problem = Problem.of(work, cluster, cost=CostModel(objective=objective), replicas=replicas)
+                wall, cpu = [], []
+                for _ in range(3):
+                    with row_runner(2):
+                        began, cpu_began = time.perf_counter(), time.process_time()
+                        home_LE = Anneal().solve(problem)
+                        wall.append(time.perf_counter() - began)
+                        cpu.append(time.process_time() - cpu_began)
+                moved_L = (home_LE // problem.B != problem.home_LE // problem.B).sum(axis=1)
+                lines.append(
+                    f"| {objective} | {replicas} | {micro_steps} | {min(cpu):.2f} | {min(wall):.2f} | {(moved_L > 0).sum()} of"
+                    f" {problem.L} | {moved_L.mean():.0f} |"
+                )
+    return "\n".join(lines)
+
+
+def warm_up() -> None:
+    """Compiles what is timed."""
+    work = synthetic_workload("qwen3-30b-a3b", num_ranks=64, tokens_per_rank=64, micro_steps=2, num_layers=1)
+    for objective in ("balance", "time"):
+        problem = Problem.of(work, Cluster.preset("8xh100", num_ranks=64), cost=CostModel(objective=objective), replicas="node")
+        for solver in SOLVERS:
+            solver.solve(problem)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--regime", default="mid")
+    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
+    args = parser.parse_args()
+    warm_up()
+    text = (
+        f"# Homes\n\nMeasured on: {hardware()}. Command: `python -m bench.homes --seeds {args.seeds} --layers {args.layers}"
+        f" --regime {args.regime}`.\n\nQwen3-30B-A3B, 64 ranks in nodes of 8, 8192 tokens per rank, regime {args.regime}, R = 1,"
+        f" {args.layers} layers x {args.seeds} seeds, objective balance. Floor: largest node load per rank over the mean rank"
+        f" load, every expert at home. Few across: at most {MAX_CROSS} replicas per rank in another node than their home. Means"
+        f" over rows.\n\n{quality(args.seeds, args.layers, args.regime)}\n\n## The home level on an update stage\n\n"
+        f"Qwen3-235B-A22B, 94 layers, 64 ranks, regime mid, `{Anneal()!r}`, best of 3; times of the cost model are"
+        f" uncalibrated.\n\n{stage()}\n"
+    )
+    print(text)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
