@@ -12,12 +12,9 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from bench.run import hardware
 from foremoe.arrays import Array
@@ -28,48 +25,12 @@ from foremoe.placement import Placement
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.solvers import Anneal, Chain, HomeSolver, Keep, Lpt, NodeChain
-from foremoe.solvers.kernels.chain import FAILURES, level_goal, search_row
-from foremoe.solvers.kernels.prune import clean_row, prune_row
 from foremoe.synthetic import synthetic_workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, V nodes, E experts.
 
 SOLVERS: tuple[HomeSolver, ...] = (Keep(), Lpt(), Anneal())
 MAX_CROSS = 0.2
-
-
-@njit(nogil=True)
-def inside_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """Settles ranks inside nodes from the placement given, whose replicas across nodes stay."""
-    load_G = np.empty(quota_GS.shape[0], np.int64)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    goal = level_goal(params[3], True, node_G, load_G)
-    params = params.copy()
-    params[0] = 1.0
-    home_quota_GS = quota_GS.copy()
-    home_quota_GS[:, num_base:] = 0
-    limit = max(goal, load_G.max())
-    search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    prune_row(max(goal, load_G.max()), load_E, FAILURES, num_base, expert_GS, quota_GS, load_G)
-
-
-@njit(nogil=True)
-def inside_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
-    """`inside_row` for rows [low, high)."""
-    for n in range(low, high):
-        inside_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
-
-
-@dataclass(frozen=True)
-class InsideChain(Chain):
-    """`Chain` that adds replicas inside nodes only and keeps those across nodes that it starts from."""
-
-    edit = staticmethod(inside_row)
-
-    def rows(self) -> Callable[..., None]:
-        """The compiled driver of this file."""
-        return inside_rows  # type: ignore[no-any-return]
 
 
 def floor_N(problem: Problem, home_LE: Array) -> Array:
@@ -127,7 +88,7 @@ def measure(micro_steps: int, seed: int, num_layers: int, regime: str) -> list[d
         plan, _ = Planner().plan(dataclasses.replace(there, replicas="node"))
         inside, _ = skew_N(there, home_LE, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
         start = NodeChain(max_per_rank=MAX_CROSS).solve(there, there.static())
-        few, cross = skew_N(there, home_LE, InsideChain().solve(there, start))
+        few, cross = skew_N(there, home_LE, Chain(inside=True).solve(there, start))
         old_LE, new_LE = problem.home_LE // problem.B, home_LE // problem.B
         node_G = cluster.node_of_rank_G
         rows.append(

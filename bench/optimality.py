@@ -59,7 +59,9 @@ class Group:
             lines.append(f"| {' | '.join([name, *cells, *([f'{(over <= 1.01).mean():.1%}'] if share else [])])} |")
         ours = np.array(self.over["hierarchical"])
         worst = [f"{ours[i]:.4f} ({self.origin[i]})" for i in np.argsort(-ours, kind="stable")[:WORST] if ours[i] > 1.0]
-        said = f"{len(ours)} instances, {self.open} not closed." + (f" Worst of `hierarchical`: {'; '.join(worst)}." * bool(worst))
+        said = f"{len(ours)} instances, {self.open} not closed." + (
+            f" Worst of `hierarchical`: {'; '.join(worst)}." * bool(worst)
+        )
         return f"### {self.title}\n\n" + "\n".join(lines) + f"\n\n{said}"
 
 

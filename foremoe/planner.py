@@ -104,8 +104,12 @@ class Planner:
                 )
         load_MLE = np.concatenate([p.load_MLE for p in problems])
         make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
+        tokens_MG, attention_MG = (
+            None if any(getattr(p, name) is None for p in problems) else np.concatenate([getattr(p, name) for p in problems])
+            for name in ("tokens_MG", "attention_MG")
+        )
         together = dataclasses.replace(
-            first, load_MLE=load_MLE, load_MLGE=None, tokens_MG=None, attention_MG=None, schedule=make(len(load_MLE))
+            first, load_MLE=load_MLE, load_MLGE=None, tokens_MG=tokens_MG, attention_MG=attention_MG, schedule=make(len(load_MLE))
         )
         return self.home.solve(first if len(problems) == 1 else together)
 

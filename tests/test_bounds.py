@@ -9,11 +9,14 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from foremoe.arrays import Array
-from foremoe.cost import Rates
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel, Rates
+from foremoe.model import Model
 from foremoe.problem import Problem
 from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
 from foremoe.solvers.kernels.bound import bound_row, least_load
 from foremoe.solvers.kernels.time_bound import fill_level
+from foremoe.synthetic import synthetic_workload
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
 from foremoe.testing.strategies import problems
@@ -227,16 +230,43 @@ class Reference:
 
 @given(st.data())
 def test_the_time_bound_is_what_it_says(data: st.DataObject) -> None:
-    problem = data.draw(problems(**dict(TINY, max_ranks=4), objectives=("time",)))
+    problem = data.draw(problems(**dict(TINY, max_ranks=4, max_redundant=3, max_pairs=300), objectives=("time",)))
+    # Slots and copies from free to dearer than the tokens, so that every term decides somewhere.
+    cluster = dataclasses.replace(
+        problem.cluster,
+        slot_overhead_s=data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 1e-3])),
+        peer_latency_s=data.draw(st.sampled_from([0.0, 1e-5])),
+        rdma_latency_s=data.draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+        copy_contention=data.draw(st.sampled_from([0.0, 0.05])),
+    )
+    problem = dataclasses.replace(problem, cluster=cluster)
     note(describe(problem))
     bound_N, load_bound_N = problem.cost.bound_N(problem), problem.cost.load_bound_N(problem)
     for n in range(problem.N):
         assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
 
 
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize(("tokens", "contention"), [(64, 0.05), (1024, 0.05), (1024, 1.0), (8192, 1.0), (16384, 0.05)])
+def test_the_time_bound_is_what_it_says_at_real_sizes(tokens: int, contention: float, overlap: float) -> None:
+    """Where some replicas across nodes pay and some do not."""
+    model = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=12, num_topk=2)
+    for redundant, replicas, ranks_per_node in ((1, "any", 2), (3, "any", 2), (2, "any", 1), (2, "node", 2), (2, "any", 4)):
+        work = synthetic_workload(model, num_ranks=4, tokens_per_rank=tokens, micro_steps=1, num_layers=2, seed=redundant)
+        cluster = Cluster.preset("8xh100", num_ranks=4, ranks_per_node=ranks_per_node)
+        cluster = dataclasses.replace(cluster, copy_contention=contention)
+        cost = CostModel(overlap=overlap)
+        problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost)
+        bound_N, load_bound_N = cost.bound_N(problem), cost.load_bound_N(problem)
+        for n in range(problem.N):
+            assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
+
+
 @given(st.data())
 def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
     problem = data.draw(problems(min_ranks=2, min_redundant=1, max_micro_steps=2, max_layers=2))
+    slot_s = data.draw(st.sampled_from([0.0, 1e-6, 1e-4]))
+    problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=slot_s))
     note(describe(problem))
     bound_N = problem.cost.bound_N(problem)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

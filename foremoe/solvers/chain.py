@@ -16,7 +16,7 @@ from foremoe.placement import Placement, Stop
 from foremoe.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.greedy import Greedy
-from foremoe.solvers.kernels.chain import chain_row, chain_rows
+from foremoe.solvers.kernels.chain import chain_row, chain_rows, inside_rows
 from foremoe.solvers.kernels.price import NUM_RATES
 from foremoe.solvers.kernels.timed import UNLIMITED, timed_rows
 from foremoe.solvers.least_loaded import LeastLoaded
@@ -49,6 +49,8 @@ class Chain(RowSolver):
         relay: let node mates pass load on, to save replicas across nodes.
         portfolio: under ``"time"``, problems of at most this many experts times ranks also try `Greedy`, `Quota`, `LeastLoaded`
             and `Lplb`, which take a few microseconds there.
+        inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
+            ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
 
     tries: int = 16
@@ -56,6 +58,7 @@ class Chain(RowSolver):
     slack: float = 0.0
     relay: bool = True
     portfolio: int = 1024
+    inside: bool = False
 
     edit = staticmethod(chain_row)
 
@@ -66,14 +69,15 @@ class Chain(RowSolver):
             raise InputError(f"Chain needs spread in [0, 2); got {self.spread!r}.")
         if not _real(self.slack) or not 0.0 <= self.slack < math.inf:
             raise InputError(f"Chain needs slack of at least 0; got {self.slack!r}.")
-        if not isinstance(self.relay, bool):
-            raise InputError(f"Chain needs relay True or False; got {self.relay!r}.")
+        for name in ("relay", "inside"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"Chain needs {name} True or False; got {getattr(self, name)!r}.")
         if isinstance(self.portfolio, bool) or not isinstance(self.portfolio, int) or self.portfolio < 0:
             raise InputError(f"Chain needs portfolio of at least 0; got {self.portfolio!r}.")
 
     def rows(self) -> Callable[..., None]:
         """The compiled driver of `kernels.chain`."""
-        return chain_rows  # type: ignore[no-any-return]
+        return inside_rows if self.inside else chain_rows  # type: ignore[no-any-return]
 
     def params(self, problem: Problem) -> tuple[float, ...]:
         """What `chain_row` finds from ``params[1]`` on, without limits on copies."""
@@ -81,7 +85,7 @@ class Chain(RowSolver):
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows; rows that a cancel left out keep `start`."""
-        if problem.cost.objective == "balance":
+        if self.inside or problem.cost.objective == "balance":
             return super().solve(problem, start)
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)

@@ -16,7 +16,7 @@ from foremoe.errors import InputError
 from foremoe.parallel import row_runner
 from foremoe.parsing import parse
 from foremoe.problem import Problem
-from foremoe.solvers import Greedy, LeastLoaded, Lplb, Quota, Static
+from foremoe.solvers import Greedy, LeastLoaded, Lplb, NodeChain, Quota, Static
 from foremoe.solvers.chain import Chain, rates_of
 from foremoe.solvers.kernels.bound import bound_row
 from foremoe.solvers.kernels.chain import chain_rows
@@ -320,11 +320,40 @@ def test_relays_save_replicas_across_nodes():
     assert crossing(problem, relayed) < 0.6 * crossing(problem, plain)
 
 
+@given(st.data())
+def test_inside_adds_no_replica_across_nodes(data):
+    problem = balance(data.draw(problems()))
+    start = data.draw(placements(problem))
+    placement = Chain(inside=True, tries=3).solve(problem, start)
+    require_valid(problem, placement)
+    assert (placement.load_NG().max(axis=1) <= start.load_NG().max(axis=1)).all()
+    node_G = problem.cluster.node_of_rank_G
+    for before_GS, after_GS in zip(start.expert_NGS, placement.expert_NGS, strict=True):
+        before, after = (
+            {(home, to) for home, to in replicas(problem, expert_GS) if node_G[home] != node_G[to]}
+            for expert_GS in (before_GS, after_GS)
+        )
+        assert after <= before
+
+
+def test_few_replicas_across_nodes_then_inside():
+    problem = workload_problem(64)
+    few = Chain(inside=True).solve(problem, NodeChain(0.2).solve(problem, problem.static()))
+    assert crossing(problem, few) <= 0.2 * 64 * problem.N and mean_skew(few) < 1.05
+
+
 def test_slack_takes_fewer_replicas():
     problem = workload_problem(16)
     exact, loose = (Chain(slack=slack).solve(problem, problem.static()) for slack in (0.0, 0.1))
     assert loose.num_replicas_N(problem.B).sum() < 0.8 * exact.num_replicas_N(problem.B).sum()
     assert mean_skew(loose) <= 1.1001
+
+
+def test_slack_takes_fewer_replicas_than_quota_at_less_skew():
+    problem = workload_problem(64)
+    loose, quota = (solver.solve(problem, problem.static()) for solver in (Chain(slack=0.05), Quota()))
+    assert mean_skew(loose) < mean_skew(quota)
+    assert loose.num_replicas_N(problem.B).sum() < quota.num_replicas_N(problem.B).sum()
 
 
 def test_under_time_copies_that_show_are_few():
@@ -413,7 +442,7 @@ def test_small_and_empty_rows(node_G):
     "options",
     [
         {"tries": 0}, {"tries": 1.5}, {"tries": True}, {"spread": 2.0}, {"spread": float("nan")}, {"slack": -0.1}, {"relay": 1},
-        {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
+        {"inside": 1}, {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
     ],
 )  # fmt: skip
 def test_refuses_options_that_make_no_sense(options):

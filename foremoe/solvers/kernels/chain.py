@@ -158,7 +158,31 @@ def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
 
 
 @kernel
+def inside_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """One row of ``Chain(inside=True)``: settles ranks inside nodes from a placement whose replicas across nodes stay."""
+    load_G = np.empty(quota_GS.shape[0], np.int64)
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+    goal = level_goal(params[3], True, node_G, load_G)
+    params = params.copy()
+    params[0] = 1.0
+    # What is at home now, not what was before load crossed: whole loads would lift the bound back to that of bare homes.
+    home_quota_GS = quota_GS.copy()
+    home_quota_GS[:, num_base:] = 0
+    limit = max(goal, load_G.max())
+    search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G)
+    clean_row(num_base, expert_GS, quota_GS, load_G)
+    prune_row(max(goal, load_G.max()), load_E, FAILURES, num_base, expert_GS, quota_GS, load_G)
+
+
+@kernel
 def chain_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`chain_row` for rows [low, high)."""
     for n in range(low, high):
         chain_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+
+@kernel
+def inside_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    """`inside_row` for rows [low, high)."""
+    for n in range(low, high):
+        inside_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])

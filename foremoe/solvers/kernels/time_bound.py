@@ -198,7 +198,7 @@ def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s
             break
         # A replica on a rank that is no slower serves no more than this, beside the busy base slots there.
         b = left_GB[slowest].argmax()
-        given = min(left_GB[slowest, b], (compute_G[slowest] - slot_s * (least_active + 3)) / pair_s)
+        given = min(left_GB[slowest, b], (compute_G[slowest] - slot_s * (least_active + 1)) / pair_s)
         if given <= 0.0:
             break
         left_GB[slowest, b] -= given
