@@ -17,6 +17,7 @@ from foremoe.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.greedy import Greedy
 from foremoe.solvers.kernels.chain import chain_row, chain_rows, inside_rows
+from foremoe.solvers.kernels.polish import polish_rows
 from foremoe.solvers.kernels.price import NUM_RATES
 from foremoe.solvers.kernels.timed import UNLIMITED, timed_rows
 from foremoe.solvers.least_loaded import LeastLoaded
@@ -24,6 +25,9 @@ from foremoe.solvers.lplb import Lplb
 from foremoe.solvers.quota import Quota
 
 # Letters: N rows, G ranks, S slots per rank, V nodes, K rates.
+
+# Restarts of the slot by slot improvement.
+ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Chain(RowSolver):
         relay: let node mates pass load on, to save replicas across nodes.
         portfolio: under ``"time"``, problems of at most this many experts times ranks also try `Greedy`, `Quota`, `LeastLoaded`
             and `Lplb`, which take a few microseconds there.
+        polish: under ``"time"``, problems of at most this many experts times ranks are improved slot by slot as well, with every
+            choice priced: some milliseconds a row.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
@@ -58,6 +64,7 @@ class Chain(RowSolver):
     slack: float = 0.0
     relay: bool = True
     portfolio: int = 1024
+    polish: int = 128
     inside: bool = False
 
     edit = staticmethod(chain_row)
@@ -72,8 +79,10 @@ class Chain(RowSolver):
         for name in ("relay", "inside"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"Chain needs {name} True or False; got {getattr(self, name)!r}.")
-        if isinstance(self.portfolio, bool) or not isinstance(self.portfolio, int) or self.portfolio < 0:
-            raise InputError(f"Chain needs portfolio of at least 0; got {self.portfolio!r}.")
+        for name in ("portfolio", "polish"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InputError(f"Chain needs {name} of at least 0; got {value!r}.")
 
     def rows(self) -> Callable[..., None]:
         """The compiled driver of `kernels.chain`."""
@@ -102,7 +111,32 @@ class Chain(RowSolver):
 
         done_N = for_rows(block, problem.N)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
-        return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
+        size = problem.E * problem.G
+        if size <= self.portfolio:
+            found = self._against_portfolio(problem, found)
+        if size > self.polish:
+            return found
+        expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
+        node_only = problem.replicas == "node"
+
+        def polish(low: int, high: int) -> None:
+            polish_rows(
+                low,
+                high,
+                ROUNDS,
+                problem.load_NE,
+                load_NGE,
+                located,
+                node_G,
+                node_only,
+                problem.B,
+                rate_NK,
+                expert_NGS,
+                quota_NGS,
+            )
+
+        for_rows(polish, problem.N)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
 
     def _goal_N(self, problem: Problem) -> Array:
         """int64 [N]: pairs per rank that would be level; in the most loaded node if replicas must stay in theirs."""

@@ -405,6 +405,14 @@ def price_of(problem, placement):
 
 
 @given(problem=problems())
+def test_under_time_polish_only_helps(problem):
+    plain, polished = (Chain(polish=size).solve(problem, problem.static()) for size in (0, 128))
+    require_valid(problem, polished)
+    plain_N, polished_N = (problem.cost.objective_N(problem, placement) for placement in (plain, polished))
+    assert (polished_N <= plain_N * (1 + 1e-12)).all()
+
+
+@given(problem=problems())
 def test_under_time_no_baseline_costs_less(problem):
     mine_N = problem.cost.objective_N(problem, Chain().solve(problem, problem.static()))
     for solver in (Static(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb()):
@@ -442,7 +450,7 @@ def test_small_and_empty_rows(node_G):
     "options",
     [
         {"tries": 0}, {"tries": 1.5}, {"tries": True}, {"spread": 2.0}, {"spread": float("nan")}, {"slack": -0.1}, {"relay": 1},
-        {"inside": 1}, {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
+        {"inside": 1}, {"polish": -1}, {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
     ],
 )  # fmt: skip
 def test_refuses_options_that_make_no_sense(options):
