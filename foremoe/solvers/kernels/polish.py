@@ -99,8 +99,8 @@ def descend(load_GE, demand_VE, node_G, node_only, num_base, rate_K, home_E, bus
                         expert_GS[r, slot] = found
                         _move(1, found, found_amount, r, slot, home_E, quota_GS, load_G)
                         if partner >= 0:
-                            p = partner
-                            _move(1, np.int64(expert_GS[p // S, p % S]), found_amount, p // S, p % S, home_E, quota_GS, load_G)
+                            q, t = partner // S, partner % S
+                            _move(1, expert_GS[q, t], found_amount, q, t, home_E, quota_GS, load_G)
                 elif had >= 0:
                     expert_GS[r, slot] = had
                     _move(1, had, had_amount, r, slot, home_E, quota_GS, load_G)
@@ -146,8 +146,7 @@ def trade(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, start_s,
                 for amount in amount_I:
                     for sign in (1, -1):
                         # What both slots and both homes can take of it.
-                        more = min(max(amount, -had_e), left_e)
-                        other = min(max(sign * more, -had_f), left_f)
+                        other = min(max(sign * min(max(amount, -had_e), left_e), -had_f), left_f)
                         more = sign * other
                         # A slot that gives all it has stays, with one pair: emptying it is for `descend`.
                         if more == 0 or had_e + more < 1 or had_f + other < 1:
