@@ -101,13 +101,10 @@ class Chain(RowSolver):
         load_NGE = problem.load_NGE
         located = load_NGE is not None
         load_NGE = np.zeros((1, 1, 1), np.int32) if load_NGE is None else load_NGE
-        goal_N = self._goal_N(problem)
         rate_NK, node_G = rates_of(problem), problem.cluster.node_of_rank_G
 
         def block(low: int, high: int) -> None:
-            timed_rows(
-                low, high, problem.load_NE, load_NGE, located, node_G, problem.B, goal_N, params, rate_NK, expert_NGS, quota_NGS
-            )
+            timed_rows(low, high, problem.load_NE, load_NGE, located, node_G, problem.B, params, rate_NK, expert_NGS, quota_NGS)
 
         done_N = for_rows(block, problem.N)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
@@ -137,15 +134,6 @@ class Chain(RowSolver):
 
         for_rows(polish, problem.N)
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
-
-    def _goal_N(self, problem: Problem) -> Array:
-        """int64 [N]: pairs per rank that would be level; in the most loaded node if replicas must stay in theirs."""
-        load_NG = problem.static().load_NG().astype(np.int64)
-        node_G = problem.cluster.node_of_rank_G if problem.replicas == "node" else np.zeros(problem.G, np.int64)
-        ranks_V = np.bincount(node_G)
-        load_NV = np.stack([load_NG[:, node_G == node].sum(axis=1) for node in range(len(ranks_V))], axis=1)
-        goal_N: Array = np.ceil((-(-load_NV // ranks_V)).max(axis=1) * (1.0 + self.slack)).astype(np.int64)
-        return goal_N
 
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
         """The cheaper of `found` and what other solvers make, row by row."""

@@ -28,6 +28,23 @@ def exposed_s(peer_fan, rdma_fan, rate_K):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Seconds of all copies: their price, and what does not hide of the largest number through one rank, direction and link."""
+    G, S = expert_GS.shape
+    fan_4G = np.zeros((4, G), np.int64)  # peer out, peer in, RDMA out, RDMA in
+    for g in range(G):
+        for s in range(num_base, S):
+            if expert_GS[g, s] < 0 or quota_GS[g, s] == 0:
+                continue
+            home = home_E[expert_GS[g, s]] // S
+            link = 0 if node_G[home] == node_G[g] else 2
+            fan_4G[link, home] += 1
+            fan_4G[link + 1, g] += 1
+    price_s = rate_K[REPLICA_PEER] * fan_4G[0].sum() + rate_K[REPLICA_RDMA] * fan_4G[2].sum()
+    return price_s + exposed_s(max(fan_4G[0].max(), fan_4G[1].max()), max(fan_4G[2].max(), fan_4G[3].max()), rate_K)
+
+
+@kernel
 def free_fans(rate_K):  # type: ignore[no-untyped-def]
     """The most copies through one rank that hide entirely, on peer and on RDMA links."""
     out = np.empty(2, np.int64)
@@ -61,8 +78,6 @@ def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expe
         load_G: int64, pairs of every rank.
     """
     G, S = expert_GS.shape
-    fan_4G = np.zeros((4, G), np.int64)  # peer out, peer in, RDMA out, RDMA in
-    peer_copies, rdma_copies = 0, 0
     compute_s, nearer_s = 0.0, 0.0
     located = demand_VE.size > 0
     next_P, first_E = np.empty(G * S, np.int64), np.full(home_E.size, -1, np.int64)
@@ -74,15 +89,6 @@ def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expe
             if e < 0 or quota_GS[g, s] == 0:
                 continue
             busy += 1
-            home = home_E[e] // S
-            if node_G[home] == node_G[g]:
-                peer_copies += 1
-                fan_4G[0, home] += 1
-                fan_4G[1, g] += 1
-            else:
-                rdma_copies += 1
-                fan_4G[2, home] += 1
-                fan_4G[3, g] += 1
             if located:
                 next_P[g * S + s] = first_E[e]
                 first_E[e] = g * S + s
@@ -111,7 +117,4 @@ def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expe
                     served_V[v] = 0
                     p = next_P[p]
                 nearer_s += rate_K[RDMA_PAIR] * inside - rate_K[PEER_PAIR] * (inside - local)
-    peer_fan = max(fan_4G[0].max(), fan_4G[1].max())
-    rdma_fan = max(fan_4G[2].max(), fan_4G[3].max())
-    copies_s = rate_K[REPLICA_PEER] * peer_copies + rate_K[REPLICA_RDMA] * rdma_copies
-    return compute_s - nearer_s + copies_s + exposed_s(peer_fan, rdma_fan, rate_K)
+    return compute_s - nearer_s + copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)

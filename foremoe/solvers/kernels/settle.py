@@ -34,6 +34,18 @@ def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def slot_for(expert, r, num_base, expert_GS):  # type: ignore[no-untyped-def]
+    """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
+    slot = -1
+    for s in range(num_base, expert_GS.shape[1]):
+        if expert_GS[r, s] == expert:
+            return s
+        if expert_GS[r, s] < 0 and slot < 0:
+            slot = s
+    return slot
+
+
+@kernel
 def _nearest(g, r, need, num_base, place_G, demand_XE, served_XE, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """Slot of the expert at home on g that can fill `need` on r and brings most pairs nearer, smallest first; how many.
 
@@ -209,13 +221,7 @@ def settle_on(  # type: ignore[no-untyped-def]
         amount = min(need, np.int64(quota_GS[g, best]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        slot = -1
-        for s in range(num_base, S):
-            if expert_GS[r, s] == expert_GS[g, best]:
-                slot = s
-                break
-            if expert_GS[r, s] < 0 and slot < 0:
-                slot = s
+        slot = slot_for(expert_GS[g, best], r, num_base, expert_GS)
         fresh = expert_GS[r, slot] < 0
         if fresh:
             expert_GS[r, slot] = expert_GS[g, best]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.solvers.kernels.compiled import kernel
+from foremoe.solvers.kernels.settle import slot_for
 
 # Letters: G ranks, S slots per rank.
 
@@ -51,13 +52,7 @@ def shed_row(  # type: ignore[no-untyped-def]
             for b in range(num_base):
                 if taken <= quota_GS[g, b] < quota_GS[g, top]:
                     top = b
-            slot = -1
-            for s in range(num_base, S):
-                if expert_GS[taker, s] == expert_GS[g, top]:
-                    slot = s
-                    break
-                if expert_GS[taker, s] < 0 and slot < 0:
-                    slot = s
+            slot = slot_for(expert_GS[g, top], taker, num_base, expert_GS)
             if expert_GS[taker, slot] < 0:
                 expert_GS[taker, slot] = expert_GS[g, top]
                 free_G[taker] -= 1

@@ -12,8 +12,7 @@ from foremoe.solvers.kernels.price import (
     COPY_PEER,
     COPY_RDMA,
     PAIR,
-    REPLICA_PEER,
-    REPLICA_RDMA,
+    copies_seconds,
     demand_row,
     exposed_s,
     free_fans,
@@ -32,32 +31,6 @@ SHEDS = 6
 
 
 @kernel
-def _fans(home_E, node_G, num_base, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """Largest number of copies through one rank and direction on peer and on RDMA links; copies on each."""
-    G, S = expert_GS.shape
-    fan_4G, num = np.zeros((4, G), np.int64), np.zeros(4, np.int64)
-    for g in range(G):
-        for s in range(num_base, S):
-            if expert_GS[g, s] < 0 or quota_GS[g, s] == 0:
-                continue
-            home = home_E[expert_GS[g, s]] // S
-            far = 0 if node_G[home] == node_G[g] else 2
-            fan_4G[far, home] += 1
-            fan_4G[far + 1, g] += 1
-            num[2 + far // 2] += 1
-    num[0] = max(fan_4G[0].max(), fan_4G[1].max())
-    num[1] = max(fan_4G[2].max(), fan_4G[3].max())
-    return num
-
-
-@kernel
-def _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """Seconds of all copies: their price and what does not hide."""
-    num = _fans(home_E, node_G, num_base, expert_GS, quota_GS)
-    return rate_K[REPLICA_PEER] * num[2] + rate_K[REPLICA_RDMA] * num[3] + exposed_s(num[0], num[1], rate_K)
-
-
-@kernel
 def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
     """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place.
 
@@ -66,7 +39,7 @@ def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_
     """
     G = load_G.size
     most = load_G.max()
-    copies_s = _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+    copies_s = copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
     last_s = rate_K[PAIR] * most + copies_s
     best_s, best = last_s, num_moves
     kept_load_G = load_G.copy()
@@ -81,7 +54,7 @@ def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_
         load_G[r] -= amount
         most = max(most, load_G[g])
         if log_C6[i, 5] == 1:
-            copies_s = _copies_s(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+            copies_s = copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
         if rate_K[PAIR] * most + copies_s < best_s:
             best_s, best = rate_K[PAIR] * most + copies_s, i
         num_moves = i
@@ -134,12 +107,11 @@ def _settled(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `Chain` under ``"time"``, in place: the cheapest of the start, bare homes, and several settlings.
 
     Args:
         load_GE: int32, pairs by source rank; [0, 0] if not known.
-        goal: pairs per rank that would be perfectly level.
         params: as `chain_row`.   rate_K: see `price`.
     """
     G, S = expert_GS.shape
@@ -167,6 +139,7 @@ def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS
     if home_s < best_s:
         best_s, most = home_s, home_load_G.max()
         expert_GS[:], quota_GS[:] = home_expert_GS, home_quota_GS
+    goal = level_goal(params[3], node_only, node_G, home_load_G)
     if home_load_G.max() <= goal:
         return
     try_expert_GS, try_quota_GS = np.empty_like(expert_GS), np.empty_like(quota_GS)
@@ -244,10 +217,10 @@ def timed_row(load_E, load_GE, node_G, num_base, goal, params, rate_K, expert_GS
 
 @kernel
 def timed_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NE, load_NGE, located, node_G, num_base, goal_N, params, rate_NK, expert_NGS, quota_NGS
+    low, high, load_NE, load_NGE, located, node_G, num_base, params, rate_NK, expert_NGS, quota_NGS
 ):
     """`timed_row` for rows [low, high)."""
     none_GE = np.empty((0, 0), np.int32)
     for n in range(low, high):
         load_GE = load_NGE[n] if located else none_GE
-        timed_row(load_NE[n], load_GE, node_G, num_base, goal_N[n], params, rate_NK[n], expert_NGS[n], quota_NGS[n])
+        timed_row(load_NE[n], load_GE, node_G, num_base, params, rate_NK[n], expert_NGS[n], quota_NGS[n])
