@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases import RECORDED
+from bench.evaluator import copies_N3, skew_N
 from bench.run import hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.parallel import row_runner
-from foremoe.placement import Placement
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.routing import RoutingTrace
@@ -50,20 +50,6 @@ def problem(model: str, num_ranks: int, *, regime: str, micro_steps: int, seed: 
         model, num_ranks=num_ranks, tokens_per_rank=8192, micro_steps=micro_steps, num_layers=NUM_LAYERS, regime=regime, seed=seed
     )
     return Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=redundant, cost=cost)
-
-
-def skew_N(where: Problem, placement: Placement) -> Array:
-    """float64 [N], from the slots alone; fails where a pair is served where its expert is not, or not once."""
-    expert_NGS, quota_NGS = np.asarray(placement.expert_NGS), np.asarray(placement.quotas_NGS)
-    out = np.empty(where.N)
-    for n in range(where.N):
-        held = expert_NGS[n] >= 0
-        served_E = np.bincount(expert_NGS[n][held], quota_NGS[n][held], where.E)
-        assert (served_E == where.load_NE[n]).all() and not quota_NGS[n][~held].any(), f"row {n} does not serve its load"
-        assert (expert_NGS[n][:, : where.B] == where.base_NGB[n]).all(), f"row {n} moves a home"
-        load_G = quota_NGS[n].sum(axis=1)
-        out[n] = load_G.max() / load_G.mean()
-    return out
 
 
 def balance_tables(seeds: int) -> Iterable[str]:
@@ -137,7 +123,7 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
                 placement = p.static() if solver is None else solver.solve(p, p.static())
                 priced = dataclasses.replace(p, cost=CostModel())
                 stage_s = priced.cost.rows(priced, placement).total_s
-                parts.append(np.column_stack([skew_N(p, placement), _copies(p, placement), stage_s]))
+                parts.append(np.column_stack([skew_N(p, placement), copies_N3(p, placement), stage_s]))
             skew, num, far, fan, stage_s = np.concatenate(parts).T
             size = p.model.expert_bytes / 1e9
             yield (
@@ -146,19 +132,6 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
                 f" {fan.max():.0f} | {stage_s.sum() / seeds * 1e3:.0f} |"
             )
         yield ""
-
-
-def _copies(where: Problem, placement: Placement) -> Array:
-    """int64 [N, 3]: replicas, those in another node than their home, most copies out of one home rank."""
-    home_E = where.home_LE[0] // where.B
-    node_G = where.cluster.node_of_rank_G
-    out = np.zeros((where.N, 3), np.int64)
-    for n in range(where.N):
-        rank_C, slot_C = np.nonzero(np.asarray(placement.expert_NGS[n])[:, where.B :] >= 0)
-        home_C = home_E[np.asarray(placement.expert_NGS[n])[rank_C, slot_C + where.B]]
-        out[n, 0], out[n, 1] = len(rank_C), (node_G[home_C] != node_G[rank_C]).sum()
-        out[n, 2] = np.bincount(home_C, minlength=where.G).max()
-    return out
 
 
 def speed_table() -> Iterable[str]:

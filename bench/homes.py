@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.evaluator import copies_N3, skew_N
 from bench.run import hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
@@ -44,23 +45,6 @@ def floor_N(problem: Problem, home_LE: Array) -> Array:
     return np.array(out)
 
 
-def skew_N(problem: Problem, home_LE: Array, placement: Placement) -> tuple[Array, Array]:
-    """Largest over mean rank load, and replicas in another node than their home; checks that all load is served."""
-    expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
-    node_G = problem.cluster.node_of_rank_G
-    skews, crosses = [], []
-    for n, load_E in enumerate(problem.load_NE):
-        rank_I, slot_I = np.nonzero(expert_NGS[n] >= 0)
-        expert_I = expert_NGS[n, rank_I, slot_I]
-        served_E = np.bincount(expert_I, quota_NGS[n, rank_I, slot_I], problem.E)
-        if (served_E != load_E).any():
-            raise AssertionError(f"row {n} serves {served_E.sum()} of {load_E.sum()} pairs, or some twice")
-        load_G = quota_NGS[n].sum(axis=1)
-        skews.append(load_G.max() / load_G.mean())
-        crosses.append((node_G[rank_I] != node_G[home_LE[n % problem.L, expert_I] // problem.B]).sum())
-    return np.array(skews), np.array(crosses)
-
-
 def measure(micro_steps: int, seed: int, num_layers: int, regime: str) -> list[dict[str, float]]:
     """The figures of every home solver for one workload."""
     work = synthetic_workload(
@@ -86,9 +70,10 @@ def measure(micro_steps: int, seed: int, num_layers: int, regime: str) -> list[d
         assert (again_LE == home_LE).all()
         there = dataclasses.replace(problem, home_LE=home_LE)
         plan, _ = Planner().plan(dataclasses.replace(there, replicas="node"))
-        inside, _ = skew_N(there, home_LE, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+        inside = skew_N(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
         start = NodeChain(max_per_rank=MAX_CROSS).solve(there, there.static())
-        few, cross = skew_N(there, home_LE, Chain(inside=True).solve(there, start))
+        placement = Chain(inside=True).solve(there, start)
+        few, cross = skew_N(there, placement), copies_N3(there, placement)[:, 1]
         old_LE, new_LE = problem.home_LE // problem.B, home_LE // problem.B
         node_G = cluster.node_of_rank_G
         rows.append(

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.evaluator import rank_loads
 from bench.run import hardware
-from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.model import Model
@@ -63,19 +63,6 @@ class Group:
             f" Worst of `hierarchical`: {'; '.join(worst)}." * bool(worst)
         )
         return f"### {self.title}\n\n" + "\n".join(lines) + f"\n\n{said}"
-
-
-def rank_loads(problem: Problem, placement: Placement, n: int) -> Array:
-    """int64 [G]: pairs on every rank of row `n`; checks that every pair is served and every home in its place."""
-    expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n].astype(np.int64)
-    held = expert_GS >= 0
-    if (np.bincount(expert_GS[held], quota_GS[held], problem.E) != problem.load_NE[n]).any() or quota_GS[~held].any():
-        raise AssertionError(f"row {n} does not serve every pair once.")
-    slot_E = problem.home_LE[n % problem.L]
-    if (expert_GS[slot_E // problem.B, slot_E % problem.B] != np.arange(problem.E)).any():
-        raise AssertionError(f"row {n} moves a home.")
-    loads: Array = quota_GS.sum(axis=1)
-    return loads
 
 
 def seconds(problem: Problem, placement: Placement, n: int) -> float:
