@@ -55,3 +55,38 @@ def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
     start_E = count_E.cumsum(0) - count_E
     position_Z = torch.arange(len(expert_Z), device=expert_Z.device)
     return torch.empty_like(order_Z).scatter_(0, order_Z, position_Z - start_E[expert_Z[order_Z]])
+
+
+def remap_dense(
+    routing_TE: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`remap` for routers that say yes or no per token and expert, as Megatron-Core's do.
+
+    Args:
+        routing_TE: bool, token t goes to expert e.
+        split_P, expert_P, home_slot_E: as in `remap`.
+
+    Returns:
+        routing_TP: bool, token t goes to physical slot p; as many in every row as in `routing_TE`.
+        num_drift: int64 [], pairs beyond the split.
+
+    Nothing waits for an accelerator: all shapes are known beforehand.
+    """
+    num_experts, num_slots = home_slot_E.shape[0], expert_P.shape[0]
+    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
+    width_P = torch.where(expert_P >= 0, split_P, 0).long()
+    order_P = torch.argsort(slot_expert_P, stable=True)
+    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)
+    # Where a slot's interval of its expert's pairs begins: what earlier slots of the expert take.
+    before_P = width_P[order_P].cumsum(0) - width_P[order_P]
+    first_E = planned_E.cumsum(0) - planned_E
+    begin_P = torch.empty_like(before_P).scatter_(0, order_P, before_P - first_E[slot_expert_P[order_P]])
+
+    expert_at_P = slot_expert_P.clamp(max=num_experts - 1)
+    position_P = torch.arange(num_slots, device=expert_P.device)
+    at_home_P = (home_slot_E.long()[expert_at_P] == position_P) & (expert_P >= 0)
+    occurrence_TP = (routing_TE.cumsum(0, dtype=torch.int32) - 1).index_select(1, expert_at_P)
+    mine_TP = (occurrence_TP >= begin_P) & (occurrence_TP < begin_P + width_P)
+    mine_TP |= at_home_P & (occurrence_TP >= planned_E[expert_at_P])
+    excess_E = routing_TE.sum(0) - planned_E[:num_experts]
+    return mine_TP & routing_TE.index_select(1, expert_at_P), excess_E.clamp(min=0).sum()

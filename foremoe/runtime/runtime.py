@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,7 +16,7 @@ from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
 from foremoe.runtime.report import StageReport
-from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, first_fault, received_fault, split_fault
+from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, agree_on_split
 from foremoe.schedule import Phase
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.group import Group, as_group
@@ -86,7 +85,7 @@ class Runtime:
             InputError: the plan does not fit, or the splits of all ranks do not sum up to its quotas; on all ranks.
         """
         self._require_idle()
-        self._agree_on_split(plan, split_MLP)
+        agree_on_split(self.group, plan, split_MLP, self.bank.home_LE, self.bank.device)
         if self._engine is None:
             from foremoe.transfer.engine import Engine  # what runs at home alone needs no backend
 
@@ -95,7 +94,7 @@ class Runtime:
                 self.bank, group=self.group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug
             )
         self._engine.begin(plan, same_weights=same_weights)
-        self._start(PlannedStage(self.bank, self._engine, plan, split_MLP))
+        self._start(PlannedStage(self._engine, plan, split_MLP, self.bank.device))
 
     def begin_home(self) -> None:
         """Starts a stage without a plan: every pair goes to its expert's home, in any number and order of micro-steps."""
@@ -186,25 +185,9 @@ class Runtime:
             slot_TK = stage.at_home(layer, topk_TK)
             counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, True)
         if phase == Phase.FORWARD:
-            stage.record(m, layer, num_drift, counts.num_S)
+            stage.record_drift(m, layer, num_drift)
+            stage.record_served(m, layer, counts.num_S)
         return counts, Route.of(slot_TK, counts, self.group)
-
-    def _agree_on_split(self, plan: Plan, split_MLP: Array) -> None:
-        """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for."""
-        G, M, L, S = self.group.size, plan.M, plan.L, plan.S
-        answers = self.group.gather((split_fault(plan, split_MLP, self.bank, G), (M, L, S)))
-        fault = first_fault([answer[0] for answer in answers])
-        if not fault and any(shape != (M, L, S) for _, shape in answers):
-            fault = "ranks were given plans of different sizes; plan once and share the plan."
-        if not fault:
-            sent_GZ = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, G, S), 2, 0).reshape(G, -1)
-            sent = torch.from_numpy(np.ascontiguousarray(sent_GZ)).to(self.bank.device)
-            received = torch.empty_like(sent)
-            self.group.all_to_all(received, sent, [1] * G, [1] * G)
-            received_MLS = received.sum(0).view(M, L, S).cpu().numpy()
-            fault = first_fault(self.group.gather(received_fault(plan, self.group.rank, received_MLS)))
-        if fault:
-            raise InputError(fault)
 
     def _start(self, stage: Stage) -> None:
         self.bank.drop_stale_gradients()

@@ -15,6 +15,7 @@ from foremoe.plan import Plan
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.remap import remap
 from foremoe.schedule import Phase
+from foremoe.transfer.group import Group
 from foremoe.transfer.residency import Residency
 from foremoe.transfer.timeline import Timeline
 
@@ -27,16 +28,19 @@ if TYPE_CHECKING:
 class Stage(abc.ABC):
     """One stage under way on one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step.
 
+    Args:
+        home_slot_LE: the physical slot where every expert is at home.   device: of routing.
+
     Attributes:
-        num_slots: S.
+        num_layers: L.   num_slots: S.
     """
 
     num_slots: int
 
-    def __init__(self, bank: ExpertBank, home_slot_LE: Array) -> None:
-        self.bank = bank
-        self._home_slot_LE = torch.from_numpy(home_slot_LE.astype(np.int64)).to(bank.device)
-        self._num_done = {phase: [0] * bank.num_layers for phase in Phase}
+    def __init__(self, home_slot_LE: Array, device: torch.device) -> None:
+        self.num_layers = len(home_slot_LE)
+        self._home_slot_LE = torch.from_numpy(home_slot_LE.astype(np.int64)).to(device)
+        self._num_done = {phase: [0] * self.num_layers for phase in Phase}
         self.fell_back: list[tuple[int, int]] = []
         self._drift: dict[tuple[int, int], torch.Tensor] = {}
         self._served: dict[tuple[int, int], list[int]] = {}
@@ -73,16 +77,22 @@ class Stage(abc.ABC):
         """int64 [T, K]: the home slots of pairs."""
         return self._home_slot_LE[layer][topk_TK.long()]
 
-    def record(self, micro_step: int, layer: int, num_drift: torch.Tensor, num_S: list[int]) -> None:
-        """Keeps the counts of a forward."""
-        self._drift[micro_step, layer], self._served[micro_step, layer] = num_drift, num_S
+    def record_drift(self, micro_step: int, layer: int, num_drift: torch.Tensor) -> None:
+        """Keeps how many pairs of a forward the plan did not know."""
+        self._drift[micro_step, layer] = num_drift
+
+    def record_served(self, micro_step: int, layer: int, num_S: list[int]) -> None:
+        """Keeps how many pairs every slot of this rank served in a forward."""
+        self._served[micro_step, layer] = num_S
 
     def counts(self, num_micro_steps: int) -> tuple[Array, Array]:
         """drift_ML and served_MLS of `StageReport`; zero for rows that did not run."""
-        drift_ML = np.zeros((num_micro_steps, self.bank.num_layers), np.int64)
+        drift_ML = np.zeros((num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
         for row, num_drift in self._drift.items():
-            drift_ML[row], served_MLS[row] = int(num_drift), self._served[row]
+            drift_ML[row] = int(num_drift)
+        for row, num_S in self._served.items():
+            served_MLS[row] = num_S
         return drift_ML, served_MLS
 
     @property
@@ -95,8 +105,8 @@ class HomeStage(Stage):
     """Without a plan: every pair goes to its expert's home; any number of micro-steps, in any order."""
 
     def __init__(self, bank: ExpertBank) -> None:
-        super().__init__(bank, bank.home_LE)
-        self.num_slots = bank.num_base
+        super().__init__(bank.home_LE, bank.device)
+        self.bank, self.num_slots = bank, bank.num_base
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         phase = Phase.BACKWARD if in_backward else Phase.FORWARD
@@ -125,9 +135,9 @@ class PlannedStage(Stage):
         engine: it has begun `plan`.   split_MLP: what the plan gives to this source; int [M, L, P].
     """
 
-    def __init__(self, bank: ExpertBank, engine: Engine, plan: Plan, split_MLP: Array) -> None:
+    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
         rank_LE, slot_LE = np.divmod(plan.home_LE, plan.B)
-        super().__init__(bank, rank_LE * plan.S + slot_LE)
+        super().__init__(rank_LE * plan.S + slot_LE, device)
         self.num_slots, self._engine, self._plan = plan.S, engine, plan
         uses = plan.header.schedule.uses(plan.L)
         micro_step_U = plan.order_M[uses.micro_step_U]
@@ -135,9 +145,9 @@ class PlannedStage(Stage):
             phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
             for phase in Phase
         }
-        self._split_MLP = torch.from_numpy(np.array(split_MLP, np.int64)).to(bank.device)
+        self._split_MLP = torch.from_numpy(np.array(split_MLP, np.int64)).to(device)
         expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, plan.G * plan.S)
-        self._expert_MLP = torch.from_numpy(expert_MLP.astype(np.int64)).to(bank.device)
+        self._expert_MLP = torch.from_numpy(expert_MLP.astype(np.int64)).to(device)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         phase = Phase.FORWARD
@@ -178,15 +188,41 @@ class PlannedStage(Stage):
         return self._plan.M
 
 
-def split_fault(plan: Plan, split_MLP: Array, bank: ExpertBank, num_ranks: int) -> str:
+def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> None:
+    """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for; collective.
+
+    Args:
+        split_MLP: what the plan gives to this source.   home_LE: where the experts are at home.   device: for messages.
+
+    Raises:
+        InputError: on all ranks, with the first fault of any of them.
+    """
+    G, M, L, S = group.size, plan.M, plan.L, plan.S
+    answers = group.gather((split_fault(plan, split_MLP, home_LE, G), (M, L, S)))
+    fault = first_fault([answer[0] for answer in answers])
+    if not fault and any(shape != (M, L, S) for _, shape in answers):
+        fault = "ranks were given plans of different sizes; plan once and share the plan."
+    if not fault:
+        sent_GZ = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, G, S), 2, 0).reshape(G, -1)
+        sent = torch.from_numpy(np.ascontiguousarray(sent_GZ)).to(device)
+        received = torch.empty_like(sent)
+        group.all_to_all(received, sent, [1] * G, [1] * G)
+        received_MLS = received.sum(0).view(M, L, S).cpu().numpy()
+        fault = first_fault(group.gather(received_fault(plan, group.rank, received_MLS)))
+    if fault:
+        raise InputError(fault)
+
+
+def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) -> str:
     """Why a rank cannot run a plan with this split, as far as it can tell alone; empty if it can."""
     shape = (plan.M, plan.L, plan.G * plan.S)
     if np.shape(split_MLP) != shape:
         return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."
-    if num_ranks != plan.G or plan.home_LE.shape != bank.home_LE.shape or (plan.home_LE != bank.home_LE).any():
+    if num_ranks != plan.G or plan.home_LE.shape != home_LE.shape or (plan.home_LE != home_LE).any():
+        num_layers, num_experts = home_LE.shape
         return (
             f"the plan has {plan.G} ranks, {plan.L} layers, {plan.E} experts and homes of its own; the group has {num_ranks} "
-            f"ranks and the bank {bank.num_layers} layers and {bank.num_experts} experts. Plan for this bank's home_LE."
+            f"ranks and the model {num_layers} layers and {num_experts} experts. Plan for this model's home_LE."
         )
     return ""
 

@@ -193,6 +193,14 @@ class Engine:
             except TransferError as error:
                 self._fail(error)
 
+    def settle(self) -> None:
+        """Waits until the gradients of all rows whose backward is over are added at their homes; called on all ranks alike."""
+        self._running()
+        try:
+            self._returns.settle()
+        except TransferError as error:
+            self._fail(error)
+
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """The use is over on this rank: its buffers may be filled again, and later copies start."""
         _, position = self._turn(micro_step, layer, phase)

@@ -1,0 +1,116 @@
+"""MegatronBuffers: homes and main gradients where Megatron-Core keeps them, slots beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from foremoe.errors import InputError
+from foremoe.integrations.megatron.experts import ExpertKind
+from foremoe.transfer.base import Tensors
+
+# Letters: L MoE layers of this rank, B base slots.
+
+
+class MegatronBuffers:
+    """Implements `Buffers` over the expert modules of this rank's MoE layers.
+
+    Args:
+        kinds: of the layers, in the plan's order.   rank: in the EP group.   num_base: B.   num_buffers: slot buffers to make.
+        sync_of_param: parameter -> what finishes its gather (`overlap_param_gather`), in the order in which Megatron does.
+    """
+
+    def __init__(self, kinds: Sequence[ExpertKind], rank: int, num_base: int, num_buffers: int, sync: ParamSync) -> None:
+        self.kinds, self.rank, self.num_base, self.num_buffers = list(kinds), rank, num_base, num_buffers
+        self._sync = sync
+        like = kinds[0].parameters(0)
+        self.device, self.dtype = like[0].device, like[0].dtype
+        sizes = [[view.numel() for view in kind.views(0)] for kind in kinds]
+        if any(size != sizes[0] for size in sizes):
+            raise InputError("the MoE layers have experts of different sizes; foremoe needs them equal in all layers.")
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        make = lambda dtype: [torch.zeros(n, dtype=dtype, device=self.device) for n in sizes[0]]  # noqa: E731
+        self._slots: list[Tensors] = [make(self.dtype) for _ in range(num_buffers)]
+        self._grads: list[Tensors] = [make(wide) for _ in range(num_buffers)]
+
+    def home(self, layer: int, expert: int) -> Tensors:
+        """Flat weights of an expert whose home is this rank; waits until data-parallel ranks have shared them."""
+        kind, b = self.kinds[layer], self._base_slot(layer, expert)
+        for param in kind.parameters(b):
+            self._sync.finish(param)
+        return [view.detach().view(-1) for view in kind.views(b)]
+
+    def slot(self, buffer: int) -> Tensors:
+        """Flat weights in a buffer."""
+        return self._slots[buffer]
+
+    def main_grad(self, layer: int, expert: int) -> Tensors:
+        """Flat sums of the gradients of an expert whose home is this rank: Megatron's own."""
+        kind, b = self.kinds[layer], self._base_slot(layer, expert)
+        return [view.view(-1) for view in kind.views(b, [main_grad(p) for p in kind.parameters(b)])]
+
+    def slot_grad(self, buffer: int) -> Tensors:
+        """Flat gradient of the replica in a buffer."""
+        return self._grads[buffer]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the slots take on this rank."""
+        return sum(x.numel() * x.element_size() for many in (*self._slots, *self._grads) for x in many)
+
+    def _base_slot(self, layer: int, expert: int) -> int:
+        rank, slot = divmod(expert, self.num_base)
+        if rank != self.rank:
+            raise InputError(f"expert {expert} of MoE layer {layer} is at home on rank {rank}, not here on rank {self.rank}.")
+        return slot
+
+
+def main_grad(param: torch.nn.Parameter) -> torch.Tensor:
+    """Where Megatron sums a parameter's gradients."""
+    found: torch.Tensor | None = getattr(param, "main_grad", None)
+    if found is None:
+        raise InputError("expert parameters have no main_grad; wrap the model in Megatron's DistributedDataParallel first.")
+    return found
+
+
+class ParamSync:
+    """Finishes parameter gathers that the distributed optimizer overlaps with the forward pass.
+
+    Megatron finishes a bucket when a module is about to use it, and starts the next one then. A home that is read ahead of its
+    layer finishes all buckets before its own, too, in Megatron's order: so data-parallel ranks, whose plans differ, still start
+    them in one order.
+    """
+
+    def __init__(self, chunks: Sequence[Any]) -> None:
+        self._chains: dict[int, list[Any]] = {}  # id of a bucket group -> the bucket groups up to it
+        self._group_of: dict[torch.nn.Parameter, Any] = {}
+        self._ddps = [chunk for chunk in chunks if hasattr(chunk, "ddp_config") and hasattr(chunk, "param_to_bucket_group")]
+        for ddp in self._ddps:
+            self._group_of.update(ddp.param_to_bucket_group)
+            for groups in (ddp.bucket_groups, ddp.expert_parallel_bucket_groups):
+                chain: list[Any] = []
+                for group in reversed(groups):  # buckets are numbered from the last layer
+                    chain.append(group)
+                    self._chains[id(group)] = list(chain)
+
+    def finish(self, param: torch.nn.Parameter) -> None:
+        """Returns when the parameter's content is this step's."""
+        group = self._group_of.get(param)
+        if group is None or not _overlaps(group):
+            return
+        for earlier in self._chains[id(group)]:
+            # Once finished it stays so until gradients have been reduced.
+            if not earlier.param_gather_dispatched or earlier.param_gather_handle is not None:
+                earlier.finish_param_sync()
+
+    def reduces_now(self, param: torch.nn.Parameter) -> bool:
+        """True if the parameter's gradient is reduced over data-parallel ranks as soon as backward has made it."""
+        group = self._group_of.get(param)
+        return group is not None and bool(group.ddp_config.overlap_grad_reduce) and bool(group.is_last_microbatch)
+
+
+def _overlaps(group: Any) -> bool:
+    config = group.ddp_config
+    return bool(config.use_distributed_optimizer and config.overlap_param_gather)

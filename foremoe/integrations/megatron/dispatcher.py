@@ -1,0 +1,86 @@
+"""SlotDispatcher: Megatron-Core's all-to-all dispatcher over physical slots instead of logical experts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+# Letters: T tokens of a source, P physical slots of all ranks, S slots of a rank, G ranks.
+
+_GATHER = "gather_from_sequence_parallel_region"
+
+
+class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
+    """Dispatches to the S slots of every rank; after routing, nothing in a `MoELayer` cares which logical experts they hold.
+
+    In the exchange of counts that Megatron makes anyway, every rank also says whether its replicas are there. If one says no,
+    all send their tokens home before anything is dispatched.
+
+    Attributes:
+        missing: this rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
+        go_home: called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
+    """
+
+    def __init__(self, moe: MoELayer, num_slots: int) -> None:
+        own = moe.token_dispatcher
+        groups = ProcessGroupCollection()
+        groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
+        config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
+        config.num_moe_experts = own.ep_size * num_slots
+        first = own.ep_group.rank() * num_slots
+        super().__init__(num_slots, list(range(first, first + num_slots)), config=config, pg_collection=groups)
+        if own.shared_experts is not None:
+            self.set_shared_experts(own.shared_experts)
+        self.missing: bool | None = None
+        self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._missing_G: torch.Tensor | None = None
+        self._hidden: torch.Tensor | None = None
+
+    def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
+        self._hidden = hidden_states if self.missing is not None else None
+        return super().dispatch_preprocess(hidden_states, routing_map, probs)
+
+    def preprocess(self, routing_map: torch.Tensor) -> torch.Tensor:
+        self._missing_G = None
+        if self.missing is None:
+            return super().preprocess(routing_map)
+        with self._told():
+            return super().preprocess(routing_map)
+
+    def token_dispatch(self, permutated_local_input_tokens: torch.Tensor, permuted_probs: torch.Tensor) -> Any:
+        if self._missing_G is not None and bool(self._missing_G.any()):
+            assert self.go_home is not None and self._hidden is not None
+            hidden, self.missing = self._hidden, None
+            routing_TP, probs_TP = self.go_home()
+            permutated_local_input_tokens, permuted_probs = self.dispatch_preprocess(hidden, routing_TP, probs_TP)
+        self._hidden = self._missing_G = None
+        return super().token_dispatch(permutated_local_input_tokens, permuted_probs)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Within, the gather of counts carries one more number per rank."""
+        gather = getattr(token_dispatcher, _GATHER)
+        num_counts = self.num_experts
+
+        def with_flag(counts: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if counts.dim() != 1 or len(counts) != num_counts:
+                result: torch.Tensor = gather(counts, *args, **kwargs)
+                return result
+            told = gather(torch.cat([counts, counts.new_full((1,), int(bool(self.missing)))]), *args, **kwargs)
+            told = told.view(-1, num_counts + 1)
+            self._missing_G = told[:, num_counts]
+            return told[:, :num_counts].reshape(-1)
+
+        setattr(token_dispatcher, _GATHER, with_flag)
+        try:
+            yield
+        finally:
+            setattr(token_dispatcher, _GATHER, gather)

@@ -1,0 +1,102 @@
+"""SlotLayer: physical slots around one unmodified `MoELayer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foremoe.integrations.megatron.buffers import ParamSync
+from foremoe.integrations.megatron.dispatcher import SlotDispatcher
+from foremoe.integrations.megatron.experts import ExpertKind
+from foremoe.integrations.megatron.layout import Place
+from foremoe.integrations.megatron.replicas import Replicas, Row
+from foremoe.integrations.megatron.stage import MegatronStage
+from foremoe.schedule import Phase
+
+# Letters: T tokens of a source, E experts, P physical slots of all ranks, S slots of a rank, B base slots, Y pairs that a rank
+# serves, sorted by slot; H hidden size.
+
+
+class SlotLayer:
+    """One MoE layer that runs by a plan between `enter` and `leave`.
+
+    Three things of the instance are replaced meanwhile: the dispatcher, by one over slots; `preprocess`, which maps experts to
+    slots; and the forward of the experts, which runs Megatron's own on the base slots and `Replicas` beside it. Everything else,
+    parameters first, is Megatron's.
+
+    Args:
+        index: of the layer in the plan.   num_base, num_slots: B and S.
+    """
+
+    def __init__(self, place: Place, index: int, kind: ExpertKind, num_base: int, num_slots: int, sync: ParamSync) -> None:
+        self.moe, self.index, self.kind, self.num_base = place.moe, index, kind, num_base
+        self._sync, self._params = sync, [p for b in range(num_base) for p in kind.parameters(b)]
+        self._home_dispatcher = place.moe.token_dispatcher
+        self._slot_dispatcher = SlotDispatcher(place.moe, num_slots)
+        self._stage: MegatronStage | None = None
+        self._now = (0, Phase.FORWARD)
+        self._anchor = torch.zeros((), device=self._params[0].device, requires_grad=True)
+
+    def enter(self, stage: MegatronStage) -> None:
+        """From here on the layer runs by the stage's plan."""
+        self._stage = stage
+        self.moe.token_dispatcher = self._slot_dispatcher
+        self.moe.preprocess = self._preprocess
+        self.moe.experts.forward = self._compute
+
+    def leave(self) -> None:
+        """The layer is as it was; safe to call twice."""
+        self._stage = None
+        self.moe.token_dispatcher = self._home_dispatcher
+        self.moe.__dict__.pop("preprocess", None)
+        self.moe.experts.__dict__.pop("forward", None)
+
+    def _preprocess(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> Any:
+        stage, layer = self._running(), self.index
+        # Inside a backward pass only activation recomputation runs the layer forward.
+        m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
+        self._now = m, phase
+        complete = stage.weights(m, layer, phase).complete
+        at_home = (m, layer) in stage.fell_back  # a re-forward follows its forward
+        dispatcher = self._slot_dispatcher
+        dispatcher.missing = not complete if phase == Phase.FORWARD and stage.has_replicas(m, layer) else None
+        if at_home:
+            routing_TP = stage.routed_home(layer, routing_map)
+        else:
+            routing_TP, num_drift = stage.routed(m, layer, routing_map)
+            if phase == Phase.FORWARD:
+                stage.record_drift(m, layer, num_drift)
+
+        def go_home() -> tuple[torch.Tensor, torch.Tensor]:
+            stage.fall_back(m, layer)
+            home_TP = stage.routed_home(layer, routing_map)
+            return home_TP, stage.spread(m, layer, probs, home_TP)
+
+        dispatcher.go_home = go_home
+        probs_TP = stage.spread(m, layer, probs, routing_TP)
+        return type(self.moe).preprocess(self.moe, hidden_states, probs_TP, routing_TP)
+
+    def _compute(self, x_YH: torch.Tensor, num_S: torch.Tensor, probs_Y: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones."""
+        stage, layer, (m, phase) = self._running(), self.index, self._now
+        experts, base = self.moe.experts, self.num_base
+        counts = num_S.tolist()
+        if phase == Phase.FORWARD:
+            stage.record_served(m, layer, counts)
+        num_at_home = sum(counts[:base])
+        base_x, replica_x = x_YH.split([num_at_home, len(x_YH) - num_at_home])
+        base_probs, replica_probs = probs_Y.split([num_at_home, len(x_YH) - num_at_home])
+        base_y, _ = type(experts).forward(experts, base_x, num_S[:base], base_probs)
+        row = Row(stage, self.kind, m, layer, phase, counts[base:], self._reduced_next)
+        y_YH = Replicas.apply(base_y, replica_x, replica_probs, self._anchor, row, torch.is_grad_enabled())
+        if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
+            stage.release(m, layer, phase)
+        return y_YH, None
+
+    def _reduced_next(self) -> bool:
+        return any(self._sync.reduces_now(param) for param in self._params)
+
+    def _running(self) -> MegatronStage:
+        assert self._stage is not None, "a SlotLayer runs between enter and leave"
+        return self._stage

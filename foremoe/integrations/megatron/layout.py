@@ -1,0 +1,174 @@
+"""What foremoe reads off a Megatron-Core model: its MoE layers, what they compute with, and the order in which they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.errors import InputError
+from foremoe.model import Model
+from foremoe.schedule import Schedule
+from foremoe.transfer.group import Group
+
+# Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One MoE layer of this rank.
+
+    Attributes:
+        number: of the transformer layer in the whole model, from 0.
+        chunk: which of this rank's model chunks holds it.
+        index: of its transformer layer in that chunk.
+    """
+
+    moe: MoELayer
+    number: int
+    chunk: int
+    index: int
+
+
+def find_layers(chunks: Sequence[Any]) -> list[Place]:
+    """The MoE layers of this rank, chunk by chunk in the order in which they run; those of multi-token prediction, whose
+    routing rollout does not record, are left out."""
+    places = []
+    for c, chunk in enumerate(chunks):
+        module = unwrapped(chunk)
+        prediction: Any = getattr(module, "mtp", None)
+        apart = set() if prediction is None else {id(m) for m in prediction.modules()}
+        layers = getattr(getattr(module, "decoder", module), "layers", None)
+        if layers is None:
+            raise InputError(f"model chunk {c} ({type(module).__name__}) has no decoder.layers; give Megatron-Core model chunks.")
+        for index, layer in enumerate(layers):
+            found = [m for m in layer.modules() if isinstance(m, MoELayer) and id(m) not in apart]
+            if len(found) > 1:
+                raise InputError(f"transformer layer {index} of chunk {c} holds {len(found)} MoELayers; foremoe expects one.")
+            places += [Place(moe, int(moe.layer_number) - 1, c, index) for moe in found]
+    return places
+
+
+def unwrapped(chunk: Any) -> Any:
+    """The model inside DDP, Float16Module and the like."""
+    while not hasattr(chunk, "decoder") and hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def moe_numbers(config: Any) -> list[int]:
+    """The numbers (from 0) of the whole model's MoE layers."""
+    frequency = config.moe_layer_freq
+    pattern = frequency if isinstance(frequency, list) else [int(i % frequency == 0) for i in range(config.num_layers)]
+    return [i for i, is_moe in enumerate(pattern) if is_moe]
+
+
+def refuse(config: Any, places: Sequence[Place]) -> None:
+    """Says which option to change where a layout is not supported.
+
+    Raises:
+        InputError: one sentence.
+    """
+    pp = parallel_state.get_pipeline_model_parallel_world_size()
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    get = lambda name, default=None: getattr(config, name, default)  # noqa: E731
+    scopes = [getattr(scope, "name", str(scope)) for scope in get("cuda_graph_scope") or []]
+    group_size = get("microbatch_group_size_per_vp_stage")
+    vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    reasons = (
+        (get("moe_token_dispatcher_type") != "alltoall",
+         f"the {get('moe_token_dispatcher_type')} dispatcher is not supported; set moe_token_dispatcher_type='alltoall'"),
+        (get("moe_expert_capacity_factor") is not None or get("moe_pad_expert_input_to_capacity"),
+         "dropping or padding to capacity changes what the plan counted; leave moe_expert_capacity_factor and "
+         "moe_pad_expert_input_to_capacity unset"),
+        (get("cuda_graph_impl", "none") != "none" and (not scopes or any(part in s for s in scopes for part in ("moe", "full"))),
+         "a captured CUDA graph cannot follow a new plan in every micro-step; leave MoE layers out of cuda_graph_scope"),
+        (parallel_state.get_expert_tensor_parallel_world_size() > 1,
+         "experts split over tensor-parallel ranks are not supported; set expert_tensor_parallel_size=1"),
+        (tp > 1 and not get("sequence_parallel"),
+         "with tensor parallelism every rank must own its tokens; set sequence_parallel=True"),
+        (get("overlap_moe_expert_parallel_comm") or get("delay_wgrad_compute"),
+         "foremoe follows the plain 1F1B order; set overlap_moe_expert_parallel_comm=False and delay_wgrad_compute=False"),
+        (get("moe_router_padding_for_quantization") or get("moe_router_padding_for_fp8") or get("fp8") or get("fp4"),
+         "fp8 and fp4 experts are not supported; set fp8=None, fp4=None and no router padding"),
+        (get("add_bias_linear") and _biased(places),
+         "experts with biases are not supported; set add_bias_linear=False"),
+        (get("moe_apply_probs_on_input"),
+         "replicas apply probabilities after the activation; set moe_apply_probs_on_input=False"),
+        (vpp > 1 and group_size not in (None, pp),
+         f"the interleaved order with microbatch_group_size_per_vp_stage={group_size} is not supported; set it to {pp}"),
+    )  # fmt: skip
+    for refused, reason in reasons:
+        if refused:
+            raise InputError(f"foremoe cannot be attached to this model: {reason}.")
+    for place in places:
+        if not isinstance(place.moe.token_dispatcher, MoEAlltoAllTokenDispatcher):
+            name = type(place.moe.token_dispatcher).__name__
+            raise InputError(f"layer {place.number} dispatches by {name}; foremoe supports MoEAlltoAllTokenDispatcher.")
+
+
+def _biased(places: Sequence[Place]) -> bool:
+    return any("bias" in name for place in places for name, _ in place.moe.experts.named_parameters())
+
+
+def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, forward_only: bool) -> Schedule:
+    """The order in which this rank's MoE layers run in `forward_backward_func`, with the micro-steps in order."""
+    pp, pp_rank = (
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    selective = config.recompute_granularity == "selective" and "moe" in (config.recompute_modules or ())
+    full = config.recompute_granularity == "full"
+    reforward = selective or full
+    if vpp > 1:
+        schedule = Schedule.interleaved(num_micro_steps, pp, vpp, pp_rank, reforward)
+        schedule = dataclasses.replace(schedule, chunk_L=np.array([p.chunk for p in places], np.int32))
+    elif pp > 1:
+        schedule = Schedule.one_f_one_b(num_micro_steps, pp, pp_rank, reforward)
+    else:
+        schedule = Schedule.accumulate(num_micro_steps, reforward)
+    if full and config.recompute_method == "uniform":
+        blocks = [(p.chunk, p.index // config.recompute_num_layers) for p in places]
+        schedule = dataclasses.replace(schedule, block_L=np.unique(blocks, axis=0, return_inverse=True)[1].reshape(-1))
+    return schedule.without_backward() if forward_only else schedule
+
+
+def model_of(config: Any, num_layers: int, weight_bytes: float) -> Model:
+    """The sizes of the model's MoE layers as planning sees them."""
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    head_dim = config.kv_channels or hidden // heads
+    groups = config.num_query_groups or heads
+    return Model(
+        name="megatron", num_layers=max(num_layers, 1), first_moe_layer=0, num_experts=config.num_moe_experts,
+        num_topk=config.moe_router_topk, hidden_size=hidden, ffn_size=config.moe_ffn_hidden_size or config.ffn_hidden_size,
+        num_matrices=3 if config.gated_linear_unit else 2, bytes_per_weight=weight_bytes, bytes_per_gradient=4.0,
+        bytes_per_activation=weight_bytes, attention_params=hidden * head_dim * (2 * heads + 2 * groups), num_heads=heads,
+        qk_head_dim=head_dim, v_head_dim=head_dim, source="TransformerConfig",
+    )  # fmt: skip
+
+
+def cluster_of(group: Group, cluster: Cluster | None) -> Cluster:
+    """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective."""
+    if cluster is None:
+        hosts = group.gather(socket.gethostname())
+        names = list(dict.fromkeys(hosts))
+        node_G = np.array([names.index(host) for host in hosts], np.int32)
+        return dataclasses.replace(Cluster.preset("8xh100", num_ranks=group.size), node_of_rank_G=node_G)
+    if cluster.num_ranks != group.size:
+        raise InputError(f"the cluster has {cluster.num_ranks} ranks and the EP group {group.size}; give the EP group's cluster.")
+    return cluster
+
+
+def contiguous_homes(num_layers: int, num_experts: int) -> Array:
+    """int32 [L, E]: Megatron's homes, expert e on rank e // (E/G)."""
+    return np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))

@@ -1,0 +1,151 @@
+"""Replicas: what the redundant slots of a rank compute for one layer, beside Megatron's own experts, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from foremoe.errors import TransferError
+from foremoe.schedule import Phase
+from foremoe.transfer.base import Tensors
+
+if TYPE_CHECKING:
+    from foremoe.integrations.megatron.experts import ExpertKind
+    from foremoe.integrations.megatron.stage import MegatronStage
+
+# Letters: Y pairs that a rank serves, sorted by slot; H hidden size; R redundant slots of a rank, B base slots.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One layer of one micro-step on this rank: all that backward needs to find its weights again.
+
+    Attributes:
+        num_R: pairs of every redundant slot; they lie one after the other.
+        settle: gradients must be home when backward of this row is over, because they are reduced next; asked in backward.
+    """
+
+    stage: MegatronStage
+    kind: ExpertKind
+    micro_step: int
+    layer: int
+    phase: Phase
+    num_R: list[int]
+    settle: Callable[[], bool]
+
+    def weights(self, phase: Phase) -> list[Tensors]:
+        """The tensors of the redundant slots; those without pairs may hold anything, or nothing."""
+        found = self.stage.weights(self.micro_step, self.layer, phase).weights_S
+        return self._filled(found[len(found) - len(self.num_R) :])
+
+    def gradients(self) -> list[Tensors]:
+        """Where the gradients of the redundant slots are summed."""
+        grads_S = self.stage.weights(self.micro_step, self.layer, Phase.BACKWARD).grads_S
+        assert grads_S is not None
+        return self._filled(grads_S[len(grads_S) - len(self.num_R) :])
+
+    def _filled(self, tensors_R: Sequence[Tensors | None]) -> list[Tensors]:
+        for r, (num, tensors) in enumerate(zip(self.num_R, tensors_R, strict=True)):
+            if num and tensors is None:
+                raise TransferError(
+                    f"redundant slot {r} got {num} pairs in micro-step {self.micro_step}, layer {self.layer}, but the plan "
+                    "leaves it empty; give every rank the split of the plan that runs."
+                )
+        return [tensors or () for tensors in tensors_R]
+
+
+class Replicas(torch.autograd.Function):
+    """Puts the redundant slots' output behind that of the base slots.
+
+    Forward keeps the replicas' graph as any module would, except for their weights: a slot may hold another expert before
+    backward, so the graph keeps (slot, place) and backward looks the weights up again. Backward comes before that of the base
+    slots, whose output is an input here, and starts sending the replicas' gradients home; so they are under way when, or
+    (`Row.settle`) in place before, autograd adds the base slots' own gradients to the same parameters.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, base_YH: torch.Tensor, x_YH: torch.Tensor, probs_Y: torch.Tensor, anchor: torch.Tensor, row: Row, wanted: bool
+    ) -> torch.Tensor:
+        ctx.row, ctx.split = row, len(base_YH)
+        ctx.inner = None
+        # Views of one tensor may be saved by autograd; a copy stays what it is.
+        outputs = []
+        if sum(row.num_R):
+            weights_R = row.weights(row.phase)
+            keys = _Keys(weights_R)
+            x = x_YH.detach().requires_grad_(wanted)
+            probs = probs_Y.detach().requires_grad_(wanted)
+            leaves_R = [[w.detach().requires_grad_(wanted) for w in weights] for weights in weights_R]
+            hooks = torch.autograd.graph.saved_tensors_hooks(keys.pack, lambda saved: _found(saved, row))
+            with torch.set_grad_enabled(wanted), hooks:
+                y = row.kind.compute(leaves_R, x, probs, row.num_R)
+            if wanted:
+                ctx.inner = y, x, probs, leaves_R
+            outputs.append(y.detach())
+        return torch.cat([base_YH, *outputs]) if outputs else base_YH.view_as(base_YH)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        row: Row = ctx.row
+        stage = row.stage
+        stage.weights(row.micro_step, row.layer, Phase.BACKWARD)  # also where this rank has no replica: all keep step
+        grad_x = grad_probs = None
+        if ctx.inner is not None:
+            y, x, probs, leaves_R = ctx.inner
+            ctx.inner = None
+            busy = [r for r, num in enumerate(row.num_R) if num]
+            leaves = [w for r in busy for w in leaves_R[r]]
+            grad_x, grad_probs, *grads = torch.autograd.grad(
+                y, [x, probs, *leaves], grad_YH[ctx.split :].to(y.dtype), allow_unused=True
+            )
+            gradients_R = row.gradients()
+            for total, grad in zip([g for r in busy for g in gradients_R[r]], grads, strict=True):
+                if grad is not None:
+                    total.add_(grad.reshape(-1))
+        stage.gradients(row.micro_step, row.layer)
+        if row.settle():
+            stage.settle()
+        stage.release(row.micro_step, row.layer, Phase.BACKWARD)
+        return grad_YH[: ctx.split], grad_x, grad_probs, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Instead of a slot's weights, or a view of them: where they lie."""
+
+    slot: int
+    tensor: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Keys:
+    """Knows the weights of a row's redundant slots by their memory."""
+
+    def __init__(self, weights_R: Sequence[Tensors]) -> None:
+        self._known = [
+            (w.untyped_storage().data_ptr(), int(w.storage_offset()), w.numel(), slot, i)
+            for slot, weights in enumerate(weights_R)
+            for i, w in enumerate(weights)
+        ]
+
+    def pack(self, saved: torch.Tensor) -> torch.Tensor | _Saved:
+        pointer, offset = saved.untyped_storage().data_ptr(), saved.storage_offset()
+        for known, begin, num, slot, i in self._known:
+            if pointer == known and begin <= offset < begin + num:
+                return _Saved(slot, i, saved.size(), saved.stride(), int(offset) - begin)
+        return saved
+
+
+def _found(saved: torch.Tensor | _Saved, row: Row) -> torch.Tensor:
+    if isinstance(saved, torch.Tensor):
+        return saved
+    weight = row.weights(Phase.BACKWARD)[saved.slot][saved.tensor]
+    return weight.as_strided(saved.size, saved.stride, weight.storage_offset() + saved.offset)

@@ -1,0 +1,63 @@
+"""MegatronStage: what the layers ask between the begin and the end of one stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.plan import Plan
+from foremoe.runtime.remap import remap_dense
+from foremoe.runtime.stage import PlannedStage
+from foremoe.schedule import Phase
+
+if TYPE_CHECKING:
+    from foremoe.transfer.engine import Engine
+
+# Letters: T tokens of a source, E experts, P physical slots of all ranks, M micro-steps, L layers.
+
+
+class MegatronStage(PlannedStage):
+    """A planned stage over Megatron's routing, which says yes or no per token and expert.
+
+    Args:
+        engine: it has begun `plan`.   split_MLP: what the plan gives to this source.   device: of routing.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
+        super().__init__(engine, plan, split_MLP, device)
+        self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
+
+    def routed(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Routing over slots and the number of unplanned pairs, as the plan says."""
+        split_P, expert_P = self._split_MLP[micro_step, layer], self._expert_MLP[micro_step, layer]
+        return remap_dense(routing_TE, split_P, expert_P, self._home_slot_LE[layer])
+
+    def routed_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
+        """Routing over slots with every expert at home."""
+        routing_TP = routing_TE.new_zeros(len(routing_TE), self._expert_MLP.shape[2])
+        return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)
+
+    def spread(self, micro_step: int, layer: int, probs_TE: torch.Tensor, routing_TP: torch.Tensor) -> torch.Tensor:
+        """Probabilities over slots; differentiable."""
+        probs_TP = probs_TE.index_select(1, self._expert_MLP[micro_step, layer].clamp(min=0))
+        return probs_TP * routing_TP
+
+    def has_replicas(self, micro_step: int, layer: int) -> bool:
+        """Whether the plan has a replica in this row, on any rank."""
+        return bool(self._has_replicas_ML[micro_step, layer])
+
+    def settle(self) -> None:
+        """All gradients sent so far are at home when this returns."""
+        self._engine.settle()
+
+    def is_over(self, layer: int) -> bool:
+        """True if the plan has no pass of the layer left."""
+        return all(self._num_done[phase][layer] >= len(self._order[phase][layer]) for phase in Phase)
+
+    def drift_ML(self) -> Array:
+        """Pairs of this rank that the plan did not know."""
+        drift_ML, _ = self.counts(self.num_micro_steps)
+        return np.asarray(drift_ML)

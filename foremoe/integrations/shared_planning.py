@@ -1,0 +1,214 @@
+"""Planning by all ranks of an EP group together: every layer is planned once, by one rank, and shared.
+
+What travels is counts: each rank gets the counts of all sources for its own layers, plans these, expands the split of every
+source, and sends each source its part. No rank needs the counts of all layers from all sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import Cost, CostModel
+from foremoe.errors import InputError
+from foremoe.model import Model
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.schedule import Schedule
+from foremoe.slots import Slots
+from foremoe.split import split_over_sources
+from foremoe.transfer.group import Group
+from foremoe.transfers import Transfers
+from foremoe.workload import Workload
+
+# Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanningTask:
+    """What the ranks plan for, besides the counts; the same on all of them.
+
+    Attributes: as of `Problem`; `home_LE` None: in order.
+    """
+
+    model: Model
+    cluster: Cluster
+    stage: str
+    schedule: Schedule
+    redundant: int
+    slots: Slots
+    moe_layer_L: Array
+    cost: CostModel = dataclasses.field(default_factory=CostModel)
+    replicas: str = "any"
+    home_LE: Array | None = None
+
+    def problem(self, workload: Workload, layers: Sequence[int]) -> Problem:
+        """The problem of some of the layers, whose counts `workload` holds."""
+        index = np.asarray(layers)
+        return Problem.of(
+            workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slots=self.slots,
+            schedule=self.schedule.select(index), replicas=self.replicas,
+            home_LE=None if self.home_LE is None else self.home_LE[index],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """The plan of all layers, this source's split, and the seconds that this rank spent on it.
+
+    Attributes:
+        split_MLP: int32.   plan_s: planning its own layers.   share_s: exchanging counts, placements and splits.
+    """
+
+    plan: Plan
+    split_MLP: Array
+    plan_s: float
+    share_s: float
+
+
+def plan_together(
+    group: Group,
+    planner: Planner,
+    task: PlanningTask,
+    load_MLE: Array,
+    tokens_M: Array,
+    *,
+    device: torch.device | None = None,
+    num_threads: int | None = None,
+) -> Planned:
+    """Plans a stage from what every rank knows of its own tokens; collective.
+
+    Args:
+        load_MLE: whole numbers, pairs of this source.   tokens_M: tokens of this source.
+        device: for messages; NCCL needs the rank's GPU.
+
+    Raises:
+        InputError: on all ranks, with what went wrong on any of them.
+    """
+    begin = time.perf_counter()
+    M, L, E = load_MLE.shape
+    G, rank = group.size, group.rank
+    answers = group.gather(((M, L, E), np.asarray(tokens_M, np.int64)))
+    if any(shape != (M, L, E) for shape, _ in answers):
+        raise InputError(f"ranks have counts of different sizes: {sorted({shape for shape, _ in answers})}; give all the same.")
+    tokens_MG = np.stack([tokens for _, tokens in answers], axis=1)
+    layers_G = [list(range(g, L, G)) for g in range(G)]
+    mine = layers_G[rank]
+    load_MLGE = _by_owner(group, load_MLE, layers_G, device)
+    shared_s, at = time.perf_counter() - begin, time.perf_counter()
+    part: Plan | None = None
+    fault = ""
+    split_GLMP = np.zeros((G, len(mine), M, 0), np.int32)
+    if mine:
+        try:
+            part, split_GLMP = _plan_layers(planner, task, load_MLGE, tokens_MG, mine, num_threads)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+    plan_s, at = time.perf_counter() - at, time.perf_counter()
+    shares = group.gather((fault, part))
+    for g, (other, _) in enumerate(shares):
+        if other:
+            raise InputError(f"rank {g} could not plan its layers ({other}); fix the cause, or run this stage without a plan.")
+    plan = _merged([p for _, p in shares if p is not None], [layers for layers in layers_G if layers], task)
+    plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
+    split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
+    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
+
+
+def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: torch.device | None) -> Array:
+    """int32 [M, L of this rank, G, E]: the counts of all sources for the layers that this rank plans."""
+    M, _, E = load_MLE.shape
+    order = [layer for layers in layers_G for layer in layers]
+    sent = torch.from_numpy(np.ascontiguousarray(load_MLE.transpose(1, 0, 2)[order], np.int32).reshape(-1, M * E)).to(device)
+    num_mine = len(layers_G[group.rank])
+    received = torch.empty(group.size * num_mine, M * E, dtype=torch.int32, device=device)
+    group.all_to_all(received, sent, [num_mine] * group.size, [len(layers) for layers in layers_G])
+    load_GLME = received.cpu().numpy().reshape(group.size, num_mine, M, E)
+    return np.ascontiguousarray(load_GLME.transpose(2, 1, 0, 3))
+
+
+def _plan_layers(
+    planner: Planner, task: PlanningTask, load_MLGE: Array, tokens_MG: Array, layers: list[int], num_threads: int | None
+) -> tuple[Plan, Array]:
+    """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
+    num_topk = task.model.num_topk
+    whole = (load_MLGE.sum(axis=(2, 3)) == num_topk * tokens_MG.sum(axis=1)[:, None]).all()
+    workload = Workload.from_counts(
+        load_MLGE, num_topk=num_topk, stage=task.stage, tokens_MG=tokens_MG if whole else None,
+        moe_layer_L=task.moe_layer_L[layers],
+    )  # fmt: skip
+    problem = task.problem(workload, layers)
+    plan, _ = planner.plan(problem, num_threads=num_threads)
+    plan.check(problem)
+    if (plan.order_M != np.arange(plan.M)).any():
+        raise InputError(
+            "the planner wants micro-steps in another order, which only the data loader can give; use one that keeps it"
+        )
+    load_NGE, node_G = load_MLGE.reshape(plan.N, plan.G, plan.E), task.cluster.node_of_rank_G
+    split_GNP = [split_over_sources(load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g) for g in range(plan.G)]
+    split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
+    return dataclasses.replace(plan, transfers=Transfers.none()), split_GLMP
+
+
+def _merged(parts: list[Plan], layers_P: list[list[int]], task: PlanningTask) -> Plan:
+    """One plan of all layers, with its transfers on default paths."""
+    first = parts[0]
+    num_layers = sum(len(layers) for layers in layers_P)
+
+    def put(name: str, axis: int) -> Array:
+        arrays = [getattr(part, name) for part in parts]
+        return _interleaved(arrays, layers_P, num_layers, axis)
+
+    costs = [part.cost_ML.parts() for part in parts]
+    rows: dict[str, Any] = {
+        name: put(name, 1) for name in ("load_MLE", "expert_MLGS", "quota_MLGS", "bound_ML", "load_bound_ML", "stop_ML")
+    }
+    return dataclasses.replace(
+        first,
+        header=dataclasses.replace(first.header, schedule=task.schedule, moe_layer_L=task.moe_layer_L),
+        home_LE=put("home_LE", 0),
+        cost_ML=Cost(**{name: _interleaved([c[name] for c in costs], layers_P, num_layers, 1) for name in costs[0]}),
+        **rows,
+    ).rederived()
+
+
+def _interleaved(arrays: list[Array], layers_P: list[list[int]], num_layers: int, axis: int) -> Array:
+    shape = list(arrays[0].shape)
+    shape[axis] = num_layers
+    out = np.empty(shape, arrays[0].dtype)
+    for array, layers in zip(arrays, layers_P, strict=True):
+        out[(slice(None),) * axis + (layers,)] = array
+    return out
+
+
+def _whole(task: PlanningTask, plan: Plan) -> Problem:
+    """The problem of all layers, without sources: what the path level may see."""
+    return Problem(
+        model=task.model, cluster=task.cluster, cost=task.cost, stage=task.stage, schedule=task.schedule,
+        redundant=task.redundant, slots=task.slots, replicas=task.replicas, home_LE=plan.home_LE, load_MLE=plan.load_MLE,
+        moe_layer_L=plan.header.moe_layer_L,
+    )  # fmt: skip
+
+
+def _to_sources(group: Group, split_GLMP: Array, layers_G: list[list[int]], num_slots: int, device: torch.device | None) -> Array:
+    """int32 [M, L, P]: what every layer's planner gives to this source."""
+    G, num_mine, M, _ = split_GLMP.shape
+    num_layers = sum(len(layers) for layers in layers_G)
+    sent = torch.from_numpy(
+        np.ascontiguousarray(split_GLMP).reshape(G * num_mine, -1) if num_mine else np.zeros((0, M * num_slots), np.int32)
+    )
+    received = torch.empty(num_layers, M * num_slots, dtype=torch.int32, device=device)
+    group.all_to_all(received, sent.to(device), [len(layers) for layers in layers_G], [num_mine] * G)
+    order = [layer for layers in layers_G for layer in layers]
+    split_LMP = np.empty((num_layers, M, num_slots), np.int32)
+    split_LMP[order] = received.cpu().numpy().reshape(num_layers, M, num_slots)
+    return np.ascontiguousarray(split_LMP.transpose(1, 0, 2))

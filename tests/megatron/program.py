@@ -1,0 +1,228 @@
+"""A small training program on Megatron-Core: GPT with MoE layers, router replay, DDP, optimizer, pipelines. No part of foremoe."""
+
+import warnings
+import zlib
+from dataclasses import dataclass
+
+import cpu
+import torch
+from torch.nn import functional
+
+# Letters: M micro-steps, L MoE layers of the model, T tokens of a data-parallel rank, K top-k, E experts.
+
+HIDDEN, FFN, HEADS, VOCABULARY, SEQUENCE, BATCH, E, K = 16, 24, 2, 64, 12, 2, 8, 2
+T = SEQUENCE * BATCH
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the program is laid out over ranks. EDP is what is left: ranks / (pp * ep)."""
+
+    ep: int = 2
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    num_layers: int = 2
+    dense: tuple[int, ...] = ()  # transformer layers without experts
+    recompute: str | None = None  # None, "full", "full2" (blocks of two layers), "block" (some layers only), "selective"
+    distributed: bool = True
+    overlap_grad: bool = False
+    overlap_param: bool = False
+    bf16: bool = False
+    grouped: bool = False
+    shared_experts: bool = False
+    M: int = 4
+
+    @property
+    def moe_layers(self):
+        return [i for i in range(self.num_layers) if i not in self.dense]
+
+    def __str__(self):
+        default = Layout()
+        return "-".join(f"{n}={v}" for n, v in vars(self).items() if v != getattr(default, n)) or "plain"
+
+
+class Program:
+    """One rank of the program: model chunks, optimizer, data. The same for the same layout and seed."""
+
+    def __init__(self, layout, seed=1):
+        warnings.simplefilter("ignore")
+        cpu.run_on_cpu()
+        from megatron.core import parallel_state as ps
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+        from megatron.core.transformer.moe.router_replay import RouterReplay
+
+        self.layout, self.ps = layout, ps
+        ps.destroy_model_parallel()
+        ps.initialize_model_parallel(
+            layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+        )  # fmt: skip
+        model_parallel_cuda_manual_seed(seed)
+        RouterReplay.clear_global_router_replay_instances()
+        self.config = _config(layout)
+        self.bare = [_chunk(self.config, layout, v) for v in range(layout.vpp or 1)]
+        for module in self.bare:
+            _fill(module, ps.get_expert_model_parallel_rank(), seed)
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True, overlap_grad_reduce=layout.overlap_grad,
+            overlap_param_gather=layout.overlap_param, bucket_size=3000 if layout.overlap_grad else None,
+        )  # fmt: skip
+        self.chunks = [
+            DistributedDataParallel(self.config, ddp, m, disable_bucketing=v > 0 and not layout.overlap_grad)
+            for v, m in enumerate(self.bare)
+        ]
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if layout.overlap_grad:
+            syncs = [chunk.no_sync for chunk in self.chunks]
+            self.config.no_sync_func = syncs if layout.vpp else syncs[0]
+        options = OptimizerConfig(
+            optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0, bf16=layout.bf16,
+            params_dtype=self.config.params_dtype, overlap_param_gather=layout.overlap_param,
+        )  # fmt: skip
+        self.optimizer = get_megatron_optimizer(options, self.chunks)
+
+    @property
+    def routers(self):
+        """Chunk -> its routers in order, with the place of their layer among all MoE layers."""
+        places = {number: i for i, number in enumerate(self.layout.moe_layers)}
+        return [
+            [(places[layer.layer_number - 1], layer.mlp.router) for layer in m.decoder.layers if hasattr(layer.mlp, "router")]
+            for m in self.bare
+        ]
+
+    def routing(self, step, seed=0):
+        """int64 [M, T of this rank, L, K]: what rollout recorded for the tokens of this rank."""
+        layout, tp = self.layout, self.layout.tp
+        generator = torch.Generator().manual_seed(1000 * (100 * seed + step) + self.ps.get_data_parallel_rank())
+        num_layers = len(layout.moe_layers)
+        weight = torch.ones(layout.M, T, num_layers, E)
+        weight[..., : E // 2] = 3.0
+        hot = torch.randint(0, E, (layout.M, 1, num_layers, 1), generator=torch.Generator().manual_seed(100 * seed + step))
+        weight.scatter_(3, hot.expand(-1, T, -1, 1), 9.0)
+        topk = torch.multinomial(weight.view(-1, E), K, generator=generator).view(layout.M, T, num_layers, K)
+        here = self.ps.get_tensor_model_parallel_rank()
+        return topk[:, here * T // tp : (here + 1) * T // tp].clone()
+
+    def forward_backward(self, step, topk_MTLK, forward_only=False):
+        """All micro-steps of one optimizer step: the losses (on the last pipeline stage, else none)."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+        layout = self.layout
+        generator = torch.Generator().manual_seed(7000 + 31 * step + self.ps.get_data_parallel_rank())
+        tokens = torch.randint(0, VOCABULARY, (layout.M, BATCH, SEQUENCE), generator=generator)
+        position = torch.arange(SEQUENCE).repeat(BATCH, 1)
+        mask = ~torch.ones(BATCH, 1, SEQUENCE, SEQUENCE).tril().bool()
+        done = [0] * len(self.chunks)
+        routers = self.routers
+
+        def forward_step(iterator, model):
+            c = next(i for i, chunk in enumerate(self.chunks) if chunk is model)
+            m, done[c] = done[c], done[c] + 1
+            batch = next(iterator)
+            for place, router in routers[c]:
+                router.router_replay.set_target_indices(topk_MTLK[m, :, place].contiguous())
+            RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+            output = model(batch, position, mask, labels=batch)
+            # What runs forward inside backward replays in the order of the forwards.
+            RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+            return output, lambda loss: (loss.mean(), {"loss": loss.mean().detach()})
+
+        iterators = [iter(list(tokens)) for _ in self.chunks]
+        found = get_forward_backward_func()(
+            forward_step_func=forward_step, data_iterator=iterators if layout.vpp else iterators[0],
+            model=self.chunks if layout.vpp else self.chunks[0], num_microbatches=layout.M, seq_length=SEQUENCE,
+            micro_batch_size=BATCH, forward_only=forward_only,
+        )  # fmt: skip
+        RouterReplay.clear_global_indices()
+        RouterReplay.clear_global_router_replay_action()
+        return [float(x["loss"]) for x in found]
+
+    def zero(self):
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def main_grads(self):
+        """Name -> main gradient, after reduction; with the distributed optimizer each rank has its shard reduced only."""
+        return {f"{c}.{n}": p.main_grad.clone() for c, m in enumerate(self.bare) for n, p in m.named_parameters()}
+
+    def weights(self):
+        return {f"{c}.{n}": p.detach().clone() for c, m in enumerate(self.bare) for n, p in m.named_parameters()}
+
+
+def _config(layout):
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    dtype = torch.bfloat16 if layout.bf16 else torch.float32
+    recompute = {
+        None: {},
+        "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        "full2": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+        "block": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+        "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+    }[layout.recompute]
+    return TransformerConfig(
+        num_layers=layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
+        num_moe_experts=E, moe_router_topk=K, moe_token_dispatcher_type="alltoall", moe_router_load_balancing_type="none",
+        moe_aux_loss_coeff=0.0, moe_enable_routing_replay=True, moe_grouped_gemm=layout.grouped,
+        moe_layer_freq=[int(i not in layout.dense) for i in range(layout.num_layers)],
+        moe_shared_expert_intermediate_size=FFN if layout.shared_experts else None,
+        add_bias_linear=False, gated_linear_unit=True, activation_func=functional.silu, bias_activation_fusion=False,
+        bias_dropout_fusion=False, masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0, normalization="RMSNorm",
+        persist_layer_norm=False, use_cpu_initialization=True, params_dtype=dtype, pipeline_dtype=dtype, bf16=layout.bf16,
+        tensor_model_parallel_size=layout.tp, sequence_parallel=layout.tp > 1, pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=1,
+        batch_p2p_comm=True, gradient_accumulation_fusion=False, **recompute,
+    )  # fmt: skip
+
+
+class RMSNorm(torch.nn.Module):
+    """Megatron's own norm without Transformer Engine refuses sequence parallelism."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **_):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+def _chunk(config, layout, v):
+    from megatron.core import parallel_state as ps
+    from megatron.core.enums import ModelType
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    stage = {"vp_stage": v} if layout.vpp else {}
+    if layout.vpp:
+        ps.set_virtual_pipeline_model_parallel_rank(v)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", **stage)
+    spec.layer_norm = RMSNorm
+    for layer in spec.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    module = GPTModel(
+        config, spec, vocab_size=VOCABULARY, max_sequence_length=SEQUENCE, position_embedding_type="rope",
+        share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
+        post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
+    )  # fmt: skip
+    module.model_type = ModelType.encoder_or_decoder
+    return module.to(config.params_dtype)
+
+
+def _fill(module, ep_rank, seed):
+    """Weights as a function of their layer and expert, so that layouts start alike."""
+    with torch.no_grad():
+        for layer in module.decoder.layers:
+            if not hasattr(layer.mlp, "router"):
+                continue
+            experts = layer.mlp.experts
+            for name, p in experts.named_parameters():
+                key = zlib.crc32(f"{seed} {layer.layer_number} {ep_rank} {name}".encode())
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(key)) * 0.2)
