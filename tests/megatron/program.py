@@ -1,4 +1,4 @@
-"""A small training program on Megatron-Core: GPT with MoE layers, router replay, DDP, optimizer, pipelines. No part of foremoe."""
+"""A small training program on Megatron-Core: GPT with MoE layers, replay, DDP, optimizer, pipelines. No part of foremoe."""
 
 import warnings
 import zlib
@@ -172,7 +172,8 @@ def _config(layout):
         moe_layer_freq=[int(i not in layout.dense) for i in range(layout.num_layers)],
         moe_shared_expert_intermediate_size=FFN if layout.shared_experts else None,
         add_bias_linear=False, gated_linear_unit=True, activation_func=functional.silu, bias_activation_fusion=False,
-        bias_dropout_fusion=False, masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0, normalization="RMSNorm",
+        bias_dropout_fusion=False, masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
+        normalization="RMSNorm",
         persist_layer_norm=False, use_cpu_initialization=True, params_dtype=dtype, pipeline_dtype=dtype, bf16=layout.bf16,
         tensor_model_parallel_size=layout.tp, sequence_parallel=layout.tp > 1, pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=1,
