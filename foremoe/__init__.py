@@ -51,7 +51,7 @@ _HOME = {
     "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",
     "skew_statistics": "statistics", "synthetic_workload": "synthetic",
 }  # fmt: skip
-_MODULES = ("solvers", "testing")
+_MODULES = ("integrations", "solvers", "testing")
 
 __all__ = sorted(_HOME)
 __version__ = "0.1.0.dev0"

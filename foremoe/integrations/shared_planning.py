@@ -95,33 +95,84 @@ def plan_together(
         InputError: on all ranks, with what went wrong on any of them.
     """
     begin = time.perf_counter()
-    M, L, E = load_MLE.shape
-    G, rank = group.size, group.rank
-    answers = group.gather(((M, L, E), np.asarray(tokens_M, np.int64)))
-    if any(shape != (M, L, E) for shape, _ in answers):
-        raise InputError(f"ranks have counts of different sizes: {sorted({shape for shape, _ in answers})}; give all the same.")
-    tokens_MG = np.stack([tokens for _, tokens in answers], axis=1)
-    layers_G = [list(range(g, L, G)) for g in range(G)]
-    mine = layers_G[rank]
-    load_MLGE = _by_owner(group, load_MLE, layers_G, device)
+    M, L, _ = load_MLE.shape
+    layers_G = _layers_by_rank(L, group.size)
+    mine = layers_G[group.rank]
+    workload = _workload(group, task, load_MLE, tokens_M, device)
     shared_s, at = time.perf_counter() - begin, time.perf_counter()
     part: Plan | None = None
     fault = ""
-    split_GLMP = np.zeros((G, len(mine), M, 0), np.int32)
-    if mine:
+    split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
+    if workload is not None:
         try:
-            part, split_GLMP = _plan_layers(planner, task, load_MLGE, tokens_MG, mine, num_threads)
+            part, split_GLMP = _plan_layers(planner, task, workload, mine, num_threads)
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
     plan_s, at = time.perf_counter() - at, time.perf_counter()
+    parts = _gathered(group, fault, part)
+    plan = _merged(parts, [layers for layers in layers_G if layers], task)
+    plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
+    split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
+    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
+
+
+def homes_together(
+    group: Group,
+    planner: Planner,
+    tasks: Sequence[PlanningTask],
+    loads_MLE: Sequence[Array],
+    tokens_M: Sequence[Array],
+    *,
+    device: torch.device | None = None,
+) -> Array:
+    """int32 [L, E] homes for a step of one or several stages (`Planner.homes`); every layer decided by one rank; collective.
+
+    Args: of each stage, as in `plan_together`.
+    """
+    num_layers = loads_MLE[0].shape[1]
+    layers_G = _layers_by_rank(num_layers, group.size)
+    mine = layers_G[group.rank]
+    parts = [_workload(group, *stage, device) for stage in zip(tasks, loads_MLE, tokens_M, strict=True)]
+    fault, home_LE = "", None
+    if mine:
+        try:
+            home_LE = planner.homes(*(t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None))
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+    found = _gathered(group, fault, home_LE)
+    return _interleaved(found, [layers for layers in layers_G if layers], num_layers, 0)
+
+
+def _layers_by_rank(num_layers: int, num_ranks: int) -> list[list[int]]:
+    return [list(range(g, num_layers, num_ranks)) for g in range(num_ranks)]
+
+
+def _gathered(group: Group, fault: str, part: Any) -> list[Any]:
+    """What the ranks that had layers made of them, or one error on all ranks."""
     shares = group.gather((fault, part))
     for g, (other, _) in enumerate(shares):
         if other:
             raise InputError(f"rank {g} could not plan its layers ({other}); fix the cause, or run this stage without a plan.")
-    plan = _merged([p for _, p in shares if p is not None], [layers for layers in layers_G if layers], task)
-    plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
-    split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
-    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
+    return [made for _, made in shares if made is not None]
+
+
+def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array, device: torch.device | None) -> Workload | None:
+    """The counts of all sources for the layers of this rank; None if it has none. Collective."""
+    shape = load_MLE.shape
+    answers = group.gather((shape, np.asarray(tokens_M, np.int64)))
+    if any(other != shape for other, _ in answers):
+        raise InputError(f"ranks have counts of different sizes: {sorted({other for other, _ in answers})}; give all the same.")
+    tokens_MG = np.stack([tokens for _, tokens in answers], axis=1)
+    layers_G = _layers_by_rank(shape[1], group.size)
+    load_MLGE = _by_owner(group, load_MLE, layers_G, device)
+    if not layers_G[group.rank]:
+        return None
+    num_topk = task.model.num_topk
+    whole = (load_MLGE.sum(axis=(2, 3)) == num_topk * tokens_MG.sum(axis=1)[:, None]).all()
+    return Workload.from_counts(
+        load_MLGE, num_topk=num_topk, stage=task.stage, tokens_MG=tokens_MG if whole else None,
+        moe_layer_L=task.moe_layer_L[layers_G[group.rank]],
+    )  # fmt: skip
 
 
 def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: torch.device | None) -> Array:
@@ -137,23 +188,15 @@ def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: 
 
 
 def _plan_layers(
-    planner: Planner, task: PlanningTask, load_MLGE: Array, tokens_MG: Array, layers: list[int], num_threads: int | None
+    planner: Planner, task: PlanningTask, workload: Workload, layers: list[int], num_threads: int | None
 ) -> tuple[Plan, Array]:
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
-    num_topk = task.model.num_topk
-    whole = (load_MLGE.sum(axis=(2, 3)) == num_topk * tokens_MG.sum(axis=1)[:, None]).all()
-    workload = Workload.from_counts(
-        load_MLGE, num_topk=num_topk, stage=task.stage, tokens_MG=tokens_MG if whole else None,
-        moe_layer_L=task.moe_layer_L[layers],
-    )  # fmt: skip
     problem = task.problem(workload, layers)
     plan, _ = planner.plan(problem, num_threads=num_threads)
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
-        raise InputError(
-            "the planner wants micro-steps in another order, which only the data loader can give; use one that keeps it"
-        )
-    load_NGE, node_G = load_MLGE.reshape(plan.N, plan.G, plan.E), task.cluster.node_of_rank_G
+        raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
+    load_NGE, node_G = workload.load_MLGE.reshape(plan.N, plan.G, plan.E), task.cluster.node_of_rank_G
     split_GNP = [split_over_sources(load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g) for g in range(plan.G)]
     split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
     return dataclasses.replace(plan, transfers=Transfers.none()), split_GLMP

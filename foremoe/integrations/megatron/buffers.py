@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from foremoe.arrays import Array
 from foremoe.errors import InputError
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.transfer.base import Tensors
 
-# Letters: L MoE layers of this rank, B base slots.
+# Letters: L MoE layers of this rank, E experts, B base slots, G ranks.
 
 
 class MegatronBuffers:
@@ -19,12 +20,17 @@ class MegatronBuffers:
 
     Args:
         kinds: of the layers, in the plan's order.   rank: in the EP group.   num_base: B.   num_buffers: slot buffers to make.
-        sync_of_param: parameter -> what finishes its gather (`overlap_param_gather`), in the order in which Megatron does.
+        sync: finishes gathers of parameters before they are read.
+
+    Attributes:
+        home_LE: home slot g*B + b of every expert in the stage under way.
     """
 
-    def __init__(self, kinds: Sequence[ExpertKind], rank: int, num_base: int, num_buffers: int, sync: ParamSync) -> None:
+    def __init__(
+        self, kinds: Sequence[ExpertKind], rank: int, num_base: int, num_buffers: int, sync: ParamSync, home_LE: Array
+    ) -> None:
         self.kinds, self.rank, self.num_base, self.num_buffers = list(kinds), rank, num_base, num_buffers
-        self._sync = sync
+        self._sync, self.home_LE = sync, home_LE
         like = kinds[0].parameters(0)
         self.device, self.dtype = like[0].device, like[0].dtype
         sizes = [[view.numel() for view in kind.views(0)] for kind in kinds]
@@ -41,6 +47,13 @@ class MegatronBuffers:
         for param in kind.parameters(b):
             self._sync.finish(param)
         return [view.detach().view(-1) for view in kind.views(b)]
+
+    def finish_sync(self) -> None:
+        """Waits until data-parallel ranks have shared all expert weights of this rank."""
+        for kind in self.kinds:
+            for b in range(self.num_base):
+                for param in kind.parameters(b):
+                    self._sync.finish(param)
 
     def slot(self, buffer: int) -> Tensors:
         """Flat weights in a buffer."""
@@ -61,7 +74,7 @@ class MegatronBuffers:
         return sum(x.numel() * x.element_size() for many in (*self._slots, *self._grads) for x in many)
 
     def _base_slot(self, layer: int, expert: int) -> int:
-        rank, slot = divmod(expert, self.num_base)
+        rank, slot = divmod(int(self.home_LE[layer, expert]), self.num_base)
         if rank != self.rank:
             raise InputError(f"expert {expert} of MoE layer {layer} is at home on rank {rank}, not here on rank {self.rank}.")
         return slot
@@ -105,10 +118,14 @@ class ParamSync:
             if not earlier.param_gather_dispatched or earlier.param_gather_handle is not None:
                 earlier.finish_param_sync()
 
+    def overlaps_reduction(self, param: torch.nn.Parameter) -> bool:
+        """True if gradients are reduced over data-parallel ranks while backward runs."""
+        group = self._group_of.get(param)
+        return group is not None and bool(group.ddp_config.overlap_grad_reduce)
+
     def reduces_now(self, param: torch.nn.Parameter) -> bool:
         """True if the parameter's gradient is reduced over data-parallel ranks as soon as backward has made it."""
-        group = self._group_of.get(param)
-        return group is not None and bool(group.ddp_config.overlap_grad_reduce) and bool(group.is_last_microbatch)
+        return self.overlaps_reduction(param) and bool(self._group_of[param].is_last_microbatch)
 
 
 def _overlaps(group: Any) -> bool:

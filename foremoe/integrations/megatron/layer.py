@@ -94,6 +94,11 @@ class SlotLayer:
             stage.release(m, layer, phase)
         return y_YH, None
 
+    @property
+    def overlaps_reduction(self) -> bool:
+        """True if the layer's gradients are reduced over data-parallel ranks while backward runs."""
+        return any(self._sync.overlaps_reduction(param) for param in self._params)
+
     def _reduced_next(self) -> bool:
         return any(self._sync.reduces_now(param) for param in self._params)
 

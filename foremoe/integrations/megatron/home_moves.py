@@ -1,0 +1,99 @@
+"""HomeMoves: lets experts compute elsewhere for one stage, while parameters, optimizer and checkpoints keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.integrations.megatron.buffers import main_grad
+from foremoe.integrations.megatron.experts import ExpertKind
+from foremoe.transfer.base import Tensors
+from foremoe.transfer.group import Group
+
+# Letters: L MoE layers of this rank, E experts, B base slots, G ranks.
+
+
+class HomeMoves:
+    """Compute homes that differ from Megatron's, from `enter` to `leave`.
+
+    Base slots get the weights of the experts that compute there; what they held is kept in host memory and put back when the
+    stage is over, so the optimizer, its shards, checkpoints and weight export see every parameter as it always was. Gradients
+    are made in the borrowed order and exchanged back by `gradients_back`, before anything reduces them.
+
+    Args:
+        kinds: of the layers.   home_LE: home slot g*B + b of every expert in this stage; Megatron's own is expert e in slot e.
+    """
+
+    def __init__(self, group: Group, kinds: Sequence[ExpertKind], num_base: int, home_LE: Array) -> None:
+        self._group, self._kinds, self._base = group, kinds, num_base
+        self._moved_L = [np.flatnonzero(home_E != np.arange(len(home_E))) for home_E in home_LE]
+        self._home_LE = home_LE
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # a base slot's tensor, and what it held
+
+    @property
+    def num_moved(self) -> int:
+        """Experts that compute away from their own slot, over all layers and ranks."""
+        return sum(len(moved) for moved in self._moved_L)
+
+    def enter(self) -> None:
+        """Exchanges weights, and main gradients if there are any yet; collective."""
+        rank = self._group.rank
+        for layer, moved_E in enumerate(self._moved_L):
+            for e in moved_E.tolist():
+                slot = int(self._home_LE[layer, e])
+                if slot // self._base == rank:
+                    self._kept += [(view, _aside(view)) for view in self._weights(layer, slot)]
+        self._exchange(self._weights, back=False)
+        if any(self._group.gather(self._have_gradients())):
+            self._exchange(self._gradients, back=False)
+
+    def gradients_back(self) -> None:
+        """Brings main gradients to their parameters; collective."""
+        self._exchange(self._gradients, back=True)
+
+    def leave(self) -> None:
+        """Puts the weights back; on this rank alone, safe to call twice."""
+        for view, held in self._kept:
+            view.copy_(held)
+        self._kept = []
+
+    def _weights(self, layer: int, slot: int) -> Tensors:
+        kind = self._kinds[layer]
+        return [view.detach().view(-1) for view in kind.views(slot % self._base)]
+
+    def _gradients(self, layer: int, slot: int) -> Tensors:
+        kind, b = self._kinds[layer], slot % self._base
+        return [view.view(-1) for view in kind.views(b, [main_grad(p) for p in kind.parameters(b)])]
+
+    def _have_gradients(self) -> bool:
+        params = {p for kind in self._kinds for b in range(self._base) for p in kind.parameters(b)}
+        grads = [getattr(p, "main_grad", None) for p in params]
+        return any(bool(grad.any()) for grad in grads if grad is not None)
+
+    @torch.no_grad()
+    def _exchange(self, tensors_of: Callable[[int, int], Tensors], *, back: bool) -> None:
+        """Moves the tensors of moved experts from their own slots to their homes, or back; layer by layer."""
+        G, rank = self._group.size, self._group.rank
+        for layer, moved_E in enumerate(self._moved_L):
+            if not len(moved_E):
+                continue
+            own_Z, home_Z = moved_E, self._home_LE[layer, moved_E]
+            src_Z, dst_Z = (home_Z, own_Z) if back else (own_Z, home_Z)
+            sends = [src_Z[(src_Z // self._base == rank) & (dst_Z // self._base == g)].tolist() for g in range(G)]
+            arrives = [dst_Z[(dst_Z // self._base == rank) & (src_Z // self._base == g)].tolist() for g in range(G)]
+            for i, like in enumerate(tensors_of(layer, 0)):
+                rows = [tensors_of(layer, slot)[i] for slots in sends for slot in slots]
+                sent = torch.stack(rows) if rows else like.new_empty(0, len(like))
+                received = like.new_empty(sum(map(len, arrives)), len(like))
+                self._group.all_to_all(received, sent, [len(slots) for slots in arrives], [len(slots) for slots in sends])
+                for slot, row in zip((slot for slots in arrives for slot in slots), received, strict=True):
+                    tensors_of(layer, slot)[i].copy_(row)
+
+
+def _aside(view: torch.Tensor) -> torch.Tensor:
+    held = torch.empty(view.shape, dtype=view.dtype, pin_memory=view.is_cuda)
+    held.copy_(view)
+    return held

@@ -1,0 +1,117 @@
+"""Planning: from what the user gives a stage to a plan for this rank's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.errors import InputError
+from foremoe.integrations.counting import count_pairs
+from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
+from foremoe.integrations.shared_planning import Planned, PlanningTask, homes_together, plan_together
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.runtime.stage import first_fault
+from foremoe.slots import Slots
+from foremoe.transfer.group import Group
+from foremoe.workload import Workload
+
+# Letters: M micro-steps, L MoE layers, T tokens of a source, K top-k, E experts.
+
+Work = Plan | Workload | Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planning:
+    """What `attach` was given for planning, and what it found out about the model.
+
+    Attributes:
+        config: Megatron's `TransformerConfig`.   places: this rank's MoE layers.   home_LE: Megatron's own homes.
+        weight_bytes: of one weight.   device: for messages.
+    """
+
+    group: Group
+    planner: Planner
+    cost: CostModel
+    slots: Slots
+    replicas: str
+    redundant: int
+    config: Any
+    places: Sequence[Place]
+    home_LE: Array
+    cluster: Cluster
+    weight_bytes: int
+    device: torch.device
+
+    def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
+        """See `Attached.plan`."""
+        ((load_MLE, tokens_M),) = self._agreed_counts([work])
+        task = self._task(stage, len(load_MLE), self.home_LE if home_LE is None else home_LE)
+        return plan_together(self.group, self.planner, task, load_MLE, tokens_M, device=self.device, num_threads=num_threads)
+
+    def homes(self, stages: Sequence[tuple[Work, str]]) -> Array:
+        """See `Attached.homes`."""
+        counts = self._agreed_counts([work for work, _ in stages])
+        tasks = [self._task(stage, len(load), self.home_LE) for (_, stage), (load, _) in zip(stages, counts, strict=True)]
+        loads, tokens = zip(*counts, strict=True)
+        return homes_together(self.group, self.planner, tasks, loads, tokens, device=self.device)
+
+    def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
+        return PlanningTask(
+            model=model_of(self.config, len(self.places), float(self.weight_bytes)), cluster=self.cluster, stage=stage,
+            schedule=schedule_of(self.config, self.places, num_micro_steps, forward_only=stage == "recompute"),
+            redundant=self.redundant, slots=self.slots, cost=self.cost, replicas=self.replicas, home_LE=home_LE,
+            moe_layer_L=np.array([place.number for place in self.places], np.int32),
+        )  # fmt: skip
+
+    def _agreed_counts(self, works: Sequence[Work]) -> list[tuple[Array, Array]]:
+        """This source's counts of each stage, or one error on all ranks."""
+        fault, counts = "", []
+        try:
+            counts = [self._counts(work) for work in works]
+        except InputError as error:
+            fault = str(error)
+        fault = first_fault(self.group.gather(fault))
+        if fault:
+            raise InputError(fault)
+        return counts
+
+    def _counts(self, work: Any) -> tuple[Array, Array]:
+        """int32 [M, L, E] pairs and int64 [M] tokens of this source."""
+        rank, num_ranks, num_experts = self.group.rank, self.group.size, int(self.config.num_moe_experts)
+        if isinstance(work, Workload):
+            if work.load_MLGE.shape[2:] != (num_ranks, num_experts):
+                raise InputError(
+                    f"the workload has {work.G} sources and {work.E} experts, the EP group {num_ranks} ranks and the model "
+                    f"{num_experts} experts; count it for this EP group."
+                )
+            return work.load_MLGE[:, self._local(work.L), rank], work.tokens_MG[:, rank].astype(np.int64)
+        if isinstance(work, str | bytes) or not isinstance(work, Sequence) or not len(work):
+            raise InputError(
+                f"work must be a Plan, a Workload, or a list with one array [T, L, K] per micro-step; got {type(work).__name__}."
+            )
+        loads = [count_pairs(topk_TLK, num_experts) for topk_TLK in work]
+        if any(load.shape != loads[0].shape for load in loads):
+            raise InputError("the micro-steps have routing of different numbers of layers; give the same layers in all.")
+        return np.stack(loads)[:, self._local(len(loads[0]))], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
+
+    def _local(self, num_layers: int) -> list[int]:
+        """Which of the layers that were given are this rank's."""
+        mine, numbers = [place.number for place in self.places], moe_numbers(self.config)
+        if num_layers == len(mine):
+            return list(range(num_layers))
+        if num_layers == len(numbers):
+            return [numbers.index(number) for number in mine]
+        if num_layers == self.config.num_layers:
+            return mine
+        raise InputError(
+            f"routing of {num_layers} layers was given; this rank has {len(mine)} MoE layers, the model {len(numbers)} of "
+            f"{self.config.num_layers}. Give those of this rank, or all."
+        )
