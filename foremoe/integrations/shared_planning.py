@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -84,15 +87,18 @@ def plan_together(
     *,
     device: torch.device | None = None,
     num_threads: int | None = None,
+    limit_s: float | None = None,
 ) -> Planned:
     """Plans a stage from what every rank knows of its own tokens; collective.
 
     Args:
         load_MLE: whole numbers, pairs of this source.   tokens_M: tokens of this source.
         device: for messages; NCCL needs the rank's GPU.
+        limit_s: seconds that planning may take on a rank.
 
     Raises:
-        InputError: on all ranks, with what went wrong on any of them.
+        InputError: on all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
+            than `limit_s` (it is told to stop, and its thread left behind if it does not listen).
     """
     begin = time.perf_counter()
     M, L, _ = load_MLE.shape
@@ -105,7 +111,7 @@ def plan_together(
     split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
     if workload is not None:
         try:
-            part, split_GLMP = _plan_layers(planner, task, workload, mine, num_threads)
+            part, split_GLMP = _within(limit_s, lambda cancel: _plan_layers(planner, task, workload, mine, num_threads, cancel))
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
     plan_s, at = time.perf_counter() - at, time.perf_counter()
@@ -188,11 +194,11 @@ def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: 
 
 
 def _plan_layers(
-    planner: Planner, task: PlanningTask, workload: Workload, layers: list[int], num_threads: int | None
+    planner: Planner, task: PlanningTask, workload: Workload, layers: list[int], num_threads: int | None, cancel: Event
 ) -> tuple[Plan, Array]:
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
     problem = task.problem(workload, layers)
-    plan, _ = planner.plan(problem, num_threads=num_threads)
+    plan, _ = planner.plan(problem, num_threads=num_threads, cancel=cancel)
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
         raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
@@ -200,6 +206,27 @@ def _plan_layers(
     split_GNP = [split_over_sources(load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g) for g in range(plan.G)]
     split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
     return dataclasses.replace(plan, transfers=Transfers.none()), split_GLMP
+
+
+def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) -> tuple[Plan, Array]:
+    """What `plan` returns, or `TimeoutError` after `limit_s`."""
+    cancel = Event()
+    if limit_s is None:
+        return plan(cancel)
+    made: Future[tuple[Plan, Array]] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(plan(cancel))
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=work, name="planning", daemon=True).start()
+    try:
+        return made.result(limit_s)
+    except FutureTimeout:
+        cancel.set()
+        raise TimeoutError(f"planning took longer than {limit_s:g} s") from None
 
 
 def _merged(parts: list[Plan], layers_P: list[list[int]], task: PlanningTask) -> Plan:

@@ -54,6 +54,7 @@ def attach(
     cluster: Cluster | None = None,
     prefetch: int = 2,
     timeout_s: float = 30.0,
+    plan_limit_s: float | None = None,
     debug: bool = False,
 ) -> Attached:
     """Puts physical slots around the `MoELayer`s of a built Megatron-Core model::
@@ -72,6 +73,7 @@ def attach(
         slots: policy of the slot buffers; default ``SharedSlots(depth=3)``.
         replicas: "any", or "node": inside their home's node.
         backends, prefetch, timeout_s, debug: of `foremoe.transfer.engine.Engine`.
+        plan_limit_s: planning that takes a rank longer is an error on all ranks; default: no limit.
         cluster: of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Figures are uncalibrated
             unless the cluster says otherwise.
 
@@ -81,7 +83,7 @@ def attach(
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     return Attached(
         chunks, redundant, resolve(planner), cost or CostModel(), slots or SharedSlots(), replicas, backends, cluster, prefetch,
-        timeout_s, debug,
+        timeout_s, plan_limit_s, debug,
     )  # fmt: skip
 
 
@@ -95,7 +97,8 @@ class Attached:
 
     def __init__(
         self, chunks: list[Any], redundant: int, planner: Planner, cost: CostModel, slots: Slots, replicas: str,
-        backends: Sequence[str | TransferBackend], cluster: Cluster | None, prefetch: int, timeout_s: float, debug: bool,
+        backends: Sequence[str | TransferBackend], cluster: Cluster | None, prefetch: int, timeout_s: float,
+        plan_limit_s: float | None, debug: bool,
     ) -> None:  # fmt: skip
         self._config = unwrapped(chunks[0]).config
         self._places = find_layers(chunks)
@@ -125,7 +128,7 @@ class Attached:
         self._planning = Planning(
             group=self.group, planner=planner, cost=cost, slots=slots, replicas=replicas, redundant=redundant,
             config=self._config, places=self._places, home_LE=self._home_LE, cluster=cluster_of(self.group, cluster),
-            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
+            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device, limit_s=plan_limit_s,
         )  # fmt: skip
         self._layers = [
             SlotLayer(place, i, kind, num_base, num_base + redundant, sync)
@@ -133,6 +136,16 @@ class Attached:
         ]
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
+
+    @property
+    def active(self) -> bool:
+        """False where there is nothing to balance: no MoE layer on this rank, or an EP group of one."""
+        return bool(self._layers)
+
+    @property
+    def num_experts(self) -> int:
+        """E, of a layer."""
+        return int(self._config.num_moe_experts)
 
     @property
     def moe_layers(self) -> list[int]:

@@ -34,7 +34,7 @@ class Planning:
 
     Attributes:
         config: Megatron's `TransformerConfig`.   places: this rank's MoE layers.   home_LE: Megatron's own homes.
-        weight_bytes: of one weight.   device: for messages.
+        weight_bytes: of one weight.   device: for messages.   limit_s: seconds that planning may take on a rank, or None.
     """
 
     group: Group
@@ -49,12 +49,16 @@ class Planning:
     cluster: Cluster
     weight_bytes: int
     device: torch.device
+    limit_s: float | None
 
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
         ((load_MLE, tokens_M),) = self._agreed_counts([work])
         task = self._task(stage, len(load_MLE), self.home_LE if home_LE is None else home_LE)
-        return plan_together(self.group, self.planner, task, load_MLE, tokens_M, device=self.device, num_threads=num_threads)
+        return plan_together(
+            self.group, self.planner, task, load_MLE, tokens_M,
+            device=self.device, num_threads=num_threads, limit_s=self.limit_s,
+        )  # fmt: skip
 
     def homes(self, stages: Sequence[tuple[Work, str]]) -> Array:
         """See `Attached.homes`."""

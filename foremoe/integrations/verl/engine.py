@@ -1,0 +1,71 @@
+"""The engine that takes the place of veRL's Megatron engine: the same, with the plan made where micro-batches are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from foremoe.integrations.verl.settings import Settings
+
+VENDOR = "nvidia"  # veRL prefers an engine of the vendor, and falls back to this vendor where there is no accelerator
+
+
+def register(module: ModuleType) -> type:
+    """Registers the engine over that of veRL's module `transformer_impl`; returns it."""
+    engine = engine_class(module)
+    module.EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=VENDOR)(engine)
+    return engine
+
+
+def engine_class(module: ModuleType) -> type:
+    """veRL's `MegatronEngineWithLMHead` with plans; as it was where the config has no `foremoe`."""
+
+    class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
+        """veRL's engine; a pass with replayed routing runs by a plan that is made as soon as its micro-batches are."""
+
+        _foremoe: Any = None
+
+        def initialize(self) -> None:
+            super().initialize()
+            settings = getattr(self.engine_config, "foremoe", None)
+            if isinstance(settings, Settings) and self.enable_routing_replay:
+                self.attach_foremoe(settings)
+
+        def attach_foremoe(self, settings: Settings) -> None:
+            """Puts slots around the model's MoE layers; collective. `initialize` calls it where the config says so."""
+            from foremoe.integrations.verl.session import Session
+
+            self._foremoe = Session(self, settings)
+
+        def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False) -> Any:
+            session = self._foremoe
+            if session is None or not session.plans(data, forward_only):
+                return super().forward_backward_batch(data, loss_function, forward_only)
+            with session.running(forward_only) as stage:
+                with _prepared(module, stage.begin):
+                    output = super().forward_backward_batch(data, loss_function, forward_only)
+                stage.end()
+            if output and "metrics" in output:
+                output["metrics"].update(stage.metrics)
+            return output
+
+    return ForeMoEEngine
+
+
+@contextlib.contextmanager
+def _prepared(module: Any, begin: Callable[[list[Any]], None]) -> Iterator[None]:
+    """Calls `begin` with the micro-batches as soon as veRL has formed them."""
+    prepare = module.prepare_micro_batches
+
+    def then_begin(*args: Any, **kwargs: Any) -> Any:
+        micro_batches, indices = prepare(*args, **kwargs)
+        begin(micro_batches)
+        return micro_batches, indices
+
+    module.prepare_micro_batches = then_begin
+    try:
+        yield
+    finally:
+        module.prepare_micro_batches = prepare

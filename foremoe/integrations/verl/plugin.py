@@ -1,0 +1,74 @@
+"""What ``import verl`` loads in every process, by the entry point group ``verl.plugins``.
+
+It must cost nothing where no Megatron engine is made: it waits for veRL's engine module and registers foremoe's engine in its
+place once that is imported. The engine acts only where the config says so (`EngineConfig`). ``FOREMOE=0`` switches all of it off.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+_ENGINE_MODULE = "verl.workers.engine.megatron.transformer_impl"
+
+
+def install() -> None:
+    """Registers the engine, now or when veRL's own has been imported; does nothing a second time."""
+    if os.environ.get("FOREMOE", "1").strip().lower() in ("0", "off", "false", "no"):
+        return
+    if _ENGINE_MODULE in sys.modules:
+        _register(sys.modules[_ENGINE_MODULE])
+    elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Waiting())
+
+
+def _register(module: ModuleType) -> None:
+    try:
+        from foremoe.integrations.verl.engine import register
+
+        register(module)
+    except Exception:
+        # veRL keeps quiet about plugins that fail to load.
+        print("foremoe could not be added to veRL's Megatron engine:", file=sys.stderr)
+        traceback.print_exc()
+        raise
+
+
+class _Waiting(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; lets veRL's engine module be found as ever and calls `_register` after it has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _ENGINE_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader)
+        return spec
+
+
+class _ThenRegister(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _register(module)
+
+
+try:
+    install()
+except Exception:
+    print("foremoe's veRL plugin could not be loaded:", file=sys.stderr)
+    traceback.print_exc()
+    raise

@@ -1,0 +1,95 @@
+"""Settings: what a veRL user may say about foremoe, as plain values that YAML and command lines can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.errors import InputError
+from foremoe.parsing import parse
+from foremoe.slots import Slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The keys under ``actor_rollout_ref.actor.megatron.foremoe``.
+
+    Attributes:
+        redundant: slots per rank for replicas.
+        planner: a strategy's name, a solver's text, or ``module:name``.   objective: "time" or "balance".
+        slots: text of a slot policy.   replicas: "any" or "node".
+        backends: transfer backends in order of preference.   prefetch, timeout_s, debug: of the engine.
+        cluster: path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
+        plan_limit_s: planning that takes longer is given up, and the stage runs at home.
+        recompute, update: whether the stage runs by a plan.
+        dump: folder for counts-only workloads of every stage, or None.
+    """
+
+    redundant: int = 1
+    planner: str = "hierarchical"
+    objective: str = "time"
+    slots: str = "SharedSlots(depth=3)"
+    replicas: str = "any"
+    backends: tuple[str, ...] = ("collective",)
+    prefetch: int = 2
+    timeout_s: float = 30.0
+    debug: bool = False
+    cluster: str | None = None
+    plan_limit_s: float = 20.0
+    recompute: bool = True
+    update: bool = True
+    dump: str | None = None
+
+    @staticmethod
+    def of(value: Any) -> Settings | None:
+        """Settings from a mapping (a config node), themselves, or None.
+
+        Raises:
+            InputError: a key that does not exist, or a value that does not fit.
+        """
+        if value is None or isinstance(value, Settings):
+            return value
+        if not isinstance(value, Mapping):
+            raise InputError(f"megatron.foremoe must be a mapping of settings such as {{redundant: 1}}; got {value!r}.")
+        known = {field.name for field in dataclasses.fields(Settings)}
+        given = {str(key): item for key, item in value.items() if key != "_target_"}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise InputError(f"megatron.foremoe has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}.")
+        if "backends" in given:
+            names = given["backends"]
+            given["backends"] = (names,) if isinstance(names, str) else tuple(str(name) for name in names)
+        settings = Settings(**given)
+        settings.options()  # what cannot be understood is said when the job starts, not when it has rolled out
+        return settings
+
+    def options(self) -> dict[str, Any]:
+        """The arguments for `foremoe.integrations.megatron.attach`, all but `cluster`."""
+        from foremoe.strategies import resolve
+
+        slots = parse(self.slots)
+        if not isinstance(slots, Slots):
+            raise InputError(f"slots={self.slots!r} is no slot policy; write SharedSlots(depth=3) or ResidentSlots(copies=1).")
+        if self.plan_limit_s <= 0:
+            raise InputError(f"plan_limit_s must be above 0; got {self.plan_limit_s}.")
+        return {
+            "redundant": self.redundant,
+            "planner": resolve(self.planner),
+            "cost": CostModel(objective=self.objective),
+            "slots": slots,
+            "replicas": self.replicas,
+            "backends": self.backends,
+            "prefetch": self.prefetch,
+            "timeout_s": self.timeout_s,
+            "debug": self.debug,
+            "plan_limit_s": self.plan_limit_s,
+        }
+
+    def cluster_of(self) -> Cluster | None:
+        """The cluster of the file, if one is named."""
+        return None if self.cluster is None else Cluster.from_toml(Path(self.cluster))

@@ -1,0 +1,173 @@
+"""veRL's own Megatron engine on CPU ranks, without what needs GPUs or downloads: weights from the hub, flash attention, bridges."""
+
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "megatron"))
+import cpu
+from program import E, K, VOCABULARY, Layout, RMSNorm, _config, _fill
+
+# Letters: L MoE layers of the model, E experts, K top-k.
+
+PROMPT, RESPONSE, SEQUENCES = 6, 10, 6
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal attention inside each packed sequence; Megatron's own without Transformer Engine knows no packing."""
+
+    def __init__(self, config, layer_number, attn_mask_type, attention_type, **_):
+        super().__init__()
+
+    def forward(self, query, key, value, attention_mask, packed_seq_params=None, **_):
+        padded = packed_seq_params.cu_seqlens_q_padded
+        ends = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
+        parts = [
+            functional.scaled_dot_product_attention(*(x[a:b].transpose(0, 1)[None] for x in (query, key, value)), is_causal=True)
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        return torch.cat([part[0].transpose(0, 1) for part in parts]).reshape(query.shape[0], -1)
+
+
+class EngineProgram:
+    """One rank: the engine with a small GPT, and samples as veRL's trainer hands them over.
+
+    Args:
+        mode: "R2" or "R3".   settings: of foremoe, or None.
+    """
+
+    def __init__(self, layout: Layout, mode="R3", settings=None, seed=1):
+        warnings.simplefilter("ignore")
+        cpu.run_on_cpu()
+        from megatron.core import parallel_state as ps
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+        from verl.utils.megatron.router_replay_patch import RouterReplay, apply_router_replay_patch
+        from verl.workers.engine.base import EngineRegistry
+        from verl.workers.engine.megatron import transformer_impl  # noqa: F401 (registers the engines)
+
+        apply_router_replay_patch()
+        self.layout, self.mode, self.ps = layout, mode, ps
+        ps.destroy_model_parallel()
+        ps.initialize_model_parallel(
+            layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+        )  # fmt: skip
+        model_parallel_cuda_manual_seed(seed)
+        torch.manual_seed(seed)
+        RouterReplay.router_instances.clear()
+        self.engine = _bare_engine(EngineRegistry.get_engine_cls("language_model", "megatron"), layout, mode, settings, seed)
+        if settings is not None:
+            self.engine.attach_foremoe(settings)
+
+    def samples(self, step):
+        """Token ids, masks and what rollout recorded, for this data-parallel rank: padded left and right."""
+        generator = torch.Generator().manual_seed(1000 * step + self.ps.get_data_parallel_rank())
+        prompt = torch.randint(2, PROMPT + 1, (SEQUENCES,), generator=generator)
+        response = torch.randint(3, RESPONSE + 1, (SEQUENCES,), generator=generator)
+        mask = torch.zeros(SEQUENCES, PROMPT + RESPONSE, dtype=torch.long)
+        for q in range(SEQUENCES):
+            mask[q, PROMPT - prompt[q] : PROMPT + response[q]] = 1
+        ids = torch.randint(1, VOCABULARY, mask.shape, generator=generator) * mask
+        weight = torch.ones(self.layout.num_layers, E)
+        weight[:, : E // 2] = 3.0
+        weight.scatter_(1, torch.randint(0, E, (len(weight), 1), generator=torch.Generator().manual_seed(step)), 9.0)
+        many = weight.expand(*mask.shape, *weight.shape).reshape(-1, E)
+        routes = torch.multinomial(many, K, generator=generator).view(*mask.shape, -1, K)
+        return {
+            "input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0),
+            "response_mask": mask[:, PROMPT:].clone(), "responses": ids[:, PROMPT:].clone(), "prompts": ids[:, :PROMPT].clone(),
+            "temperature": torch.ones(SEQUENCES), "routed_experts": routes.to(torch.int16) * mask[:, :, None, None].to(torch.int16),
+        }  # fmt: skip
+
+    def batch(self, step, routes=None):
+        """As `TrainingWorker` passes it to the engine; `routes` are those that R2 recorded."""
+        from verl import DataProto
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.utils.padding import left_right_2_no_padding
+
+        samples = self.samples(step)
+        if self.mode == "R2":
+            del samples["routed_experts"]
+        data = left_right_2_no_padding(DataProto.from_dict(tensors=samples).to_tensordict())
+        if routes is not None:
+            data["routed_experts"] = routes
+        tu.assign_non_tensor(
+            data, use_dynamic_bsz=True, max_token_len_per_gpu=40, sp_size=1, enable_routing_replay=True, calculate_entropy=True,
+            calculate_sum_pi_squared=False,
+        )  # fmt: skip
+        return data
+
+    def weights(self):
+        return {
+            f"{c}.{n}": p.detach().clone() for c, chunk in enumerate(self.engine.module) for n, p in chunk.module.named_parameters()
+        }
+
+
+def policy_loss(model_output, data, dp_group=None):
+    """Stands in for PPO's."""
+    log_probs = model_output["log_probs"]
+    values = log_probs.values() if log_probs.is_nested else log_probs
+    return -values.mean(), {"policy_loss": float(-values.mean())}
+
+
+def _bare_engine(engine_class, layout, mode, settings, seed):
+    """The engine, with what `initialize` makes from downloads set by hand."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    engine = engine_class.__new__(engine_class)
+    config = _config(layout)
+    config.variable_seq_lengths = True
+    config.finalize_model_grads_func = finalize_model_grads
+    chunks = [_chunk(config, layout, v) for v in range(layout.vpp or 1)]
+    for chunk in chunks:
+        _fill(chunk, engine_rank(), seed)
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True)
+    engine.module = [DistributedDataParallel(config, ddp, chunk) for chunk in chunks]
+    options = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0)
+    engine.optimizer = get_megatron_optimizer(options, engine.module)
+    engine.tf_config, engine.enable_routing_replay, engine.mini_layer_topk_idx_list = config, True, []
+    space = types.SimpleNamespace
+    engine.engine_config = space(
+        context_parallel_size=1, dynamic_context_parallel=False, pad_bshd_to_minibatch_max=False, use_remove_padding=True,
+        pad_to_length=False, pad_to_length_bucket=None, use_fused_kernels=False, entropy_from_logits_with_chunking=False,
+        router_replay=space(mode=mode), foremoe=settings,
+    )  # fmt: skip
+    engine.model_config = space(
+        mtp=space(enable=False, enable_train=False), tokenizer=space(pad_token_id=0),
+        hf_config=space(architectures=["Qwen3MoeForCausalLM"]), model_type="language_model",
+    )  # fmt: skip
+    return engine
+
+
+def engine_rank():
+    from megatron.core import parallel_state
+
+    return parallel_state.get_expert_model_parallel_rank()
+
+
+def _chunk(config, layout, v):
+    from megatron.core import parallel_state as ps
+    from megatron.core.enums import ModelType
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    stage = {"vp_stage": v} if layout.vpp else {}
+    if layout.vpp:
+        ps.set_virtual_pipeline_model_parallel_rank(v)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", **stage)
+    spec.layer_norm = RMSNorm
+    for layer in spec.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    module = GPTModel(
+        config, spec, vocab_size=VOCABULARY, max_sequence_length=64, position_embedding_type="rope", parallel_output=True,
+        share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
+        post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
+    )  # fmt: skip
+    module.model_type = ModelType.encoder_or_decoder
+    return module
