@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-megatron bench clean
+.PHONY: demo test lint types unit test-megatron test-verl bench clean
 
 demo: .venv/.test
 	$(BIN)/foremoe demo --ranks 2
@@ -26,6 +26,10 @@ unit: .venv/.test
 test-megatron: .venv/.megatron
 	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest tests/megatron; fi
 
+# veRL pins many packages of its own, so it gets an environment of its own; kept from one run to the next.
+test-verl: .venv-verl/.verl
+	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m pytest tests/verl; fi
+
 bench: .venv/.test
 	$(BIN)/python -m bench.run
 
@@ -41,5 +45,11 @@ bench: .venv/.test
 	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test; \
 		else echo "test-megatron: skipped, megatron-core cannot be installed here"; fi
 
+.venv-verl/.verl: pyproject.toml
+	@test -e .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	@rm -f $@
+	@if .venv-verl/bin/python -m pip install --disable-pip-version-check --quiet $(EDITABLE) -e '.[test-verl]'; then touch $@; \
+		else echo "test-verl: skipped, verl cannot be installed here"; fi
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-verl

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# GRPO of Qwen3-30B-A3B on one node of 8 GPUs with veRL 0.9 and its Megatron engine, router replay R3, and foremoe.
+# A recipe to start from: it has not been run (no GPU was at hand); model, data and batch sizes are the usual ones of such runs.
+set -euo pipefail
+
+MODEL=${MODEL:-Qwen/Qwen3-30B-A3B}
+DATA=${DATA:?folder with train.parquet and test.parquet}
+
+options=(
+    # The algorithm and the data.
+    algorithm.adv_estimator=grpo
+    data.train_files="$DATA/train.parquet"
+    data.val_files="$DATA/test.parquet"
+    data.train_batch_size=128
+    data.max_prompt_length=1024
+    data.max_response_length=8192
+    actor_rollout_ref.model.path="$MODEL"
+    actor_rollout_ref.rollout.n=8
+
+    # The actor trains on Megatron-Core: eight ranks are one EP group, tokens are split over pairs of them.
+    actor_rollout_ref.actor.strategy=megatron
+    actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
+    actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
+    actor_rollout_ref.actor.megatron.sequence_parallel=True
+    actor_rollout_ref.actor.megatron.param_offload=True
+    actor_rollout_ref.actor.megatron.optimizer_offload=True
+    actor_rollout_ref.actor.ppo_mini_batch_size=64
+    actor_rollout_ref.actor.use_dynamic_bsz=True
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
+
+    # Rollout by vLLM.
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.tensor_model_parallel_size=4
+
+    # veRL's own two settings for router replay: rollout hands over the experts of every token, training replays them.
+    actor_rollout_ref.rollout.enable_rollout_routing_replay=True
+    actor_rollout_ref.actor.megatron.router_replay.mode=R3
+
+    # foremoe's two: an engine config that knows one more key, and one slot per GPU for replicas of hot experts.
+    actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
+    +actor_rollout_ref.actor.megatron.foremoe.redundant=1
+    # Keep every stage's counts, to compare strategies off line: foremoe compare --workload ...
+    # +actor_rollout_ref.actor.megatron.foremoe.dump="$PWD/foremoe-workloads"
+
+    trainer.n_gpus_per_node=8
+    trainer.nnodes=1
+    trainer.logger='["console"]'
+    trainer.total_epochs=1
+)
+
+python -m verl.trainer.main_ppo "${options[@]}" "$@"
