@@ -1,5 +1,6 @@
-"""veRL's own Megatron engine on CPU ranks, without what needs GPUs or downloads: weights from the hub, flash attention, bridges."""
+"""veRL's own Megatron engine on CPU ranks, without what needs GPUs or downloads: hub weights, flash attention, bridges."""
 
+import itertools
 import sys
 import types
 import warnings
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "megatron"))
 import cpu
-from program import E, K, VOCABULARY, Layout, RMSNorm, _config, _fill
+from program import VOCABULARY, E, K, Layout, RMSNorm, _config, _fill
 
 # Letters: L MoE layers of the model, E experts, K top-k.
 
@@ -28,7 +29,7 @@ class PackedAttention(torch.nn.Module):
         ends = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
         parts = [
             functional.scaled_dot_product_attention(*(x[a:b].transpose(0, 1)[None] for x in (query, key, value)), is_causal=True)
-            for a, b in zip(ends, ends[1:], strict=False)
+            for a, b in itertools.pairwise(ends)
         ]
         return torch.cat([part[0].transpose(0, 1) for part in parts]).reshape(query.shape[0], -1)
 
@@ -80,7 +81,8 @@ class EngineProgram:
         return {
             "input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0),
             "response_mask": mask[:, PROMPT:].clone(), "responses": ids[:, PROMPT:].clone(), "prompts": ids[:, :PROMPT].clone(),
-            "temperature": torch.ones(SEQUENCES), "routed_experts": routes.to(torch.int16) * mask[:, :, None, None].to(torch.int16),
+            "temperature": torch.ones(SEQUENCES),
+            "routed_experts": routes.to(torch.int16) * mask[:, :, None, None].to(torch.int16),
         }  # fmt: skip
 
     def batch(self, step, routes=None):
@@ -103,7 +105,9 @@ class EngineProgram:
 
     def weights(self):
         return {
-            f"{c}.{n}": p.detach().clone() for c, chunk in enumerate(self.engine.module) for n, p in chunk.module.named_parameters()
+            f"{c}.{n}": p.detach().clone()
+            for c, chunk in enumerate(self.engine.module)
+            for n, p in chunk.module.named_parameters()
         }
 
 

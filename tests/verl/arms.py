@@ -1,0 +1,90 @@
+"""veRL's engine in arms, on one rank: a recompute and an update per step, with and without foremoe."""
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Run:
+    """What one rank did, step by step.
+
+    Attributes:
+        log_probs: of the recompute stage.   losses, grad_norms: of the update.   weights: name -> tensor, at the end.
+        metrics: those of foremoe, by step and stage.   reports: `MegatronReport` by step and stage.
+        native: pairs of this rank that veRL lets the router choose, by step and stage.
+        warned: what foremoe warned about.   engine: name of the engine's class.
+    """
+
+    log_probs: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
+    grad_norms: list = field(default_factory=list)
+    weights: dict = field(default_factory=dict)
+    metrics: list = field(default_factory=list)
+    reports: list = field(default_factory=list)
+    native: list = field(default_factory=list)
+    warned: list = field(default_factory=list)
+    engine: str = ""
+
+
+def run(_group, layout, mode, settings, num_steps):
+    """Steps of the engine on this rank; `settings` None: without foremoe."""
+    torch.set_num_threads(1)
+    from engine_program import EngineProgram, policy_loss
+
+    program = EngineProgram(layout, mode, settings)
+    found = Run(engine=type(program.engine).__name__)
+    watched = Watched(program, found) if settings is not None else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(num_steps):
+            output = program.engine.infer_batch(program.batch(step), loss_function=None)
+            found.log_probs.append(output["model_output"]["log_probs"].values().clone() if output else None)
+            if watched:
+                watched.note(output, "recompute")
+            routes = recorded_routes(program, output) if mode == "R2" else None
+            output = program.engine.train_batch(program.batch(step, routes), policy_loss)
+            found.losses.append(output["loss"] if output else None)
+            found.grad_norms.append(output["metrics"].get("grad_norm") if output else None)
+            if watched:
+                watched.note(output, "update")
+    found.warned = [str(w.message) for w in caught if "foremoe" in str(w.message)]
+    found.weights = program.weights()
+    if settings is not None:
+        program.engine._foremoe.attached.detach()
+    return found
+
+
+def recorded_routes(program, output):
+    """R2's routes, as the trainer hands them to every pipeline stage."""
+    pipeline = program.ps.get_pipeline_model_parallel_group()
+    holder = [output["model_output"]["routed_experts"] if output else None]
+    dist.broadcast_object_list(holder, src=dist.get_process_group_ranks(pipeline)[-1], group=pipeline)
+    return holder[0]
+
+
+class Watched:
+    """Takes down what foremoe did in every stage."""
+
+    def __init__(self, program, found):
+        from foremoe.integrations.verl import session
+
+        self._attached, self._found = program.engine._foremoe.attached, found
+        self._routing = None
+        read = session.routing_of
+
+        def kept(*args):
+            self._routing = read(*args)
+            return self._routing
+
+        session.routing_of = kept
+
+    def note(self, output, stage):
+        metrics = output.get("metrics", {}) if output else {}
+        self._found.metrics.append({k: v for k, v in metrics.items() if k.startswith(f"foremoe/{stage}/")})
+        native = None if self._routing is None else [int((topk_TLK < 0).sum()) for topk_TLK in self._routing]
+        self._found.native.append(native)
+        self._found.reports.append(self._attached.report if native is not None else None)
+        self._routing = None

@@ -1,0 +1,37 @@
+"""Solvers that misbehave on one rank: what a stage must survive."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from foremoe.solvers import Chain
+from foremoe.solvers.base import Solver
+
+
+@dataclass(frozen=True)
+class Raises(Solver):
+    def solve(self, problem, start):
+        if dist.get_rank() == 0:
+            raise ValueError("made to fail")
+        return Chain().solve(problem, start)
+
+
+@dataclass(frozen=True)
+class Sleeps(Solver):
+    def solve(self, problem, start):
+        if dist.get_rank() == 1:
+            time.sleep(8.0)
+        return Chain().solve(problem, start)
+
+
+@dataclass(frozen=True)
+class Invalid(Solver):
+    """Serves a token that nobody sent."""
+
+    def solve(self, problem, start):
+        placement = Chain().solve(problem, start)
+        quota_NGS = placement.quota_NGS.copy()
+        quota_NGS[0, 0, 0] += 1
+        return dataclasses.replace(placement, quota_NGS=quota_NGS)

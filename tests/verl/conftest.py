@@ -1,0 +1,19 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed; make test-verl installs it")
+
+HERE = Path(__file__).parent
+for folder in (HERE, HERE.parent / "megatron"):
+    sys.path.insert(0, str(folder))
+
+
+@pytest.fixture(scope="session")
+def pool():
+    """Ranks of their own: Megatron-Core on CPU changes the process for good, and veRL takes long to import."""
+    from foremoe.testing.ranks import RankPool
+
+    with RankPool(4) as ranks:
+        yield ranks

@@ -1,0 +1,76 @@
+"""veRL finds foremoe by itself, in workers of a real Ray too; it acts only where the config says so."""
+
+import sys
+
+import pytest
+
+from foremoe.errors import InputError
+from foremoe.integrations.verl.settings import Settings
+
+
+def look():
+    """What a process that does no more than import veRL finds."""
+    import sys
+
+    import verl  # noqa: F401
+
+    waiting = any(type(finder).__name__ == "_Waiting" for finder in sys.meta_path)
+    light = "megatron" not in sys.modules and "torch.distributed.elastic" not in sys.modules
+    from verl.workers.engine import EngineRegistry
+
+    return waiting, light, EngineRegistry.get_engine_cls("language_model", "megatron").__name__
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_ray_workers_find_the_plugin(cluster):
+    assert cluster.get(cluster.remote(look).remote(), timeout=300) == (True, True, "ForeMoEEngine")
+
+
+def test_the_environment_switches_it_off(cluster):
+    off = cluster.remote(look).options(runtime_env={"env_vars": {"FOREMOE": "0"}})
+    assert cluster.get(off.remote(), timeout=300) == (False, True, "MegatronEngineWithLMHead")
+
+
+def test_the_config_takes_one_more_key():
+    from hydra import compose, initialize_config_module
+    from verl.utils.config import omega_conf_to_dataclass
+
+    overrides = [
+        "actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig",
+        "+actor_rollout_ref.actor.megatron.foremoe.redundant=2",
+        '+actor_rollout_ref.actor.megatron.foremoe.planner="Planner(rank=(Quota(min_pairs=64),))"',
+        "+actor_rollout_ref.actor.megatron.foremoe.backends=[pinned_host,collective]",
+    ]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_megatron_trainer", overrides)
+        plain = compose("ppo_megatron_trainer", overrides[:1])
+    engine = omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron)
+    assert engine.foremoe == Settings(
+        redundant=2, planner="Planner(rank=(Quota(min_pairs=64),))", backends=("pinned_host", "collective")
+    )
+    assert omega_conf_to_dataclass(plain.actor_rollout_ref.actor.megatron).foremoe is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"redundent": 1}, "no setting 'redundent'"),
+        ({"planner": "Chian()"}, "Chian"),
+        ({"objective": "tiem"}, "tiem"),
+        ({"slots": "Quota()"}, "no slot policy"),
+        ({"plan_limit_s": 0}, "plan_limit_s"),
+        (3, "mapping of settings"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_when_the_job_starts(given, said):
+    with pytest.raises(InputError, match=said):
+        Settings.of(given)
