@@ -2,9 +2,9 @@
 
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
 
-A token-level synthetic load of four domains in runs (mixed tasks), 64 ranks. Stage times and exposed seconds are the cost
-model's, uncalibrated; planning is CPU time of one thread, with the pack and home levels in it. What moving homes costs is in
-the home level's decision and in no stage time.
+A token-level synthetic load of four domains in runs (mixed tasks), the update stage of a step of several mini-batches, 64 ranks.
+Stage times and exposed seconds are the cost model's, uncalibrated. What moving homes costs, once in the step and hidden under
+nothing, is added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
 """
 
 from __future__ import annotations
@@ -14,98 +14,171 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bench.run import hardware
 from foremoe.cluster import Cluster
+from foremoe.foresight import Noisy
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.routing import RoutingTrace
-from foremoe.solvers import Anneal, AsGiven, Chain, ExpertAware, Greedy, Lpt, NodeChain, Quota
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
+from foremoe.solvers.home_price import price_L
+from foremoe.workload import Workload
 
-# Letters: M micro-steps, L layers.
+# Letters: M micro-steps, L layers, Q sequences.
 
-NUM_RANKS, TOKENS_PER_RANK = 64, 4096
+NUM_RANKS, TOKENS_PER_RANK, MINI_BATCHES = 64, 4096, 4
+JOINT = "pack + home + rank"
 
 
-def variants(ranks_per_node: int) -> dict[str, tuple[Planner, int, str]]:
-    """Name -> planner, R, where replicas may be."""
-    pack = ExpertAware(ranks_per_node=None if ranks_per_node == 8 else ranks_per_node)
+class Variant(NamedTuple):
+    """One row: a planner, R, and where replicas may be."""
+
+    planner: Planner
+    redundant: int = 1
+    replicas: str = "any"
+
+
+def packer(ranks_per_node: int, redundant: int = 1) -> ExpertAware:
+    """The pack level told of the nodes and of R."""
+    nodes = None if ranks_per_node == 8 else ranks_per_node
+    return ExpertAware(ranks_per_node=nodes, redundant=redundant, skew_weight=0.1 if redundant else 1.0)
+
+
+def variants(ranks_per_node: int) -> dict[str, Variant]:
+    """Name -> variant; gains are told against the first."""
+    pack, alone = packer(ranks_per_node), packer(ranks_per_node, 0)
     full = Planner(pack=pack, home=Anneal())
+    change = lambda **levels: dataclasses.replace(full, **levels)  # noqa: E731
     out = {
-        "static": (Planner(pack=AsGiven(), rank=()), 1, "any"),
-        "pack + home + rank": (full, 1, "any"),
-        "without pack": (dataclasses.replace(full, pack=AsGiven()), 1, "any"),
-        "without home": (Planner(pack=pack), 1, "any"),
-        "without rank": (dataclasses.replace(full, rank=()), 1, "any"),
-        "rank only": (Planner(), 1, "any"),
-        "Lpt homes, moves free": (dataclasses.replace(full, home=Lpt()), 1, "any"),
-        "NodeChain first": (dataclasses.replace(full, rank=(NodeChain(), Chain())), 1, "any"),
-        "replicas inside nodes": (full, 1, "node"),
-        "replicas inside nodes, without home": (Planner(pack=pack), 1, "node"),
-        "greedy for rank": (dataclasses.replace(full, rank=(Greedy(),)), 1, "any"),
-        "quota for rank": (dataclasses.replace(full, rank=(Quota(),)), 1, "any"),
+        "nothing": Variant(Planner(rank=())),
+        JOINT: Variant(full),
+        "pack + rank": Variant(change(home=Keep())),
+        "home + rank": Variant(change(pack=AsGiven())),
+        "pack + home": Variant(change(pack=alone, rank=()), 0),
+        "rank": Variant(Planner()),
+        "home": Variant(Planner(home=Anneal(), rank=()), 0),
+        "pack": Variant(Planner(pack=alone, rank=()), 0),
+        "balanced tokens + rank": Variant(Planner(pack=BalancedTokens())),
+        "balanced tokens + home + rank": Variant(change(pack=BalancedTokens())),
+        "pack for given homes + rank": Variant(Planner(pack=dataclasses.replace(pack, redundant=0))),
+        "Lpt homes": Variant(change(home=Lpt())),
+        "greedy for rank": Variant(change(rank=(Greedy(),))),
+        "quota for rank": Variant(change(rank=(Quota(),))),
+        "replicas inside nodes": Variant(full, replicas="node"),
+        "replicas inside nodes, without home": Variant(change(home=Keep()), replicas="node"),
     }
-    out |= {f"R = {redundant}": (full, redundant, "any") for redundant in (0, 2, 4)}
-    out |= {f"foresight {x}": (dataclasses.replace(full, foresight=x), 1, "any") for x in ("step", "previous")}  # type: ignore[arg-type]
+    for redundant in (0, 2):
+        both = change(pack=packer(ranks_per_node, redundant))
+        out[f"R = {redundant}"] = Variant(both, redundant)
+        out[f"R = {redundant}, without home"] = Variant(dataclasses.replace(both, home=Keep()), redundant)
+        out[f"R = {redundant}, without pack"] = Variant(change(pack=AsGiven()), redundant)
+    for name, view in (("step", "step"), ("previous", "previous"), ("noisy 0.3", Noisy(0.3))):
+        out[f"foresight {name}"] = Variant(change(foresight=view))
+        out[f"foresight {name}, without home"] = Variant(change(foresight=view, home=Keep()))
+        # Who cannot see a micro-step before it runs cannot pack for it either.
+        out[f"foresight {name}, rank alone"] = Variant(Planner(foresight=view))
     return out
 
 
-def measure(trace: RoutingTrace, cluster: Cluster, planner: Planner, redundant: int, replicas: str) -> dict[str, Any]:
+class Packed(NamedTuple):
+    """A workload, and CPU seconds of dealing and counting it."""
+
+    work: Workload
+    seconds: float
+
+
+def measure(variant: Variant, cluster: Cluster, packed: Packed) -> dict[str, Any]:
     """Figures of one variant: best planning time of two runs."""
-    seconds = []
+    planner, homes_s, plan_s = variant.planner, [], []
+    problem = Problem.of(packed.work, cluster, redundant=variant.redundant, replicas=variant.replicas)
     for _ in range(2):
         begin_s = time.process_time()
-        work = planner.workload(trace, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS_PER_RANK)
-        packed_s = time.process_time()
-        problem = Problem.of(work, cluster, redundant=redundant, replicas=replicas)
-        problem = dataclasses.replace(problem, home_LE=planner.homes(problem))
-        homes_s = time.process_time()
-        plan, _ = planner.plan(problem, num_threads=1)
-        seconds.append((packed_s - begin_s, homes_s - packed_s, time.process_time() - homes_s))
+        there = dataclasses.replace(problem, home_LE=planner.homes(problem))
+        decided_s = time.process_time()
+        plan, _ = planner.plan(there, num_threads=1)
+        homes_s.append(decided_s - begin_s)
+        plan_s.append(time.process_time() - decided_s)
     cost = plan.cost_ML.sum()
+    # The weights, fp32 master weights and two moments of every expert that moves.
+    moves_s = float(price_L(problem, there.home_LE, Anneal().state_bytes).sum())
+    base = problem.B
     return {
-        "stage_s": float(cost.total_s),
+        "stage_s": float(cost.total_s) + moves_s,
+        "dispatch_s": float(cost.dispatch_s + cost.combine_s),
         "exposed_s": float(cost.transfer_s + cost.gradient_s),
+        "moves_s": moves_s,
+        "moved": float((there.home_LE // base != problem.home_LE // base).sum(axis=1).mean()),
         "skew": float(plan.skew_ML.mean()),
-        "replicas": plan.num_replicas / (work.M * work.L * NUM_RANKS),
-        "plan_s": min(seconds),
-        "M": work.M,
+        "replicas": plan.num_replicas / (problem.N * NUM_RANKS),
+        "plan_s": (packed.seconds, min(homes_s), min(plan_s)),
     }
 
 
+def deal(trace: RoutingTrace, pack: PackSolver) -> Packed:
+    """The step's micro-steps; none mixes two mini-batches."""
+    group_Q = np.arange(trace.Q) * MINI_BATCHES // trace.Q
+    begin_s = time.process_time()
+    work = Planner(pack=pack).workload(trace, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS_PER_RANK, sample_group_Q=group_Q)
+    return Packed(work, time.process_time() - begin_s)
+
+
+HEAD = (
+    "| levels | stage ms, moves included | x nothing | dispatch ms | exposed: copies + moves, ms | experts moved | skew |"
+    " replicas per rank | pack + home + rank CPU ms |"
+)
+
+
 def table(trace: RoutingTrace, ranks_per_node: int) -> str:
-    """All variants on one node size."""
+    """All variants on one node size, and what pack, home and rank together are against every subset."""
     cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node)
-    lines = [
-        "| variant | stage ms | x static | exposed ms | skew | replicas per rank | pack + home + rank CPU ms |",
-        "|" + " --- |" * 7,
-    ]
-    static_s = 0.0
-    for name, (planner, redundant, replicas) in variants(ranks_per_node).items():
+    lines, packed, stage_s = [HEAD, "|" + " --- |" * 9], {}, {}
+    deal(trace, packer(ranks_per_node))  # compiles
+    for name, variant in variants(ranks_per_node).items():
         print(f"{ranks_per_node}: {name}", file=sys.stderr, flush=True)
-        found = measure(trace, cluster, planner, redundant, replicas)
-        static_s = static_s or found["stage_s"]
+        pack = variant.planner.pack
+        if pack not in packed:
+            packed[pack] = deal(trace, pack)
+        found = measure(variant, cluster, packed[pack])
+        stage_s[name] = found["stage_s"]
         planning = " + ".join(f"{seconds * 1e3:.0f}" for seconds in found["plan_s"])
         lines.append(
-            f"| {name} | {found['stage_s'] * 1e3:.1f} | {static_s / found['stage_s']:.3f} | {found['exposed_s'] * 1e3:.1f} |"
-            f" {found['skew']:.4f} | {found['replicas']:.2f} | {planning} |"
+            f"| {name} | {found['stage_s'] * 1e3:.1f} | {stage_s['nothing'] / found['stage_s']:.3f} |"
+            f" {found['dispatch_s'] * 1e3:.1f} | {found['exposed_s'] * 1e3:.1f} + {found['moves_s'] * 1e3:.1f} |"
+            f" {found['moved']:.0f} | {found['skew']:.4f} | {found['replicas']:.2f} | {planning} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", verdict(stage_s)])
+
+
+def verdict(stage_s: dict[str, float]) -> str:
+    """One sentence: the joint levels over the best of their subsets."""
+    subsets = ("pack + rank", "home + rank", "pack + home", "rank", "home", "pack", "nothing", "pack for given homes + rank")
+    best = min(subsets, key=lambda name: stage_s[name])
+    ratio = stage_s[JOINT] / stage_s[best]
+    says = "beats every subset" if ratio < 1.0 else "equals its best subset" if ratio == 1.0 else "is worse than a subset"
+    return f"Pack + home + rank {says}: {ratio:.4f} of the stage of {best}."
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--regime", default="mid")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    trace = RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=1024, mean_length=1500.0, num_layers=8, regime="mid", seed=0)
+    trace = RoutingTrace.synthetic(
+        "qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=args.layers, regime=args.regime, seed=0
+    )
     sections = [
-        f"# Ablation\n\nMeasured on: {hardware()}. Command: `python -m bench.ablation`. {np.sum(trace.seq_len_Q)} tokens in"
-        f" {trace.Q} sequences of four domains, 8 layers of Qwen3-30B-A3B, {NUM_RANKS} ranks, {TOKENS_PER_RANK} tokens per rank,"
-        " R = 1 and exact foresight unless the row says otherwise. Stage times: model, uncalibrated."
+        f"# Ablation\n\nMeasured on: {hardware()}. Command: `python -m bench.ablation --layers {args.layers} --regime"
+        f" {args.regime}`. {np.sum(trace.seq_len_Q)} tokens in {trace.Q} sequences of four domains, {MINI_BATCHES} mini-batches,"
+        f" {args.layers} layers of Qwen3-30B-A3B, {NUM_RANKS} ranks, {TOKENS_PER_RANK} tokens per rank and micro-step, update"
+        " stage; R = 1, replicas anywhere and exact foresight unless the row says otherwise. Times: model, uncalibrated. Moves:"
+        " weights and optimizer state, once in the step. Pack and home see the whole step in all rows that have them. Planning:"
+        f" process CPU time of one thread, dealing and counting in pack; `{Chain()!r}`."
     ]
     sections += [f"## Nodes of {size} ranks\n\n{table(trace, size)}" for size in (8, 72)]
     text = "\n\n".join(sections) + "\n"

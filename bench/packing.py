@@ -52,7 +52,8 @@ class Case:
     def aware(self, skew_weight: float = 0.1, locality: bool = True) -> ExpertAware:
         """The packer told of the case's nodes."""
         nodes = None if self.ranks_per_node == 8 else self.ranks_per_node
-        return ExpertAware(skew_weight=skew_weight, locality=locality, ranks_per_node=nodes)
+        redundant = int(skew_weight < 1.0)
+        return ExpertAware(skew_weight=skew_weight, redundant=redundant, locality=locality, ranks_per_node=nodes)
 
 
 def _recorded(about: str, files: tuple[str, ...], model: str, num_ranks: int, tokens_per_rank: int) -> Case:

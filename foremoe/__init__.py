@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from foremoe.strategies import STRATEGIES as STRATEGIES
     from foremoe.strategies import resolve as resolve
     from foremoe.strategies import row_solver as row_solver
+    from foremoe.streaming import PlanStream as PlanStream
     from foremoe.synthetic import Regime as Regime
     from foremoe.synthetic import synthetic_workload as synthetic_workload
     from foremoe.transfers import Path as Path
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Cluster": "cluster", "Cost": "cost", "CostModel": "cost", "InputError": "errors", "Model": "model", "Noisy": "foresight",
     "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
-    "PlanKey": "plan_header", "Planner": "planner", "Problem": "problem", "Regime": "synthetic", "Report": "planner_report",
-    "ResidentSlots": "slots", "RoutingTrace": "routing", "STRATEGIES": "strategies", "Schedule": "schedule",
-    "SharedSlots": "slots", "Stop": "placement", "Transfers": "transfers", "Workload": "workload", "ablate": "comparison",
-    "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",
+    "PlanKey": "plan_header", "PlanStream": "streaming", "Planner": "planner", "Problem": "problem", "Regime": "synthetic",
+    "Report": "planner_report", "ResidentSlots": "slots", "RoutingTrace": "routing", "STRATEGIES": "strategies",
+    "Schedule": "schedule", "SharedSlots": "slots", "Stop": "placement", "Transfers": "transfers", "Workload": "workload",
+    "ablate": "comparison", "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",
     "skew_statistics": "statistics", "synthetic_workload": "synthetic",
 }  # fmt: skip
 _MODULES = ("integrations", "solvers", "testing")

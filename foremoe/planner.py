@@ -22,13 +22,14 @@ from foremoe.plan_header import PlanHeader, PlanKey
 from foremoe.planner_report import LevelReport, Report, level_report
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
-from foremoe.slots import ResidentSlots
+from foremoe.sent import bound_as_sent, cost_as_sent, refusal
 from foremoe.solvers.as_given import AsGiven
-from foremoe.solvers.base import HomeSolver, PackSolver, PathSolver, Solver, SplitSolver
+from foremoe.solvers.base import HomeSolver, OrderSolver, PackSolver, PathSolver, Solver, SplitSolver
 from foremoe.solvers.chain import Chain
 from foremoe.solvers.deadline import Deadline
 from foremoe.solvers.exact_split import ExactSplit
 from foremoe.solvers.keep import Keep
+from foremoe.starting import starting_placement, with_quotas
 from foremoe.transfers import Transfers
 from foremoe.workload import Workload
 
@@ -43,8 +44,9 @@ class Planner:
     """A composition of levels; every field takes a solver instance, and its repr names it in tables and files.
 
     Attributes:
-        pack, home, rank, split, path: the levels. `rank` holds node- and rank-level solvers, each starting from the one before.
-            `split` None keeps the solvers' quotas and fills missing ones exactly.
+        pack, home, rank, split, order, path: the levels. `rank` holds node- and rank-level solvers, each starting from the one
+            before. `split` None keeps the solvers' quotas and fills missing ones exactly. `order` None plans every row alone, in
+            the order given, and prices it with all its copies sent.
         foresight: which load the levels see; see `foresight.predicted_load`. Quotas are always split on the real load.
         guard: per row, keep the best of static, the start and every level's output under the objective.
     """
@@ -53,6 +55,7 @@ class Planner:
     home: HomeSolver = field(default_factory=Keep)
     rank: tuple[Solver, ...] = field(default_factory=lambda: (Chain(),))
     split: SplitSolver | None = None
+    order: OrderSolver | None = None
     path: PathSolver = field(default_factory=Deadline)
     foresight: Foresight = "exact"
     guard: bool = True
@@ -64,6 +67,12 @@ class Planner:
                 raise InputError(f"{name} must be a {base.__name__}; got {getattr(self, name)!r}.")
         if self.split is not None and not isinstance(self.split, SplitSolver):
             raise InputError(f"split must be a SplitSolver or None; got {self.split!r}.")
+        if self.order is not None and not isinstance(self.order, OrderSolver):
+            raise InputError(f"order must be an OrderSolver or None; got {self.order!r}.")
+        if self.order is not None and self.foresight != "exact":
+            raise InputError(f'order needs foresight="exact", since it plans ahead; got {self.foresight!r}.')
+        if self.order is not None and self.split is not None:
+            raise InputError(f"order splits quotas itself, by what is resident; leave out split={self.split!r}.")
         if not isinstance(self.rank, tuple) or not all(isinstance(s, Solver) for s in self.rank):
             raise InputError(f"rank must be a tuple of Solvers such as (Chain(),); got {self.rank!r}.")
         if not isinstance(self.guard, bool):
@@ -81,7 +90,7 @@ class Planner:
             level = getattr(solver, "level", None)
             if level == "rank":
                 changed[level] = (*changed.get(level, ()), solver)
-            elif level in ("pack", "home", "split", "path"):
+            elif level in ("pack", "home", "split", "order", "path"):
                 changed[level] = solver
             else:
                 raise InputError(f"{solver!r} has no level; derive it from one of the classes in foremoe.solvers.base.")
@@ -104,13 +113,11 @@ class Planner:
                 )
         load_MLE = np.concatenate([p.load_MLE for p in problems])
         make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
-        tokens_MG, attention_MG = (
-            None if any(getattr(p, name) is None for p in problems) else np.concatenate([getattr(p, name) for p in problems])
-            for name in ("tokens_MG", "attention_MG")
-        )
-        together = dataclasses.replace(
-            first, load_MLE=load_MLE, load_MLGE=None, tokens_MG=tokens_MG, attention_MG=attention_MG, schedule=make(len(load_MLE))
-        )
+        known = {
+            name: None if any(getattr(p, name) is None for p in problems) else np.concatenate([getattr(p, name) for p in problems])
+            for name in ("load_MLGE", "tokens_MG", "attention_MG")
+        }
+        together = dataclasses.replace(first, load_MLE=load_MLE, schedule=make(len(load_MLE)), **known)
         return self.home.solve(first if len(problems) == 1 else together)
 
     def plan(
@@ -145,7 +152,7 @@ class Planner:
             raise InputError(f"the key is of stage {key.stage} but the problem of stage {problem.stage}; make them equal.")
         with row_runner(num_threads) as runner:
             seen = self._seen(problem, history_LE)
-            first = self._start(problem, seen, start)
+            first = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
             done = 0
 
@@ -192,11 +199,19 @@ class Planner:
                 warnings.append(
                     f"cancelled; {int((stop_N == Stop.CANCELLED).sum())} of {problem.N} rows hold what they started from."
                 )
-            if seen is not problem:
-                # What is optimal for a predicted load proves nothing on the real one.
+            at, cpu_at = time.perf_counter(), time.thread_time()
+            with row_runner(runner.num_threads, None, cancel):
+                order_M, best = self.in_order(problem, best, warnings, cancel)
+            spent = (time.perf_counter() - at, time.thread_time() - cpu_at)
+            if seen is not problem or order_M is not None:
+                # What is optimal for a predicted load, or for a row alone, proves nothing on the real one, or in a sequence.
                 stop_N = np.where(stop_N == Stop.OPTIMAL, Stop.DONE, stop_N)
             placement = self._on_real_load(problem, seen, best, history_LE)
-            plan = self._assemble(problem, placement, stop_N, proven_N if seen is problem else None, key)
+            plan = self.assemble(problem, placement, stop_N, proven_N if seen is problem else None, key, order_M)
+            if order_M is not None:
+                objective_N = plan.objective_ML.ravel()
+                improved = int((objective_N < start_N).sum())
+                levels.append(level_report(repr(self.order), spent, problem, placement, objective_N, improved))
         stops = {stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()}
         return plan, Report(
             plan_s=time.perf_counter() - began, levels=tuple(levels), rows=problem.N,
@@ -210,32 +225,15 @@ class Planner:
         load_MLE = predicted_load(problem.load_MLE, self.foresight, history_LE)
         return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
 
-    def _start(self, problem: Problem, seen: Problem, start: Plan | Placement | None) -> Placement:
-        if start is None:
-            return seen.static()
-        if isinstance(start, Plan):
-            start = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quota_NGS)
-        if not isinstance(start, Placement):
-            raise InputError(f"the start must be a Plan or a Placement; got {type(start).__name__}.")
-        if start.expert_NGS.shape != (seen.N, seen.G, seen.S):
-            have, want = list(start.expert_NGS.shape), [seen.N, seen.G, seen.S]
-            raise InputError(f"the start has [rows, ranks, slots] = {have}; this problem has {want}.")
-        if start.quota_NGS is None or placement_violations(seen, start):
-            start = _with_quotas(seen, start.expert_NGS, self.split or ExactSplit(), True)
-        broken = placement_violations(seen, start)
-        if broken:
-            raise InputError(f"the start is not valid for this problem: {broken[0]}")
-        return start
-
     def _completed(self, solver: Solver, problem: Problem, placement: Placement) -> Placement:
         """A level's output with quotas."""
         if placement.quota_NGS is None or self.split is not None:
             split = self.split or ExactSplit()
-            filled = _with_quotas(problem, placement.expert_NGS, split, solver.keeps_homes)
+            filled = with_quotas(problem, placement.expert_NGS, split, solver.keeps_homes)
             placement = dataclasses.replace(filled, bound_N=placement.bound_N, stop_N=placement.stop_N)
         return placement
 
-    def _verify(self, solver: Solver, problem: Problem, placement: Placement) -> None:
+    def _verify(self, solver: Solver | OrderSolver, problem: Problem, placement: Placement) -> None:
         broken = placement_violations(problem, placement, keeps_homes=self.keeps_homes)
         if broken:
             raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
@@ -248,16 +246,33 @@ class Planner:
         if self.foresight == "previous" and history_LE is None:
             expert_NGS = expert_NGS.copy()
             expert_NGS[: problem.L] = problem.static().expert_NGS[: problem.L]
-        return _with_quotas(problem, expert_NGS, self.split or ExactSplit(), self.keeps_homes)
+        return with_quotas(problem, expert_NGS, self.split or ExactSplit(), self.keeps_homes)
 
-    def _assemble(
-        self, problem: Problem, placement: Placement, stop_N: Array, proven_N: Array | None, key: PlanKey | None
-    ) -> Plan:
+    def in_order(
+        self, problem: Problem, placement: Placement, warnings: list[str], cancel: Event | None
+    ) -> tuple[Array | None, Placement]:
+        """What the order level makes of finished rows; None for the order if there is no such level, or a warning why not."""
+        if self.order is None:
+            return None, placement
+        cancelled = cancel is not None and cancel.is_set()
+        why_not = refusal(problem, self.keeps_homes) or "the plan was cancelled." * cancelled
+        if why_not:
+            warnings.append(f"{self.order!r} was left out: {why_not}")
+            return None, placement
+        order_M, placement = self.order.solve(problem, placement)
+        self._verify(self.order, problem, placement)
+        return order_M, placement
+
+    def assemble(
+        self, problem: Problem, placement: Placement, stop_N: Array, proven_N: Array | None, key: PlanKey | None,
+        order_M: Array | None,
+    ) -> Plan:  # fmt: skip
+        """The plan of finished rows; `order_M` as `in_order` returns it."""
         M, L, G, S = problem.M, problem.L, problem.G, problem.S
         cost = problem.cost
         load_bound_N = cost.load_bound_N(problem)
-        bound_N = cost.bound_N(problem, load_bound_N)
-        if proven_N is not None:
+        bound_N = cost.bound_N(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
+        if proven_N is not None and order_M is None:
             # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
             objective_N = cost.objective_N(problem, placement)
             bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
@@ -278,7 +293,7 @@ class Planner:
             expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
             quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
             transfers=Transfers.none(),
-            order_M=np.arange(M, dtype=np.int32),
+            order_M=np.arange(M, dtype=np.int32) if order_M is None else order_M,
             cost_ML=cost.rows(problem, placement).reshape(M, L),
             bound_ML=bound_N.reshape(M, L),
             load_bound_ML=load_bound_N.reshape(M, L),
@@ -288,14 +303,6 @@ class Planner:
         if not self.keeps_homes:
             return plan
         plan = plan.rederived()
+        if order_M is not None:
+            plan = dataclasses.replace(plan, cost_ML=cost_as_sent(problem, placement, plan.transfers).reshape(M, L))
         return dataclasses.replace(plan, transfers=self.path.solve(problem, plan.transfers))
-
-
-def _with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:
-    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
-    quota_NGS = split.solve(problem, expert_NGS)
-    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
-        expert_NGS = expert_NGS.copy()
-        redundant = expert_NGS[:, :, problem.B :]
-        redundant[quota_NGS[:, :, problem.B :] == 0] = -1
-    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)

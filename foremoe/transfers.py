@@ -105,7 +105,9 @@ def derive_transfers(
         order_M: the micro-step that runs m-th.
         resident_LGS: what ResidentSlots hold at the start.
 
-    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan.
+    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
+    slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are
+    micro-steps in flight hold all of them.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape
@@ -119,9 +121,12 @@ def derive_transfers(
     start_LGR = np.full((L, G, redundant), -1, np.int16)
     if resident_LGS is not None:
         start_LGR[:] = resident_LGS[:, :, base:]
+    last_use_N = np.zeros(len(expert_NGS), np.int64)
+    last_use_N[row_U] = np.arange(len(row_U))  # of several places the last one stays
     needed_NGR = np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1))
     out = np.empty((len(row_U) * G * redundant, 6), np.int32)
-    num = _derive(row_U, uses.layer_U, uses.use_U, needed_NGR, start_LGR, pool, shared, E, out) if redundant else 0
+    arrays = (row_U, uses.layer_U, uses.use_U, last_use_N, needed_NGR, start_LGR)
+    num = _derive(*arrays, pool, shared, E, out) if redundant else 0
     use, dst, slot, expert, buffer, after = out[:num].T
     order_C = np.lexsort((slot, dst, use))
     use, dst, slot, expert, buffer, after = (a[order_C] for a in (use, dst, slot, expert, buffer, after))
@@ -143,16 +148,18 @@ def derive_transfers(
 
 
 @njit(nogil=True, cache=True)
-def _derive(row_U, layer_U, use_U, needed_NGR, start_LGR, pool, shared, num_experts, out):  # type: ignore[no-untyped-def]
+def _derive(row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts, out):  # type: ignore[no-untyped-def]
     """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
     L, G, R = start_LGR.shape
     num_pools = 1 if shared else L
     held = np.empty(num_pools * pool, np.int64)  # layer * E + expert in each buffer, -1 nothing
     last = np.empty(num_pools * pool, np.int64)  # position of the last use that read it, -1 none
+    owed = np.empty(num_pools * pool, np.int64)  # position of the last use to come of the micro-steps that have read it, -1 none
     num = 0
     for g in range(G):
         held[:] = -1
         last[:] = -1
+        owed[:] = -1
         if not shared:
             for l in range(L):  # noqa: E741
                 for r in range(R):
@@ -167,24 +174,22 @@ def _derive(row_U, layer_U, use_U, needed_NGR, start_LGR, pool, shared, num_expe
                     for b in range(offset, offset + pool):
                         if held[b] == np.int64(l) * num_experts + e:
                             last[b] = u
+                            owed[b] = max(owed[b], -1 if shared else last_use_N[row_U[u]])
             for r in range(R):
                 e = needed_NGR[row_U[u], g, r]
                 if e < 0:
                     continue
                 key = np.int64(l) * num_experts + e
                 found = False
-                victim = -1
+                victim, lowest = -1, 3
                 for b in range(offset, offset + pool):
                     if held[b] == key:
                         found = True
                         break
-                    # An empty buffer goes first; what this use itself reads is never overwritten.
-                    if last[b] < u and (
-                        victim < 0
-                        or (held[b] < 0 and held[victim] >= 0)
-                        or (last[b] < last[victim] and not (held[victim] < 0 and held[b] >= 0))
-                    ):
-                        victim = b
+                    # An empty buffer goes first, one owed to a backward to come last; what this use itself reads stays.
+                    rank = 0 if held[b] < 0 else 1 if owed[b] < u else 2
+                    if last[b] < u and (victim < 0 or rank < lowest or (rank == lowest and last[b] < last[victim])):
+                        victim, lowest = b, rank
                 if found:
                     continue
                 out[num, 0] = u
@@ -195,5 +200,6 @@ def _derive(row_U, layer_U, use_U, needed_NGR, start_LGR, pool, shared, num_expe
                 out[num, 5] = use_U[last[victim]] if last[victim] >= 0 else -1
                 held[victim] = key
                 last[victim] = u
+                owed[victim] = -1 if shared else last_use_N[row_U[u]]
                 num += 1
     return num

@@ -25,26 +25,31 @@ def reference_transfers(plan: Plan) -> list[dict[str, int]]:
     pool = head.slots.num_buffers(R, 1)
     shared = isinstance(head.slots, SharedSlots)
     copies = []
+    uses = head.schedule.uses(plan.L)
     for g in range(plan.G):
         content: list[tuple[int, int] | None] = [None] * head.slots.num_buffers(R, plan.L)
         last_read = [-1] * len(content)
+        owed: list[set[int]] = [set() for _ in content]  # uses to come of micro-steps that have read it
+        later = [(int(plan.order_M[x]), layer, use) for use, x, layer, _, _ in zip(*(a.tolist() for a in uses), strict=True)]
         if plan.resident_LGS is not None:
             for layer, r in np.ndindex(plan.L, R):
                 if plan.resident_LGS[layer, g, B + r] >= 0:
                     content[layer * pool + r] = (layer, int(plan.resident_LGS[layer, g, B + r]))
-        for use, position, layer, phase, _ in zip(*(a.tolist() for a in head.schedule.uses(plan.L)), strict=True):
+        for use, position, layer, phase, _ in zip(*(a.tolist() for a in uses), strict=True):
             m = int(plan.order_M[position])
             mine = range(pool) if shared else range(layer * pool, (layer + 1) * pool)
             wanted = [(B + r, int(plan.expert_MLGS[m, layer, g, B + r])) for r in range(R) if plan.quota_MLGS[m, layer, g, B + r]]
             for b in mine:
                 if content[b] in [(layer, e) for _, e in wanted]:
                     last_read[b] = use
+                    owed[b] |= {u for n, row_layer, u in later if (n, row_layer) == (m, layer) and not shared}
             for slot, e in wanted:
                 if any(content[b] == (layer, e) for b in mine):
                     continue
-                # An empty buffer, else the one not read for longest; never one that this use reads.
+                # An empty buffer, else the one not read for longest, those still owed to backward last; never one that this use
+                # reads.
                 free = [b for b in mine if last_read[b] < use]
-                b = min(free, key=lambda b: (content[b] is not None, last_read[b], b))
+                b = min(free, key=lambda b: (content[b] is not None, max(owed[b], default=-1) >= use, last_read[b], b))
                 home = int(plan.home_LE[layer, e]) // B
                 near = head.cluster.node_of_rank_G[home] == head.cluster.node_of_rank_G[g]
                 copies.append(
@@ -55,6 +60,7 @@ def reference_transfers(plan: Plan) -> list[dict[str, int]]:
                     }
                 )  # fmt: skip
                 content[b], last_read[b] = (layer, e), use
+                owed[b] = {u for n, row_layer, u in later if (n, row_layer) == (m, layer) and not shared}
     return sorted(copies, key=lambda c: (c["need_C"], c["dst_C"], c["slot_C"]))
 
 
@@ -94,6 +100,14 @@ def test_deeper_slots_never_send_more(data: st.DataObject) -> None:
 def test_resident_slots_with_a_copy_per_micro_step_send_nothing_for_backward(data: st.DataObject) -> None:
     _, plan = data.draw(copying_plans(stages=("update",), slots=ResidentSlots(copies=4), max_micro_steps=4))
     assert (plan.transfers.phase_C == 0).all()
+
+
+@pytest.mark.parametrize(("pp", "rank"), [(2, 0), (4, 0), (4, 1), (1, 0)])
+def test_as_many_copies_as_micro_steps_in_flight_send_nothing_for_backward(pp: int, rank: int) -> None:
+    problem = many_row_problem(32)
+    problem = dataclasses.replace(problem, schedule=Schedule.one_f_one_b(problem.M, pp, rank), slots=ResidentSlots(pp - rank))
+    plan = plan_of(problem, random_placement(problem, np.random.default_rng(0), density=1.0, evenness=20.0))
+    assert len(plan.transfers) > 0 and (plan.transfers.phase_C == 0).all()
 
 
 @given(st.data())

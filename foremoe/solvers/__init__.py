@@ -5,6 +5,7 @@ pack        `AsGiven`, `BalancedTokens`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `NodeChain`, `Chain`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
+order       `Transitions`
 path        `Deadline`
 ==========  =====================================================================
 """
@@ -12,7 +13,7 @@ path        `Deadline`
 from foremoe.solvers.anneal import Anneal
 from foremoe.solvers.as_given import AsGiven
 from foremoe.solvers.balanced_tokens import BalancedTokens
-from foremoe.solvers.base import HomeSolver, PackSolver, PathSolver, RowSolver, Solver, SplitSolver
+from foremoe.solvers.base import HomeSolver, OrderSolver, PackSolver, PathSolver, RowSolver, Solver, SplitSolver
 from foremoe.solvers.chain import Chain
 from foremoe.solvers.deadline import Deadline
 from foremoe.solvers.eplb import Eplb
@@ -29,10 +30,11 @@ from foremoe.solvers.node import NodeChain
 from foremoe.solvers.permute import Permute
 from foremoe.solvers.quota import Quota
 from foremoe.solvers.static import Static
+from foremoe.solvers.transitions import Transitions
 from foremoe.solvers.water_fill import WaterFill
 
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit", "ExpertAware", "Greedy",
-    "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "PackSolver", "PathSolver", "Permute", "Quota", "RowSolver",
-    "Solver", "SplitSolver", "Static", "WaterFill",
+    "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver", "PathSolver", "Permute",
+    "Quota", "RowSolver", "Solver", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

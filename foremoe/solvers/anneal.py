@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.cost import Rates
 from foremoe.errors import InputError
 from foremoe.parallel import for_rows
 from foremoe.problem import Problem
@@ -20,6 +21,9 @@ from foremoe.solvers.node import NodeChain
 
 # Letters: M micro-steps, L layers, G ranks, V domains, E experts.
 
+# Where nearness counts, most of the value is a sum over experts: a shorter and colder search finds as much.
+_FEWER, _COLDER = 4, 10.0
+
 
 @dataclass(frozen=True)
 class Anneal(HomeSolver):
@@ -29,6 +33,12 @@ class Anneal(HomeSolver):
     the step's micro-steps of the largest node load (per rank of that node) is what homes have to lower. Where no rank has a
     redundant slot it is the sum of the largest rank loads. A sum of squares smooths it. Then experts settle on the ranks of
     their node so that few replicas even these out.
+
+    Under ``"time"``, and where source ranks are known, homes also draw near to their tokens: to the seconds of the largest loads
+    are added those to dispatch every expert's pairs from where they come, and nothing is smoothed. Where replicas may go
+    anywhere they even out all ranks and nodes, and experts they have to copy come nearer for it: level homes then cost more
+    than they save. So experts are placed rank by rank, and the excess of the largest rank load counts `skew_weight` of its
+    price. A packing that gathers sequences of like expert use in a node (`ExpertAware`) makes nearness worth most.
 
     Moves are priced, and a layer's homes change only if that pays:
 
@@ -46,6 +56,7 @@ class Anneal(HomeSolver):
         temperature: at the start, as a share of the balanced sum.
         cooling: final temperature over the first; the schedule is geometric.
         smooth: weight of the squares; 0 looks at the largest load alone.
+        skew_weight: under ``"time"``, where replicas may go anywhere, the part of its price that a largest rank load keeps.
         min_gain: smallest relative gain for which homes change.
         move_price: under ``"balance"``, share of the balanced sum that moving all experts costs.
         state_bytes: under ``"time"``, bytes that move with every weight of an expert: 12 for fp32 master weights and two fp32
@@ -58,11 +69,12 @@ class Anneal(HomeSolver):
     temperature: float = 0.002
     cooling: float = 0.01
     smooth: float = 2.0
-    min_gain: float = 0.01
+    skew_weight: float = 0.1
+    min_gain: float = 0.002
     move_price: float = 0.04
     state_bytes: float = 12.0
     trial: tuple[Solver, ...] = (NodeChain(), Chain())
-    trial_steps: int = 2
+    trial_steps: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -75,6 +87,8 @@ class Anneal(HomeSolver):
             raise InputError(
                 f"Anneal needs a temperature above 0 and a cooling in (0, 1]; got {self.temperature} and {self.cooling}."
             )
+        if not 0.0 < self.skew_weight <= 1.0:
+            raise InputError(f"Anneal needs a skew_weight in (0, 1]; got {self.skew_weight}.")
         if not all(0.0 <= value < math.inf for value in (self.smooth, self.move_price, self.state_bytes)):
             raise InputError(
                 f"Anneal needs finite smooth, move_price and state_bytes from 0; got {self.smooth}, {self.move_price} and"
@@ -87,12 +101,12 @@ class Anneal(HomeSolver):
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
-        home_LE, toll_L = problem.home_LE.copy(), self._toll_L(problem)
-        timed = problem.cost.objective == "time"
+        home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
+        timed, rates = problem.cost.objective == "time", problem.cost.rates(problem)
 
         def block(low: int, high: int) -> None:
             for layer in range(low, high):
-                home_LE[layer] = self._layer(problem, layer, float(toll_L[layer]), timed)
+                home_LE[layer] = self._layer(problem, layer, toll_L2[layer], rates)
 
         for_rows(block, problem.L, rows_per_block=1)
         changed_L = (home_LE != problem.home_LE).any(axis=1)
@@ -118,47 +132,88 @@ class Anneal(HomeSolver):
         return float(largest * len(domain_G) / total)
 
     def domains(self, problem: Problem) -> Array:
-        """int64 [G]: node of every rank, or the rank itself where it has no redundant slot."""
-        return np.arange(problem.G) if problem.R == 0 else problem.cluster.node_of_rank_G.astype(np.int64)
+        """int64 [G]: node of every rank; the rank itself without redundant slots, and where homes draw near and replicas may go
+        anywhere."""
+        by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
+        return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)
 
-    def _toll_L(self, problem: Problem) -> Array:
-        """float64 [L]: what one expert's move to another domain costs, as a share of the layer's balanced sum."""
+    def _toll_L2(self, problem: Problem) -> Array:
+        """float64 [L, 2]: what one expert's move costs inside its node and to another, as a share of the layer's balanced sum."""
         if problem.cost.objective == "balance":
-            return np.full(problem.L, self.move_price / problem.E)
+            return np.full((problem.L, 2), self.move_price / problem.E)
         # Moves spread over the ranks: each holds up all of them for its share of the time.
-        peer_s, rdma_s = move_seconds(problem, self.state_bytes)
-        mean_L = problem.load_MLE.sum(axis=(0, 2), dtype=np.float64) / problem.G
-        balanced_L = problem.cost.rates(problem).pair_s * mean_L
-        move_s = (rdma_s if problem.cluster.num_nodes > 1 else peer_s) / problem.G
-        return np.divide(move_s, balanced_L, out=np.zeros(problem.L), where=balanced_L > 0.0)
+        move_2 = np.array(move_seconds(problem, self.state_bytes)) / problem.G
+        mean_L1 = problem.load_MLE.sum(axis=(0, 2), dtype=np.float64)[:, None] / problem.G
+        balanced_L1 = problem.cost.rates(problem).pair_s * mean_L1
+        return np.divide(move_2, balanced_L1, out=np.zeros((problem.L, 2)), where=balanced_L1 > 0.0)
 
-    def _layer(self, problem: Problem, layer: int, toll: float, timed: bool) -> Array:
+    def _send_EV(self, problem: Problem, layer: int, domain_G: Array, rates: Rates) -> Array:
+        """float64 [E, V]: seconds over all micro-steps to dispatch every expert's pairs if a domain serves them all."""
+        assert problem.load_MLGE is not None
+        node_G = problem.cluster.node_of_rank_G
+        load_GE = problem.load_MLGE[:, layer].sum(axis=0, dtype=np.float64)
+        in_node_GG = (node_G[:, None] == node_G).astype(np.float64)
+        node_GE = in_node_GG @ load_GE
+        send_GE = rates.rdma_pair_s * (load_GE.sum(axis=0) - node_GE) + rates.peer_pair_s * (node_GE - load_GE)
+        size_V = np.bincount(domain_G)
+        mean_VG = (domain_G == np.arange(len(size_V))[:, None]) / size_V[:, None]
+        send_EV: Array = (mean_VG @ send_GE).T
+        return send_EV
+
+    def _layer(self, problem: Problem, layer: int, toll_2: Array, rates: Rates) -> Array:
         """The layer's new home slots, or the present ones where changing them cannot pay."""
         load_ME, home_E, domain_G = problem.load_MLE[:, layer], problem.home_LE[layer], self.domains(problem)
-        node_G = problem.cluster.node_of_rank_G
+        node_G, located, timed = problem.cluster.node_of_rank_G, _located(problem), problem.cost.objective == "time"
         now_E = (home_E // problem.B).astype(np.int64)
         before = self.value(load_ME, now_E, domain_G)
         several = int(domain_G.max()) > 0
-        # No homes do better than perfect balance; under "time" those of one node may still need fewer replicas.
-        if before == 0.0 or problem.G == 1 or ((several or not timed) and (1.0 - self.min_gain) * before < 1.0):
+        if before == 0.0 or problem.G == 1:
+            return home_E
+        # No homes do better than perfect balance; under "time" they may still draw near, or need fewer replicas in one node.
+        if not located and (several or not timed) and (1.0 - self.min_gain) * before < 1.0:
             return home_E
         load_EM, weight_V, even = scaled(load_ME, domain_G)
         domain_E = domain_G[now_E]
         if several:
+            balanced = even * problem.M
+            node_V = np.zeros(len(weight_V), np.int64)
+            node_V[domain_G] = node_G
+            cost_EV = balanced * toll_2[(node_G[now_E][:, None] != node_V).astype(np.int64)]
+            cost_EV[np.arange(problem.E), domain_E] = 0.0
+            if located:
+                unit_s = rates.pair_s * load_ME.sum(dtype=np.float64) / (problem.G * balanced)
+                cost_EV += self._send_EV(problem, layer, domain_G, rates) / unit_s
+            # Less weight for loads is more weight for all else.
+            weight = self.skew_weight if located and problem.R > 0 and not _bound(problem) else 1.0
+            cost_EV = np.rint(np.minimum(cost_EV, 1e6 * balanced) / weight).astype(np.int64)
+            smooth, sweeps, heat = float(self.smooth), self.sweeps, float(self.temperature) * balanced
+            if located:
+                smooth, sweeps, heat = 0.0, -(-sweeps // _FEWER), heat / (_COLDER * weight)
             # Seeded by the model's own layer number: a layer's homes do not depend on which others are planned with it.
             number = int(problem.moe_layer_L[layer])
             anneal(
-                load_EM, weight_V, even, domain_G[now_E], round(min(toll, 1e6) * even * problem.M), float(self.smooth),
-                self.sweeps * problem.E, float(self.temperature), float(self.cooling),
+                load_EM, weight_V, even, cost_EV, smooth, sweeps * problem.E, heat, float(self.cooling),
                 np.uint64((self.seed * 0x9E3779B97F4A7C15 + number) % 2**64), draws(), domain_E,
             )  # fmt: skip
-        rank_E = domain_E if problem.R == 0 else settle_inside(load_EM, domain_E, now_E, node_G)
-        rank_E = few_moves(rank_E, now_E, node_G)
+        by_rank = len(weight_V) == problem.G
+        rank_E = domain_E if by_rank else settle_inside(load_EM, domain_E, now_E, node_G)
+        if not (by_rank and located):
+            rank_E = few_moves(rank_E, now_E, node_G, rename_nodes=not located)
         if not timed:
             away = float((domain_G[rank_E] != domain_G[now_E]).sum())
-            if self.value(load_ME, rank_E, domain_G) + toll * away > (1.0 - self.min_gain) * before:
+            if self.value(load_ME, rank_E, domain_G) + float(toll_2[0]) * away > (1.0 - self.min_gain) * before:
                 return home_E
         return home_slots(rank_E, home_E, problem.B)
+
+
+def _located(problem: Problem) -> bool:
+    """Whether nearness of homes to tokens counts."""
+    return problem.cost.objective == "time" and problem.load_MLGE is not None
+
+
+def _bound(problem: Problem) -> bool:
+    """Whether replicas stay inside one of several nodes."""
+    return problem.replicas == "node" and problem.cluster.num_nodes > 1
 
 
 def _whole(value: object, least: int) -> bool:

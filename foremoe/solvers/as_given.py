@@ -39,19 +39,7 @@ class AsGiven(PackSolver):
         sample_group_Q: Array | None = None,
         seed: int = 0,
     ) -> tuple[Array, Array]:
-        """Deals every sequence once.
-
-        Args:
-            num_ranks, tokens_per_rank: each at least 1.
-            sample_group_Q: integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
-            seed: acts only with `shuffle`.
-
-        Returns:
-            ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
-
-        Raises:
-            InputError: a number below 1, or groups of another length or not in order.
-        """
+        """As `PackSolver.solve`; `seed` acts only with `shuffle`."""
         for name, value in (("num_ranks", num_ranks), ("tokens_per_rank", tokens_per_rank)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1; got {value}.")

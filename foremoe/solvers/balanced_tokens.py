@@ -46,7 +46,7 @@ class BalancedTokens(PackSolver):
         sample_group_Q: Array | None = None,
         seed: int = 0,
     ) -> tuple[Array, Array]:
-        """Deals every sequence once; arguments, result and errors as `AsGiven.solve`. `seed` does not matter."""
+        """As `PackSolver.solve`; `seed` does not matter."""
         given = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
         group_Q = sample_groups(sample_group_Q, trace.Q)
         attention_Q = attention_flops(trace)

@@ -44,7 +44,20 @@ class PackSolver(abc.ABC):
         sample_group_Q: Array | None = None,
         seed: int = 0,
     ) -> tuple[Array, Array]:
-        """Returns ``(micro_step_Q, rank_Q)`` int32; a micro-step never mixes two groups of `sample_group_Q`."""
+        """Deals every sequence once.
+
+        Args:
+            num_ranks, tokens_per_rank: each at least 1; a micro-step holds at most num_ranks * tokens_per_rank tokens, unless it
+                is a single longer sequence.
+            sample_group_Q: integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
+            seed: of whatever is random.
+
+        Returns:
+            ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
+
+        Raises:
+            InputError: a number below 1, or groups of another length or not in order.
+        """
 
 
 class HomeSolver(abc.ABC):
@@ -94,6 +107,24 @@ class PathSolver(abc.ABC):
     @abc.abstractmethod
     def solve(self, problem: Problem, transfers: Transfers) -> Transfers:
         """Returns the same copies with `path_C` (and `src_C`: -1 from the host) chosen."""
+
+
+class OrderSolver(abc.ABC):
+    """Level order: the order of micro-steps, which gradient accumulation leaves free, and what stays from one to the next.
+
+    Runs after the rank level, on problems with resident slots and the objective ``"time"``; its plans are priced as their weights
+    are sent (`foremoe.sent`).
+    """
+
+    level: ClassVar[str] = "order"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
+        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement, which may have changed.
+
+        Args:
+            placement: of every row by itself.
+        """
 
 
 class RowSolver(Solver):

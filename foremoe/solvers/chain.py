@@ -26,8 +26,8 @@ from foremoe.solvers.quota import Quota
 
 # Letters: N rows, G ranks, S slots per rank, V nodes, K rates.
 
-# Restarts of the slot by slot improvement.
-ROUNDS = 6
+# Changes of replicas that `polish` makes in a row.
+STEPS = 500
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Chain(RowSolver):
         relay: let node mates pass load on, to save replicas across nodes.
         portfolio: under ``"time"``, problems of at most this many experts times ranks also try `Greedy`, `Quota`, `LeastLoaded`
             and `Lplb`, which take a few microseconds there.
-        polish: under ``"time"``, problems of at most this many experts times ranks are improved slot by slot as well, with every
-            choice priced: some milliseconds a row.
+        polish: under ``"time"``, in problems of at most this many experts times ranks a search over sets of replicas with their
+            cheapest quotas follows: a few milliseconds a row.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
@@ -120,7 +120,7 @@ class Chain(RowSolver):
             polish_rows(
                 low,
                 high,
-                ROUNDS,
+                STEPS,
                 problem.load_NE,
                 load_NGE,
                 located,

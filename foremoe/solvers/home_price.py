@@ -43,7 +43,8 @@ def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
 
 def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[Solver, ...], num_steps: int) -> Array:
     """float64 [L]: seconds of all micro-steps with homes `home_LE`, from `num_steps` of them planned by the solvers `rank`."""
-    chosen = np.unique(np.linspace(0, problem.M - 1, min(num_steps, problem.M) + 2)[1:-1].round().astype(int))
+    num = min(num_steps, problem.M)
+    chosen = (2 * np.arange(num) + 1) * problem.M // (2 * num)
     seconds_L = np.zeros(problem.L)
     for m in chosen:
         # What slots hold belongs to the present homes; both sides start from empty ones.

@@ -100,29 +100,31 @@ def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, seco
 
 @njit(nogil=True, cache=True)
 def anneal(  # type: ignore[no-untyped-def]
-    load_EM, weight_V, even, now_E, toll, smooth, num_proposals, temperature, cooling, seed, drop_Q, domain_E
+    load_EM, weight_V, even, cost_EV, smooth, num_proposals, heat, cooling, seed, drop_Q, domain_E
 ):
     """Improves `domain_E` in place by swaps of two experts; it ends at the best met, the start included.
 
-    The best is that of least sum over micro-steps of the largest load, plus `toll` per expert away from its domain in `now_E`.
-    Swaps are judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second
-    most loaded domain from one that is of no use.
+    The best is that of least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
+    judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second most loaded
+    domain from one that is of no use.
 
     Args:
         load_EM, weight_V, even: of `scaled`.
-        toll: int64, in units of the loads.
-        temperature: at the start, as a share of the balanced sum; it falls geometrically to `cooling` times that.
+        cost_EV: int64, in units of the loads.
+        heat: temperature at the start, in units of the loads; it falls geometrically to `cooling` times that.
     """
     E, M = load_EM.shape
     load_VM = domain_loads(load_EM, domain_E, weight_V)
     first_M, second_M, who_M = np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64)
     find_largest(load_VM, first_M, second_M, who_M)
-    num_away = (domain_E != now_E).sum()
-    value = first_M.sum() + toll * num_away
+    value = first_M.sum()
+    for i in range(E):
+        value += cost_EV[i, domain_E[i]]
     best, best_E = value, domain_E.copy()
     state = np.array([seed], np.uint64)
     num_blocks = max(1, num_proposals // _AT_ONCE)
-    heat, step, slope = temperature * even * M, cooling ** (1.0 / num_blocks), smooth / (2.0 * even)
+    step, slope = cooling ** (1.0 / num_blocks), smooth / (2.0 * even)
+    largest_now = first_M.sum()
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     for i in range(num_proposals):
         if i % _AT_ONCE == 0:
@@ -136,8 +138,7 @@ def anneal(  # type: ignore[no-untyped-def]
         largest, squares = swapped(
             load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M
         )  # fmt: skip
-        away = num_away + (now_E[e] != b) + (now_E[f] != a) - (now_E[e] != a) - (now_E[f] != b)
-        new = largest + toll * away
+        new = value + largest - largest_now + cost_EV[e, b] - cost_EV[e, a] + cost_EV[f, a] - cost_EV[f, b]
         if np.float64(new - value) + slope * np.float64(squares) > heat * drop_Q[_random(state) >> np.uint64(54)]:
             continue
         for m in range(M):
@@ -146,7 +147,7 @@ def anneal(  # type: ignore[no-untyped-def]
             load_VM[b, m] -= more * weight_V[b]
         find_largest(load_VM, first_M, second_M, who_M)
         domain_E[e], domain_E[f] = b, a
-        value, num_away = new, away
+        value, largest_now = new, largest
         if value < best:
             best = value
             best_E[:] = domain_E

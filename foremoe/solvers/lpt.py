@@ -83,17 +83,20 @@ def _lpt(load_E, order_E, now_E, node_G, rank_E):  # type: ignore[no-untyped-def
         room_V[node] -= 1
 
 
-def few_moves(rank_E: Array, now_E: Array, node_G: Array) -> Array:
+def few_moves(rank_E: Array, now_E: Array, node_G: Array, rename_nodes: bool = True) -> Array:
     """The same grouping of experts with ranks renamed so that more experts stay where they are.
 
     Nodes of equal size are renamed first, then ranks inside their node, each time the pair with the largest overlap first. A
     renaming changes no load balance, only how many experts move; it is kept only where fewer do.
+
+    Args:
+        rename_nodes: False where tokens have been taken into account, which do not move with the name.
     """
     num_nodes, G = int(node_G.max()) + 1, len(node_G)
     ranks_V = [np.flatnonzero(node_G == v) for v in range(num_nodes)]
     name_G = np.arange(G)
     node_of_V = np.arange(num_nodes)
-    if num_nodes > 1 and len({len(ranks) for ranks in ranks_V}) == 1:
+    if rename_nodes and num_nodes > 1 and len({len(ranks) for ranks in ranks_V}) == 1:
         node_of_V = _match(_overlap(node_G[rank_E], node_G[now_E], num_nodes))
     overlap_GG = _overlap(rank_E, now_E, G)
     for v, ranks in enumerate(ranks_V):

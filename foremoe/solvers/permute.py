@@ -13,7 +13,7 @@ from foremoe.arrays import Array
 from foremoe.errors import InputError
 from foremoe.solvers.as_given import AsGiven, sample_groups
 from foremoe.solvers.base import PackSolver
-from foremoe.solvers.expert_aware import home_pairs
+from foremoe.solvers.pack_value import home_pairs, home_ranks
 
 if TYPE_CHECKING:
     from foremoe.routing import RoutingTrace
@@ -50,11 +50,12 @@ class Permute(PackSolver):
         sample_group_Q: Array | None = None,
         seed: int = 0,
     ) -> tuple[Array, Array]:
-        """Deals every sequence once; arguments, result and errors as `AsGiven.solve`. `seed` is of the proposed swaps."""
+        """As `PackSolver.solve`; `seed` is of the proposed swaps."""
         given_Q, _ = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
         step_Q = given_Q.astype(np.int64)
         group_Q = sample_groups(sample_group_Q, trace.Q)
-        pairs_XLG, len_Q, budget = home_pairs(trace, num_ranks, None), trace.seq_len_Q, num_ranks * tokens_per_rank
+        pairs_XLG = home_pairs(trace, num_ranks, home_ranks(trace, num_ranks, None))
+        len_Q, budget = trace.seq_len_Q, num_ranks * tokens_per_rank
         for group in np.unique(group_Q):
             index_I = np.flatnonzero((group_Q == group) & (len_Q <= budget))
             steps_M = np.unique(given_Q[index_I]).astype(np.int64)

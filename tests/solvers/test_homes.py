@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_util import make_problem, node_maps, problems
 
+import foremoe
 from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.parallel import row_runner
 from foremoe.parsing import parse
 from foremoe.placement import Placement
 from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.slots import SharedSlots
 from foremoe.solvers.anneal import Anneal
 from foremoe.solvers.chain import Chain
-from foremoe.solvers.home_price import move_seconds, price_L
+from foremoe.solvers.home_price import move_seconds, price_L, row_seconds_L
 from foremoe.solvers.home_swaps import anneal, domain_loads, draws, find_largest, scaled, settle_inside, swapped
 from foremoe.solvers.keep import Keep
 from foremoe.solvers.lpt import Lpt, few_moves, home_slots, lpt_ranks
@@ -178,11 +181,15 @@ def test_annealing_ends_no_worse_than_it_began_tolls_included(layer, seed):
     load_ME, rank_E, node_G = layer
     load_EM, weight_V, even = scaled(load_ME, node_G)
     now_E = node_G[rank_E]
+    E, V = len(now_E), len(weight_V)
+    send_EV = np.random.default_rng(seed).integers(0, even, (E, V))
     for toll in (0, even // 50, 2**40):
         domain_E = now_E.copy()
-        anneal(load_EM, weight_V, even, now_E, toll, 2.0, 300, 0.1, 0.01, np.uint64(seed), draws(), domain_E)
+        cost_EV = send_EV + toll * (now_E[:, None] != np.arange(V))
+        heat = 0.1 * even * len(load_ME)
+        anneal(load_EM, weight_V, even, cost_EV, 2.0, 300, heat, 0.01, np.uint64(seed), draws(), domain_E)
         assert (np.bincount(domain_E) == np.bincount(now_E)).all()
-        cost = lambda d_E: domain_loads(load_EM, d_E, weight_V).max(axis=0).sum() + toll * (d_E != now_E).sum()  # noqa: B023, E731
+        cost = lambda d_E: domain_loads(load_EM, d_E, weight_V).max(axis=0).sum() + cost_EV[np.arange(E), d_E].sum()  # noqa: B023, E731
         assert cost(domain_E) <= cost(now_E)
     assert (domain_E == now_E).all()
 
@@ -249,6 +256,73 @@ def test_moves_are_priced_by_the_busiest_rank_and_link():
     # Rank 0 sends one expert to rank 1 and one to rank 2, and receives one each from ranks 2 and 3; then the other way round.
     assert price_L(problem, np.array([[4, 2, 6, 3, 0, 5, 1, 7]]), 12.0).tolist() == [2 * rdma_s]
     assert price_L(problem, np.array([[4, 6, 1, 3, 0, 5, 2, 7]]), 12.0).tolist() == [2 * rdma_s]
+
+
+@given(problem=problems(), by_rank=st.booleans())
+def test_what_drawing_near_saves_is_what_the_cost_model_says(problem, by_rank):
+    if problem.load_MLGE is None:
+        return
+    problem = dataclasses.replace(problem, cost=CostModel(), redundant=0, resident_LGS=None, slots=SharedSlots())
+    node_G, rates = problem.cluster.node_of_rank_G.astype(np.int64), problem.cost.rates(problem)
+    domain_G = np.arange(problem.G) if by_rank else node_G
+    cost = problem.cost.rows(problem, problem.static())
+    sent_L = (cost.dispatch_s + cost.combine_s - rates.fixed_s).reshape(problem.M, problem.L).sum(axis=0)
+    for layer in range(problem.L):
+        send_EV = Anneal()._send_EV(problem, layer, domain_G, rates)
+        rank_E = problem.home_LE[layer] // problem.B
+        mine = send_EV[np.arange(problem.E), domain_G[rank_E]].sum()
+        if by_rank or (np.bincount(node_G) == 1).all():
+            assert mine == pytest.approx(sent_L[layer], rel=1e-9, abs=1e-15)
+        else:
+            # Which rank of the node an expert lives on is left open: its mean stands for it.
+            far_s = rates.rdma_pair_s * sum(
+                load for e in range(problem.E) for g, load in enumerate(problem.load_MLGE[:, layer, :, e].sum(axis=0))
+                if node_G[g] != node_G[rank_E[e]]
+            )  # fmt: skip
+            assert far_s * (1 - 1e-9) - 1e-15 <= mine
+
+
+def gathered(ranks_per_node=4, tokens=4000, micro_steps=4):
+    """Sources of node v want experts that all live in the next node; loads are even."""
+    G, E = 8, 16
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, ranks_per_node=ranks_per_node)
+    model = dataclasses.replace(foremoe.Model.preset("qwen3-30b-a3b"), num_experts=E, num_topk=2)
+    load_MLGE = np.zeros((micro_steps, 1, G, E), np.int32)
+    half = np.arange(E) < E // 2
+    load_MLGE[:, :, : G // 2, ~half] = tokens
+    load_MLGE[:, :, G // 2 :, half] = tokens
+    work = foremoe.Workload.from_counts(load_MLGE, num_topk=2)
+    return Problem.of(work, cluster, model=model)
+
+
+@pytest.mark.parametrize("replicas", ["any", "node"])
+@pytest.mark.parametrize("redundant", [0, 1])
+def test_homes_draw_near_to_their_tokens_where_that_pays(replicas, redundant):
+    problem = dataclasses.replace(gathered(), replicas=replicas, redundant=redundant)
+    node_E = Anneal().solve(problem)[0] // problem.B // 4
+    assert (node_E == (np.arange(problem.E) < problem.E // 2)).all()
+    # One pair of tokens does not pay for any move, and without sources nothing is known to be near.
+    little = dataclasses.replace(gathered(tokens=1), replicas=replicas, redundant=redundant)
+    assert (Anneal().solve(little) == little.home_LE).all()
+    blind = dataclasses.replace(problem, load_MLGE=None)
+    assert (Anneal().solve(blind) == blind.home_LE).all()
+
+
+def test_homes_draw_near_to_ranks_in_one_node():
+    problem = gathered(ranks_per_node=8, tokens=1)
+    load_MLGE = np.zeros_like(problem.load_MLGE)
+    for e in range(problem.E):
+        load_MLGE[:, 0, (e // 2 + 3) % 8, e] = 200_000
+    problem = dataclasses.replace(problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2))
+    rank_E = Anneal(state_bytes=0.0).solve(problem)[0] // problem.B
+    assert (rank_E == (np.arange(problem.E) // 2 + 3) % 8).all()
+
+
+def test_a_trial_plans_every_micro_step_of_a_short_step():
+    problem = gathered(micro_steps=3)
+    whole = problem.cost.rows(problem, problem.static()).total_s.sum()
+    assert row_seconds_L(problem, problem.home_LE, (), 3).tolist() == [pytest.approx(whole)]
+    assert row_seconds_L(problem, problem.home_LE, (), 9).tolist() == [pytest.approx(whole)]
 
 
 def skewed(objective, replicas="any", redundant=1):
@@ -332,6 +406,7 @@ def test_a_cancelled_layer_keeps_its_homes():
     [
         {"sweeps": -1}, {"sweeps": 1.5}, {"temperature": 0.0}, {"cooling": 2.0}, {"smooth": -1.0}, {"min_gain": float("nan")},
         {"move_price": float("inf")}, {"state_bytes": -1.0}, {"trial_steps": 0}, {"trial": Chain()}, {"seed": 0.5},
+        {"skew_weight": 0.0},
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options):

@@ -14,8 +14,8 @@ from foremoe.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
 from foremoe.solvers import permute as permute_module
 from foremoe.solvers.balanced_tokens import attention_flops, model_of, rank_tokens
-from foremoe.solvers.expert_aware import home_pairs
 from foremoe.solvers.kernels import pack as pack_kernels
+from foremoe.solvers.pack_value import home_pairs, home_ranks
 from foremoe.testing import PackSolverTests
 from foremoe.testing.level_tests import Batch, batches
 
@@ -65,6 +65,7 @@ def late_attention(batch, found):
 
 @pytest.mark.parametrize("packer", [BalancedTokens(), *AWARE], ids=repr)
 @given(batch=batches())
+@settings(max_examples=40)
 @example(batch=Batch([1, 9, 4, 7], [0] * 4, 2, 10, 4, 1, False, 0))
 def test_the_fullest_rank_is_no_fuller_than_limit_or_file_order(packer, batch):
     mine = tokens_in_budget(batch, batch.pack(packer)).max(initial=0)
@@ -94,6 +95,7 @@ def test_balanced_tokens_needs_fewer_micro_steps_where_next_fit_wastes_room():
 
 @pytest.mark.parametrize("packer", AWARE, ids=repr)
 @given(batch=batches())
+@settings(max_examples=40)
 def test_expert_aware_never_loses_to_its_starts_under_its_objective(packer, batch):
     trace = batch.trace()
     value = lambda found: packer.objective(trace, *found, num_ranks=batch.num_ranks)  # noqa: E731
@@ -105,7 +107,11 @@ def test_expert_aware_never_loses_to_its_starts_under_its_objective(packer, batc
 @given(batch=batches(max_sequences=10), data=st.data())
 def test_the_objective_is_its_plain_form(batch, data):
     trace, G, L, E = batch.trace(), batch.num_ranks, batch.num_layers, batch.num_experts
-    packer = ExpertAware(skew_weight=data.draw(st.sampled_from([0.0, 0.3, 1.0])), ranks_per_node=data.draw(st.integers(1, 3)))
+    packer = ExpertAware(
+        skew_weight=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+        redundant=data.draw(st.integers(0, 2)),
+        ranks_per_node=data.draw(st.integers(1, 3)),
+    )
     rng = np.random.default_rng(batch.seed)
     home_LE = rng.permuted(np.tile(np.arange(E), (L, 1)), axis=1)
     micro_step_Q, rank_Q = batch.pack(AsGiven(), trace)
@@ -114,7 +120,9 @@ def test_the_objective_is_its_plain_form(batch, data):
     flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
     latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
     per_pair_s = 3 * model.flops_per_pair / flops_per_s
-    total = 0.0
+    far_s = 4 * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
+    near_s = 4 * model.token_bytes / (G * cluster.peer_bytes_per_s)
+    total, wanted_VLE = 0.0, np.zeros((cluster.num_nodes, L, E))
     for m in range(micro_step_Q.max() + 1):
         attention_G = np.zeros(G)
         load_LG = np.zeros((L, G))
@@ -128,13 +136,17 @@ def test_the_objective_is_its_plain_form(batch, data):
                     home = home_LE[layer, e] * G // E
                     load_LG[layer, home] += 1
                     if cluster.node_of_rank_G[home] != cluster.node_of_rank_G[g]:
-                        total += 4 * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
+                        total += far_s
+                        wanted_VLE[cluster.node_of_rank_G[g], layer, e] += 1
                     elif home != g:
-                        total += 4 * model.token_bytes / (G * cluster.peer_bytes_per_s)
+                        total += near_s
         total += 3 * L * attention_G.max() / flops_per_s
         mean_L = load_LG.mean(axis=1)
         total += per_pair_s * (mean_L + packer.skew_weight * (load_LG.max(axis=1) - mean_L)).sum()
         total += L * (4 * latency_s + 3 * cluster.slot_overhead_s * -(-E // G))
+    for v, wanted_LE in enumerate(wanted_VLE):
+        num = packer.redundant * (cluster.node_of_rank_G == v).sum()
+        total -= (far_s - near_s) * np.sort(wanted_LE, axis=1)[:, ::-1][:, :num].sum()
     got = packer.objective(trace, micro_step_Q, rank_Q, num_ranks=G, home_LE=home_LE)
     assert got == pytest.approx(total, rel=1e-9)
 
@@ -143,7 +155,7 @@ def test_the_objective_is_its_plain_form(batch, data):
 def test_without_replicas_the_objective_is_the_cost_model(ranks_per_node):
     trace = foremoe.RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=24, mean_length=200, regime="mild", num_layers=3)
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=ranks_per_node)
-    packer = ExpertAware(skew_weight=1.0, ranks_per_node=ranks_per_node, sweeps=50)
+    packer = ExpertAware(skew_weight=1.0, redundant=0, ranks_per_node=ranks_per_node, sweeps=50)
     work = foremoe.Workload.from_trace(trace, num_ranks=8, tokens_per_rank=300, packer=packer)
     problem = Problem.of(work, cluster, redundant=0)
     cost_s = float(problem.cost.rows(problem, problem.static()).sum().total_s)
@@ -156,6 +168,7 @@ def test_the_search_adds_up_its_own_gains_rightly(batch, data):
     original = pack_kernels.anneal
     packer = ExpertAware(
         skew_weight=data.draw(st.sampled_from([0.0, 1.0])),
+        redundant=data.draw(st.sampled_from([0, 1])),
         ranks_per_node=2,
         sweeps=data.draw(st.sampled_from([3, 30])),
         temperature=1.0,
@@ -176,7 +189,10 @@ def test_the_search_adds_up_its_own_gains_rightly(batch, data):
     finally:
         pack_kernels.anneal = original
     for told, real, gain_s in seen:
-        assert gain_s <= 0.0 and told == pytest.approx(real, rel=1e-9)
+        assert gain_s <= 0.0
+        # The search keeps to the replicas foreseen before it; those foreseen after it can only be better.
+        assert real <= told * (1 + 1e-9)
+        assert packer.redundant or told == pytest.approx(real, rel=1e-9)
 
 
 def test_no_micro_step_is_emptied():
@@ -195,7 +211,7 @@ def test_no_rank_is_filled_above_its_room_for_the_sake_of_locality(num_sequences
     # All experts chosen live on rank 0, where every sequence would be served without dispatch.
     topk_TLK = np.tile([[0, 1]], (10 * num_sequences, 4, 1))
     trace = foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=np.full(num_sequences, 10))
-    packer = ExpertAware(skew_weight=0.0, ranks_per_node=1)
+    packer = ExpertAware(skew_weight=0.0, redundant=0, ranks_per_node=1)
     solve = lambda tokens_per_rank: packer.solve(trace, num_ranks=2, tokens_per_rank=tokens_per_rank)  # noqa: E731
     found = solve(40)
     tokens_MG = rank_tokens(trace.seq_len_Q, *found, 2)
@@ -203,12 +219,12 @@ def test_no_rank_is_filled_above_its_room_for_the_sake_of_locality(num_sequences
     assert not solve(1000)[1].any()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("skew_weight", [0.1, 1.0])
 def test_expert_aware_comes_close_to_the_best_of_all_packings_of_small_batches(seed, skew_weight):
     rng = np.random.default_rng(seed)
     batch = Batch(rng.integers(2, 9, 6).tolist(), [0] * 6, 2, 9, 4, 2, False, seed)
-    packer, trace = ExpertAware(skew_weight=skew_weight, ranks_per_node=1, sweeps=1000), batch.trace()
+    packer, trace = ExpertAware(skew_weight=skew_weight, redundant=0, ranks_per_node=1, sweeps=1000), batch.trace()
     found = batch.pack(packer, trace)
     num, room = int(found[0].max()) + 1, tokens_in_budget(batch, batch.pack(BalancedTokens())).max(initial=batch.tokens_per_rank)
     best = np.inf
@@ -238,6 +254,20 @@ def test_sequences_start_where_their_experts_live():
         packed(ExpertAware(), home_LE=np.zeros((1, 8)))
 
 
+def test_sequences_of_like_use_gather_for_the_replicas_to_come():
+    # Two kinds of sequences; the experts of both live on both nodes, so that homes speak for neither.
+    kind_Q = np.array([0, 0, 0, 1, 1, 0, 1, 1] * 2)
+    topk_TLK = np.repeat(np.array([[0, 1, 4, 5], [2, 3, 6, 7]])[kind_Q][:, None], 10, axis=0)
+    trace = foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=np.full(16, 10))
+    apart_Q, mixed_Q = 2 * kind_Q, 2 * (np.arange(16) % 2)
+    for redundant in (0, 1):
+        packer = ExpertAware(ranks_per_node=2, skew_weight=0.0, redundant=redundant)
+        value = lambda rank_Q: packer.objective(trace, np.zeros(16, np.int32), rank_Q, num_ranks=4)  # noqa: B023, E731
+        assert value(apart_Q) < value(mixed_Q) if redundant else value(apart_Q) == value(mixed_Q)
+    node_Q = ExpertAware(ranks_per_node=2, skew_weight=0.0).solve(trace, num_ranks=4, tokens_per_rank=40)[1] // 2
+    assert (node_Q == kind_Q).all() or (node_Q == 1 - kind_Q).all()
+
+
 @pytest.mark.parametrize("packer", [Permute(), ExpertAware(skew_weight=1.0)], ids=repr)
 def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even(packer):
     # File order keeps apart what loads rank 0 and what loads rank 1.
@@ -249,7 +279,8 @@ def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even(packer):
     assert (given_.load_MLE.reshape(2, 2, 2).sum(axis=2).max(axis=1) == 160).all()
 
 
-@given(batch=batches(max_sequences=12))
+@given(batch=batches(max_sequences=8))
+@settings(max_examples=20)
 def test_kernels_equal_plain_python(batch):
     def plain(module, *names):
         kept = {name: getattr(module, name) for name in names}
@@ -259,7 +290,7 @@ def test_kernels_equal_plain_python(batch):
 
     aware, swaps = ExpertAware(sweeps=3, skew_weight=0.5), Permute(passes=2)
     compiled = [batch.pack(packer) for packer in (aware, swaps)]
-    restore = [plain(pack_kernels, "anneal", "tops", "late", "add_pairs", "count_pairs")]
+    restore = [plain(pack_kernels, "anneal", "tops", "late", "add_rows", "count_pairs")]
     restore.append(plain(permute_module, "_greedy", "_swap", "_smooth"))
     try:
         # numpy warns where a random state wraps around, which is meant.
@@ -287,6 +318,8 @@ def test_packers_are_values_and_work_where_packers_go(packer):
     ("packer", "options", "sentence"),
     [
         (ExpertAware, {"skew_weight": 1.5}, "skew_weight"),
+        (ExpertAware, {"redundant": -1}, "redundant"),
+        (ExpertAware, {"rounds": 0}, "rounds"),
         (ExpertAware, {"sweeps": -1}, "sweeps"),
         (ExpertAware, {"temperature": 0.0}, "temperature"),
         (ExpertAware, {"locality": 1}, "locality"),
@@ -302,7 +335,7 @@ def test_bad_options_are_refused(packer, options, sentence):
 def test_pairs_by_home_rank_are_counted_per_sequence():
     batch = Batch([4, 1, 6], [0, 0, 0], 2, 8, 7, 2, True, 3)
     trace = batch.trace()
-    pairs_XLG = home_pairs(trace, 2, None)
+    pairs_XLG = home_pairs(trace, 2, home_ranks(trace, 2, None))
     assert pairs_XLG.shape == (4, 2, 2) and not pairs_XLG[3].any()
     work = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=8)
     of_rank_GE = np.arange(7) * 2 // 7 == np.arange(2)[:, None]

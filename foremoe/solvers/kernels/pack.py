@@ -8,30 +8,33 @@ import numpy as np
 
 from foremoe.solvers.kernels.compiled import kernel
 
-# Letters: M micro-steps, L layers, G ranks, E experts, T tokens, K top-k, Q sequences, X = Q + 1: the last entry is no sequence.
+# Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, T tokens, K top-k, Q sequences,
+# X = Q + 1: the last entry is no sequence; R rows, C columns of a table.
 
 
 @kernel
-def count_pairs(low, high, topk_TLK, known_T, cuts, rank_LE, pairs_XLG):  # type: ignore[no-untyped-def]
-    """Pairs of sequences [low, high) by layer and the rank of their expert; an empty `known_T` means that all are known."""
-    num_layers, num_topk = topk_TLK.shape[1], topk_TLK.shape[2]
+def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG):  # type: ignore[no-untyped-def]
+    """Pairs of sequences [low, high) in the layers of `layer_J`, by the group of their expert (the rank it lives on, say).
+
+    An empty `known_T` means that all tokens are known.
+    """
+    num_topk = topk_TLK.shape[2]
     for q in range(low, high):
         for t in range(cuts[q], cuts[q + 1]):
             if known_T.size and not known_T[t]:
                 continue
-            for layer in range(num_layers):
+            for j in range(layer_J.size):
                 for k in range(num_topk):
-                    pairs_XLG[q, layer, rank_LE[layer, np.int64(topk_TLK[t, layer, k])]] += 1
+                    pairs_QJG[q, j, group_JE[j, np.int64(topk_TLK[t, layer_J[j], k])]] += 1
 
 
 @kernel
-def add_pairs(pairs_XLG, micro_step_Q, load_MLG):  # type: ignore[no-untyped-def]
-    """Adds every sequence to the load of its micro-step."""
-    for q in range(micro_step_Q.size):
-        load_LG, pairs_LG = load_MLG[micro_step_Q[q]], pairs_XLG[q]
-        for layer in range(load_LG.shape[0]):
-            for g in range(load_LG.shape[1]):
-                load_LG[layer, g] += pairs_LG[layer, g]
+def add_rows(amount_QC, row_Q, out_RC):  # type: ignore[no-untyped-def]
+    """Adds the amounts of every sequence to its row of `out_RC`."""
+    for q in range(row_Q.size):
+        to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
+        for c in range(to_C.size):
+            to_C[c] += amount_C[c]
 
 
 @kernel
@@ -90,7 +93,7 @@ def anneal(  # type: ignore[no-untyped-def]
     Q, (M, G) = micro_step_Q.size, tokens_MG.shape
     load_MLG = np.zeros((M, pairs_XLG.shape[1], G), np.int32)
     attention_MG, tokens_M, num_M, top_M = np.zeros((M, G)), np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
-    add_pairs(pairs_XLG, micro_step_Q, load_MLG)
+    add_rows(pairs_XLG.reshape(Q + 1, -1), micro_step_Q, load_MLG.reshape(M, -1))
     for q in range(Q):
         m = micro_step_Q[q]
         attention_MG[m, rank_Q[q]] += attention_X[q]

@@ -1,0 +1,47 @@
+"""What planning starts from, and quotas for placements that have none."""
+
+from __future__ import annotations
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.laws import placement_violations
+from foremoe.placement import Placement
+from foremoe.plan import Plan
+from foremoe.problem import Problem
+from foremoe.slots import ResidentSlots
+from foremoe.solvers.base import SplitSolver
+
+# Letters: N rows, G ranks, S slots.
+
+
+def starting_placement(problem: Problem, start: Plan | Placement | None, split: SplitSolver) -> Placement:
+    """The static placement, or `start` with its quotas split anew if they do not fit the problem's load.
+
+    Raises:
+        InputError: the start is of another shape, or not valid for this problem whatever its quotas.
+    """
+    if start is None:
+        return problem.static()
+    if isinstance(start, Plan):
+        start = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quota_NGS)
+    if not isinstance(start, Placement):
+        raise InputError(f"the start must be a Plan or a Placement; got {type(start).__name__}.")
+    if start.expert_NGS.shape != (problem.N, problem.G, problem.S):
+        have, want = list(start.expert_NGS.shape), [problem.N, problem.G, problem.S]
+        raise InputError(f"the start has [rows, ranks, slots] = {have}; this problem has {want}.")
+    if start.quota_NGS is None or placement_violations(problem, start):
+        start = with_quotas(problem, start.expert_NGS, split, True)
+    broken = placement_violations(problem, start)
+    if broken:
+        raise InputError(f"the start is not valid for this problem: {broken[0]}")
+    return start
+
+
+def with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:
+    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
+    quota_NGS = split.solve(problem, expert_NGS)
+    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
+        expert_NGS = expert_NGS.copy()
+        redundant = expert_NGS[:, :, problem.B :]
+        redundant[quota_NGS[:, :, problem.B :] == 0] = -1
+    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)

@@ -1,0 +1,304 @@
+"""The search over replicas of small rows: its quotas and bounds against duality and plain Python, its result against all sets."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solver_util import make_problem, problems, require_split, require_valid
+
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.model import Model
+from foremoe.parallel import row_runner
+from foremoe.problem import Problem
+from foremoe.solvers import Exact
+from foremoe.solvers.chain import STEPS, Chain, rates_of
+from foremoe.solvers.kernels.polish import polish_row, set_quotas
+from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, RDMA_PAIR, SLOT, demand_row, price_row
+from foremoe.solvers.kernels.quota_flow import cheapest_flow
+from foremoe.solvers.kernels.replica_bounds import Bounds, Held, hold, renew, renew_two, row_of
+from foremoe.solvers.kernels.replica_changes import best_change, fans_s, make_change
+from foremoe.synthetic import synthetic_workload
+
+# Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, K bounds.
+
+
+def small(experts, ranks, per_node, redundant, tokens, overlap=1.0, seed=1, layers=2):
+    """A few experts of the usual size on a few ranks, with source ranks."""
+    model = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=experts, num_topk=2)
+    work = synthetic_workload(model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=1, num_layers=layers, seed=seed)
+    cluster = Cluster.preset("8xh100", num_ranks=ranks, ranks_per_node=per_node)
+    return Problem.of(work, cluster, model=model, redundant=redundant, cost=CostModel(overlap=overlap))
+
+
+@st.composite
+def located(draw):
+    shape = draw(st.sampled_from([(4, 2, 2), (6, 3, 1), (6, 3, 3), (8, 4, 2), (8, 4, 4), (8, 2, 1)]))
+    tokens = draw(st.sampled_from([16, 128, 1024, 8192]))
+    overlap = draw(st.sampled_from((0.0, 1.0)))
+    return small(*shape, draw(st.integers(1, 2)), tokens, overlap, draw(st.integers(0, 999)), layers=1)
+
+
+class Prepared:
+    """The first row of a problem, as the kernels want it."""
+
+    def __init__(self, problem):
+        self.problem, static = problem, problem.static()
+        self.expert_GS, self.quota_GS = static.expert_NGS[0].copy(), static.quotas_NGS[0].copy()
+        self.load_G, self.node_G = static.load_NG()[0].astype(np.int64), problem.cluster.node_of_rank_G
+        self.load_E, self.rate_K = problem.load_NE[0], rates_of(problem)[0]
+        base_GB = problem.base_NGB[0].astype(np.int64)
+        self.slot_E = np.empty(problem.E, np.int64)
+        self.slot_E[base_GB] = np.arange(problem.G)[:, None] * problem.S + np.arange(problem.B)
+        self.busy_G = (self.load_E[base_GB] > 0).sum(axis=1)
+        self.load_GE, self.demand_VE = np.empty((0, 0), np.int32), np.empty((0, 0), np.int64)
+        if problem.load_NGE is not None:
+            self.load_GE, self.demand_VE = problem.load_NGE[0], np.empty((self.node_G.max() + 1, problem.E), np.int64)
+            demand_row(self.load_GE, self.node_G, self.demand_VE)
+        self.row = row_of(self.load_E, self.load_GE, self.node_G, problem.S, self.rate_K, self.slot_E, self.busy_G)
+        self.price_s_G = np.empty(problem.G)
+
+    def price(self, expert_GS, quota_GS):
+        load_G = quota_GS.sum(axis=1, dtype=np.int64)
+        return price_row(
+            self.load_GE, self.demand_VE, self.node_G, self.problem.B, self.rate_K, self.slot_E, self.busy_G, expert_GS, quota_GS,
+            load_G,
+        )  # fmt: skip
+
+    def with_replicas(self, expert_GR):
+        """Slots and quotas of these replicas, after `set_quotas`."""
+        expert_GS, quota_GS, load_G = self.expert_GS.copy(), self.quota_GS.copy(), self.load_G.copy()
+        set_quotas(self.row, expert_GR, self.slot_E, expert_GS, quota_GS, load_G, self.price_s_G)
+        assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
+        return expert_GS, quota_GS
+
+    def allowed(self, g, e):
+        """Whether the rank may hold a replica of the expert."""
+        return bool(self.row.home_E[e] != g and self.load_E[e] > 0)
+
+
+def some_replicas(prepared, rng, share=0.8):
+    """int64 [G, R]: random replicas, none twice on a rank."""
+    problem = prepared.problem
+    out_GR = np.full((problem.G, problem.R), -1, np.int64)
+    for g in range(problem.G):
+        choices = [e for e in range(problem.E) if prepared.allowed(g, e)]
+        for i, e in enumerate(rng.permutation(choices)[: problem.R]):
+            out_GR[g, i] = e if rng.random() < share else -1
+    return out_GR
+
+
+def bound_by_hand(prepared, expert_GR, price_s_G):
+    """Every pair served where price and link together are least, busy slots at the price of their rank; links of homes off."""
+    row, G = prepared.row, len(expert_GR)
+    slot, total_s = prepared.rate_K[SLOT] / prepared.rate_K[PAIR], 0.0
+    for e in range(prepared.problem.E):
+        home = int(row.home_E[e])
+        ranks = [home, *(g for g in range(G) if e in expert_GR[g])]
+        for source in range(G):
+            least_s = min(price_s_G[r] + row.link_GG[source, r] for r in ranks)
+            total_s += row.pairs_EG[e, source] * (least_s - row.link_GG[source, home])
+    return total_s + slot * float((price_s_G * (prepared.busy_G + (expert_GR >= 0).sum(axis=1))).sum())
+
+
+def copies_by_hand(prepared, expert_GR):
+    """What the replicas themselves cost: with a pair each, compute and links left out."""
+    bare_K = prepared.rate_K.copy()
+    bare_K[[PAIR, SLOT, PEER_PAIR, RDMA_PAIR]] = 0.0
+    expert_GS, quota_GS = prepared.expert_GS.copy(), prepared.quota_GS.copy()
+    expert_GS[:, prepared.problem.B :] = expert_GR
+    quota_GS[:, prepared.problem.B :] = expert_GR >= 0
+    return price_row(
+        prepared.load_GE, prepared.demand_VE, prepared.node_G, prepared.problem.B, bare_K, prepared.slot_E, prepared.busy_G,
+        expert_GS, quota_GS, prepared.load_G,
+    )  # fmt: skip
+
+
+# --- quotas of given replicas
+
+
+@given(problem=located(), seed=st.integers(0, 999))
+def test_no_split_costs_less_than_the_flow(problem, seed):
+    """By duality: a flow that costs what the bound of its own prices says is optimal."""
+    prepared, rng = Prepared(problem), np.random.default_rng(seed)
+    row, G = prepared.row, problem.G
+    expert_GR = some_replicas(prepared, rng)
+    expert_J = np.unique(expert_GR[expert_GR >= 0])
+    at_JG = np.array([[g == row.home_E[e] or e in expert_GR[g] for g in range(G)] for e in expert_J], bool).reshape(-1, G)
+    slot = prepared.rate_K[SLOT] / prepared.rate_K[PAIR]
+    other_G = slot * (prepared.busy_G + (expert_GR >= 0).sum(axis=1))
+    for e in range(problem.E):
+        other_G[row.home_E[e]] += 0 if e in expert_J else prepared.load_E[e]
+    flow_JGG, load_G, price_s_G = np.empty((len(expert_J), G, G)), other_G.copy(), np.empty(G)
+    cheapest_flow(
+        row.pairs_EG, row.link_GG, prepared.rate_K[PAIR], row.home_E, expert_J, at_JG, flow_JGG, load_G, price_s_G
+    )  # fmt: skip
+    total = prepared.load_E.sum()
+    assert flow_JGG.min(initial=0.0) >= -1e-9 * total and not flow_JGG.sum(axis=1)[~at_JG].any()
+    assert np.allclose(flow_JGG.sum(axis=2), row.pairs_EG[expert_J], atol=1e-6)
+    assert np.allclose(load_G, other_G + flow_JGG.sum(axis=(0, 1)), atol=1e-6)
+    assert price_s_G.min() >= 0.0 and np.isclose(price_s_G.sum(), prepared.rate_K[PAIR])
+    cost_s = prepared.rate_K[PAIR] * load_G.max() + (flow_JGG * row.link_GG).sum()
+    for e in expert_J:
+        cost_s -= (row.pairs_EG[e] * row.link_GG[:, row.home_E[e]]).sum()
+    scale_s = prepared.rate_K[PAIR] * total + row.bare_s
+    assert abs(cost_s - bound_by_hand(prepared, expert_GR, price_s_G)) <= 1e-7 * scale_s
+
+
+@given(problem=st.one_of(located(), problems()), seed=st.integers(0, 999))
+def test_no_quotas_cost_less_than_the_bound_and_the_best_cost_as_much(problem, seed):
+    prepared, rng = Prepared(problem), np.random.default_rng(seed)
+    expert_GR = some_replicas(prepared, rng)
+    expert_GS, quota_GS = prepared.with_replicas(expert_GR)
+    require_split(prepared.load_E, expert_GS, quota_GS)
+    copies_s = copies_by_hand(prepared, expert_GR)
+    bound_s = bound_by_hand(prepared, expert_GR, prepared.price_s_G) + copies_s
+    pair_s = prepared.rate_K[PAIR] + prepared.row.link_GG.max()
+    # Quotas are whole pairs, and a replica that gets none costs nothing: the slack is a pair for every slot.
+    most_s = bound_s + pair_s * expert_GR.size + 1e-7 * pair_s * prepared.load_E.sum(dtype=np.int64)
+    assert prepared.price(expert_GS, quota_GS) <= most_s
+    for _ in range(5):  # any other quotas of these replicas
+        expert_GS[:, problem.B :], quota_GS = expert_GR, prepared.quota_GS.copy()
+        for g, i in np.argwhere(expert_GR >= 0):
+            h, b = divmod(int(prepared.slot_E[expert_GR[g, i]]), problem.S)
+            amount = int(rng.integers(0, quota_GS[h, b] + 1)) if quota_GS[h, b] > 1 else 0
+            quota_GS[h, b] -= amount
+            quota_GS[g, problem.B + i] += amount
+        if (quota_GS[:, problem.B :] > 0).sum() == (expert_GR >= 0).sum():
+            assert prepared.price(expert_GS, quota_GS) >= bound_s - 1e-7 * pair_s * prepared.load_E.sum(dtype=np.int64)
+
+
+# --- bounds and changes
+
+
+@settings(max_examples=25)
+@given(problem=located(), seed=st.integers(0, 999))
+def test_bounds_follow_changes_and_foretell_them(problem, seed):
+    prepared, rng = Prepared(problem), np.random.default_rng(seed)
+    row, G, R, E, K = prepared.row, problem.G, problem.R, problem.E, 3
+    price_s_GK = rng.dirichlet(np.ones(G), K).T * prepared.rate_K[PAIR]
+    bounds, afresh = (
+        Bounds(price_s_GK.copy(), np.zeros((E, K)), np.zeros((E + 1, G, K)), np.zeros((G * R + 1, G, K)), np.zeros(K))
+        for _ in range(2)
+    )
+    held, again = (Held(np.zeros((G, R), np.int64), np.zeros((E, G), bool), np.zeros((4, G), np.int64)) for _ in range(2))
+    hold(row, some_replicas(prepared, rng, 0.5), held)
+    renew(row, held, 0, K, bounds)
+    choice_5, until_EG, state_1 = np.empty(5, np.int64), np.zeros((E, G), np.int64), np.array([1], np.uint64)
+    scale_s = prepared.rate_K[PAIR] * prepared.load_E.sum() + row.bare_s
+
+    def price(expert_GR):
+        return max(bound_by_hand(prepared, expert_GR, price_s_GK[:, k]) for k in range(K)) + copies_by_hand(prepared, expert_GR)
+
+    for t in range(6):
+        best_change(row, held, bounds, K, False, 0.0, -np.inf, until_EG, t, choice_5)
+        if choice_5[0] < 0:
+            break
+        other_s = min(price(expert_GR) for expert_GR in changed(prepared, held.expert_GR, until_EG, t))
+        old = make_change(row, held, choice_5, t, state_1, until_EG)
+        assert abs(price(held.expert_GR) - other_s) <= 1e-9 * scale_s
+        renew_two(row, held, old, choice_5[2], K, bounds)
+        hold(row, held.expert_GR, again)
+        assert (again.at_EG == held.at_EG).all() and (again.fan_4G == held.fan_4G).all()
+        renew(row, again, 0, K, afresh)
+        assert np.allclose(bounds.total_s_K, afresh.total_s_K, rtol=1e-12)
+        for k in range(K):
+            assert abs(bounds.total_s_K[k] - bound_by_hand(prepared, held.expert_GR, price_s_GK[:, k])) <= 1e-9 * scale_s
+        assert fans_s(held.fan_4G, prepared.rate_K, 0.0) <= copies_by_hand(prepared, held.expert_GR) + 1e-12
+
+
+def changed(prepared, expert_GR, until_EG, t):
+    """Every set that one change makes which is not barred."""
+    G, R = expert_GR.shape
+
+    def free(e, *ranks):
+        return e < 0 or all(until_EG[e, r] <= t for r in ranks)
+
+    for a, i in itertools.product(range(G), range(R)):
+        old = expert_GR[a, i]
+        for e in range(-1, prepared.problem.E):
+            if e != old and (e < 0 or (prepared.allowed(a, e) and e not in expert_GR[a])) and free(old, a) and free(e, a):
+                out_GR = expert_GR.copy()
+                out_GR[a, i] = e
+                yield out_GR
+        for b, j in itertools.product(range(a + 1, G), range(R)):
+            e = expert_GR[b, j]
+            fits = old < 0 or (prepared.allowed(b, old) and old not in expert_GR[b])
+            fits = fits and (e < 0 or (prepared.allowed(a, e) and e not in expert_GR[a]))
+            if e != old and fits and free(old, a, b) and free(e, a, b):
+                out_GR = expert_GR.copy()
+                out_GR[a, i], out_GR[b, j] = e, old
+                yield out_GR
+
+
+# --- the search
+
+
+def least_of_all(prepared):
+    """The least price of every set of one replica per rank, each with its cheapest quotas."""
+    problem = prepared.problem
+    choices = [[-1, *(e for e in range(problem.E) if prepared.allowed(g, e))] for g in range(problem.G)]
+    return min(prepared.price(*prepared.with_replicas(np.array(choice)[:, None])) for choice in itertools.product(*choices))
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 2), (8, 4, 4), (9, 3, 1), (16, 2, 1)], ids=str)
+@pytest.mark.parametrize("overlap", (0.0, 1.0))
+def test_finds_the_best_of_all_sets(shape, overlap):
+    for tokens in (512, 2048, 8192):
+        problem = small(*shape, 1, tokens, overlap, seed=tokens, layers=1)
+        prepared = Prepared(problem)
+        found = Chain().solve(problem, problem.static())
+        require_valid(problem, found)
+        static_s = float(problem.cost.objective_N(problem, problem.static())[0])
+        over_s = prepared.price(found.expert_NGS[0], found.quotas_NGS[0]) - least_of_all(prepared)
+        assert over_s <= 1e-3 * static_s
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [((16, 4, 2), 8192), ((32, 4, 2), 2048), ((16, 4, 4), 2048)], ids=str)
+@pytest.mark.parametrize("redundant", (1, 2))
+def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
+    pytest.importorskip("pyscipopt")
+    problem = small(*shape, redundant, tokens, overlap=0.0, seed=2)
+    found = Chain().solve(problem, problem.static())
+    bound_N = Exact(node_limit=20_000).solve(problem, found).bound_N
+    assert (problem.cost.objective_N(problem, found) <= bound_N * 1.001).all()
+
+
+def test_copies_that_pay_only_together_are_found():
+    """The first copy across nodes is exposed and costs more than it saves; the others then hide behind it."""
+    problem = small(16, 4, 2, 1, 4096, overlap=0.0, seed=3, layers=1)
+    prepared = Prepared(problem)
+    bare_s = prepared.price(prepared.expert_GS, prepared.quota_GS)
+    alone_s = []
+    for g, e in itertools.product(range(problem.G), range(problem.E)):
+        if prepared.allowed(g, e):
+            one_GR = np.full((problem.G, 1), -1, np.int64)
+            one_GR[g] = e
+            alone_s.append(prepared.price(*prepared.with_replicas(one_GR)))
+    expert_GS, quota_GS, load_G = prepared.expert_GS.copy(), prepared.quota_GS.copy(), prepared.load_G.copy()
+    found_s = polish_row(
+        STEPS, prepared.load_E, prepared.load_GE, prepared.demand_VE, prepared.node_G, False, problem.B, prepared.rate_K,
+        prepared.slot_E, prepared.busy_G, expert_GS, quota_GS, load_G,
+    )  # fmt: skip
+    assert found_s == prepared.price(expert_GS, quota_GS)
+    assert min(alone_s) >= bare_s > 1.1 * found_s
+
+
+def test_the_same_bytes_from_one_thread_and_two():
+    problem = small(16, 4, 2, 2, 2048, layers=6)
+    found = Chain().solve(problem, problem.static())
+    with row_runner(2):
+        assert found.same_as(Chain().solve(problem, problem.static()))
+
+
+@pytest.mark.parametrize("sources", (False, True))
+def test_rows_without_load_or_choice(sources):
+    for problem in (make_problem([[[0, 0], [7, 0]]], [0, 1], 1), make_problem([[[5, 3]]], [0], 1)):
+        if sources:
+            load_MLGE = np.zeros((problem.M, problem.L, problem.G, problem.E), np.int32)
+            load_MLGE[:, :, 0] = problem.load_MLE
+            problem = dataclasses.replace(problem, load_MLGE=load_MLGE)
+        require_valid(problem, Chain().solve(problem, problem.static()))
