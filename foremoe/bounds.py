@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foremoe.cost import Rates
     from foremoe.problem import Problem
 
-# Letters: N rows.
+# Letters: N rows, V nodes, E experts.
 
 # The figures of `Rates` that `time_bound_rows` reads, in its order.
 RATES = (
@@ -46,15 +46,14 @@ def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
 
     bound_N = np.zeros(problem.N)
     base_NGB, node_G, node_only = problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node"
-    located = problem.load_NGE is not None
-    load_NGE = problem.load_NGE if located else np.zeros((1, 1, 1), np.int32)
+    load_NGE, demand_NVE, located = problem.sources()
     figures = np.array([getattr(rates, name) for name in RATES], np.float64)
     hide_N2 = np.stack([rates.hide_forward_N, rates.hide_backward_N], axis=1)
     load_bound_N = np.asarray(load_bound_N, np.float64)
 
     def block(low: int, high: int) -> None:
         time_bound_rows(
-            low, high, problem.load_NE, load_NGE, located, base_NGB, node_G, node_only, problem.R, figures, hide_N2,
+            low, high, problem.load_NE, load_NGE, demand_NVE, located, base_NGB, node_G, node_only, problem.R, figures, hide_N2,
             load_bound_N, bound_N,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foremoe.placement import Placement
     from foremoe.problem import Problem
 
-# Letters: N rows, M micro-steps, L layers, G ranks, E experts, S slots per rank.
+# Letters: N rows, M micro-steps, L layers, G ranks, V nodes, E experts, S slots per rank, F features.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -237,22 +237,15 @@ FEATURES = ("compute", "pairs", "local_pairs", "node_pairs", "peer_fan", "rdma_f
 def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str, Array]:
     """What the closed form needs of a placement, [N] each; see `cost_kernels.feature_rows`."""
     out_NF = np.zeros((problem.N, len(FEATURES)))
-    load_NGE, located = _sources(problem)
+    load_NGE, demand_NVE, located = problem.sources()
     node_G, home_LE = problem.cluster.node_of_rank_G, problem.home_LE
     expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
 
     def block(low: int, high: int) -> None:
         feature_rows(
-            low, high, problem.load_NE, load_NGE, located, home_LE, node_G, problem.B,
+            low, high, problem.load_NE, load_NGE, demand_NVE, located, home_LE, node_G, problem.B,
             expert_NGS, quota_NGS, rates.pair_s, rates.slot_s, out_NF,
         )  # fmt: skip
 
     for_rows(block, problem.N, whole=True)
     return {name: out_NF[:, i] for i, name in enumerate(FEATURES)}
-
-
-def _sources(problem: Problem) -> tuple[Array, bool]:
-    load_NGE = problem.load_NGE
-    if load_NGE is None:
-        return np.zeros((1, 1, 1), np.int32), False
-    return load_NGE, True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-# Letters: N rows, L layers, G ranks, E experts, S slots per rank, F features (see cost.FEATURES).
+# Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank, F features (see cost.FEATURES).
 
 
 @njit(nogil=True, cache=True)
 def feature_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NE, load_NGE, located, home_LE, node_G, num_base, expert_NGS, quota_NGS, pair_s, slot_s, out_NF
+    low, high, load_NE, load_NGE, demand_NVE, located, home_LE, node_G, num_base, expert_NGS, quota_NGS, pair_s, slot_s, out_NF
 ):
     """Fills ``out_NF[low:high]``: compute seconds of the slowest rank; pairs; pairs served on their own rank; inside their own
     node (own rank included); largest number of copies through one rank and direction on peer links; on RDMA links; copies by
@@ -24,15 +24,13 @@ def feature_rows(  # type: ignore[no-untyped-def]
     num_nodes = 0
     for g in range(G):
         num_nodes = max(num_nodes, node_G[g] + 1)
-    demand_VE = np.zeros((num_nodes, E), np.int64)
-    served_VE = np.zeros((num_nodes, E), np.int64)
+    served_VE = np.zeros((num_nodes, E), np.int32)
     fan = np.zeros((4, G), np.int64)  # peer out, peer in, rdma out, rdma in
     ranks_V = np.zeros(num_nodes, np.int64)
     for g in range(G):
         ranks_V[node_G[g]] += 1
     for n in range(low, high):
         l = n % L  # noqa: E741
-        demand_VE[:] = 0
         served_VE[:] = 0
         fan[:] = 0
         pairs = 0
@@ -47,9 +45,6 @@ def feature_rows(  # type: ignore[no-untyped-def]
             load = 0
             busy = 0
             node = node_G[g]
-            if located:
-                for e in range(E):
-                    demand_VE[node, e] += load_NGE[n, g, e]
             for s in range(S):
                 e = expert_NGS[n, g, s]
                 if e < 0:
@@ -73,9 +68,12 @@ def feature_rows(  # type: ignore[no-untyped-def]
                         fan[3, g] += 1
             compute = max(compute, pair_s * load + slot_s * busy)
         if located:
+            inside = np.int64(0)
             for node in range(num_nodes):
+                demand_E, served_E = demand_NVE[n, node], served_VE[node]
                 for e in range(E):
-                    node_pairs += min(demand_VE[node, e], served_VE[node, e])
+                    inside += min(demand_E[e], served_E[e])
+            node_pairs += inside
         else:
             local_pairs = pairs / G
             for node in range(num_nodes):

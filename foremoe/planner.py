@@ -113,10 +113,10 @@ class Planner:
                 )
         load_MLE = np.concatenate([p.load_MLE for p in problems])
         make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
-        known = {
-            name: None if any(getattr(p, name) is None for p in problems) else np.concatenate([getattr(p, name) for p in problems])
-            for name in ("load_MLGE", "tokens_MG", "attention_MG")
-        }
+        known: dict[str, Any] = {}
+        for name in ("load_MLGE", "tokens_MG", "attention_MG"):
+            parts = [getattr(p, name) for p in problems]
+            known[name] = None if any(part is None for part in parts) else np.concatenate(parts)
         together = dataclasses.replace(first, load_MLE=load_MLE, schedule=make(len(load_MLE)), **known)
         return self.home.solve(first if len(problems) == 1 else together)
 

@@ -14,6 +14,7 @@ from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.model import Model
+from foremoe.parallel import for_rows
 from foremoe.placement import Placement, repeated
 from foremoe.routing_checks import layer_positions
 from foremoe.schedule import STAGES, Schedule
@@ -22,13 +23,20 @@ from foremoe.slots import ResidentSlots, SharedSlots, Slots
 if TYPE_CHECKING:
     from foremoe.workload import Dealt, Workload
 
-# Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, E experts, B = E/G base slots, R redundant, S = B + R.
+# Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, V nodes, E experts, B = E/G base slots, R redundant,
+# S = B + R.
 
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
 
 
+class _Derived:
+    """Room for what a problem computes once; no field, so copies and files leave it out."""
+
+    __slots__ = ("_demand_NVE",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Problem(ArrayValue):
+class Problem(ArrayValue, _Derived):
     """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
 
     Attributes:
@@ -238,6 +246,30 @@ class Problem(ArrayValue):
         return None if self.load_MLGE is None else self.load_MLGE.reshape(self.N, self.G, self.E)
 
     @property
+    def demand_NVE(self) -> Array | None:
+        """int32 [N, V, E]: pairs that the tokens of a node send to an expert; summed once and kept."""
+        load_NGE, node_G = self.load_NGE, self.cluster.node_of_rank_G
+        if load_NGE is None:
+            return None
+        kept: Array | None = getattr(self, "_demand_NVE", None)
+        if kept is None:
+            from foremoe.solvers.kernels.demand import demand_rows  # solvers import this file
+
+            demand_NVE = np.empty((self.N, self.cluster.num_nodes, self.E), np.int32)
+            for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), self.N, whole=True)
+            demand_NVE.flags.writeable = False
+            object.__setattr__(self, "_demand_NVE", demand_NVE)
+            kept = demand_NVE
+        return kept
+
+    def sources(self) -> tuple[Array, Array, bool]:
+        """`load_NGE`, `demand_NVE` and True for kernels; two arrays of one zero and False if sources are not known."""
+        load_NGE, demand_NVE = self.load_NGE, self.demand_NVE
+        if load_NGE is None or demand_NVE is None:
+            return np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.int32), False
+        return load_NGE, demand_NVE, True
+
+    @property
     def layer_N(self) -> Array:
         """int64 [N]: layer of each row."""
         return np.tile(np.arange(self.L), self.M)
@@ -245,8 +277,9 @@ class Problem(ArrayValue):
     @property
     def base_NGB(self) -> Array:
         """int16 [N, G, B]: the expert at home in every base slot."""
-        base_LGB = np.argsort(self.home_LE, axis=1).astype(np.int16).reshape(self.L, self.G, self.B)
-        base_NGB: Array = base_LGB[self.layer_N]
+        base_LE = np.empty((self.L, self.E), np.int16)
+        np.put_along_axis(base_LE, self.home_LE, np.arange(self.E, dtype=np.int16)[None], axis=1)
+        base_NGB: Array = np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
         return base_NGB
 
     def static(self) -> Placement:

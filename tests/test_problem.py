@@ -54,6 +54,12 @@ def test_letters_and_views(data: st.DataObject) -> None:
     assert (problem.load_NGE is None) == (problem.load_MLGE is None)
     if problem.load_NGE is not None:
         assert (problem.load_NGE.sum(axis=1) == problem.load_NE).all()
+        node_G, demand_NVE = problem.cluster.node_of_rank_G, problem.demand_NVE
+        assert demand_NVE is problem.demand_NVE is not None and not demand_NVE.flags.writeable
+        for v in range(problem.cluster.num_nodes):
+            assert (demand_NVE[:, v] == problem.load_NGE[:, node_G == v].sum(axis=1)).all()
+    assert (problem.demand_NVE is None) == (problem.load_NGE is None)
+    assert problem.same_as(dataclasses.replace(problem))
     assert not any(array.flags.writeable for array in (problem.load_MLE, problem.home_LE, problem.moe_layer_L))
 
 

@@ -63,6 +63,23 @@ def test_equals_pairs_laid_out_one_by_one(case: tuple[Problem, Array, Placement]
         np.testing.assert_array_equal(split_NGP[n], expected)
 
 
+@given(st.data())
+def test_any_mapping_of_ranks_to_nodes_and_sums_known_before(data: st.DataObject) -> None:
+    """Nodes need not be neighbours in rank order, and what nodes ask for may be given."""
+    problem, load_MLGE, placement = data.draw(cases(replicas=("any",)))
+    named = data.draw(st.lists(st.integers(0, problem.G - 1), min_size=problem.G, max_size=problem.G))
+    node_G = np.unique(named, return_inverse=True)[1].astype(np.int32)
+    load_NGE = load_MLGE.reshape(problem.N, problem.G, problem.E)
+    demand_NVE = np.stack([load_NGE[:, node_G == v].sum(axis=1, dtype=np.int32) for v in range(node_G.max() + 1)], axis=1)
+    for g in range(problem.G):
+        split_NP = split_over_sources(load_NGE, placement.expert_NGS, placement.quotas_NGS, node_G, g)
+        again_NP = split_over_sources(load_NGE, placement.expert_NGS, placement.quotas_NGS, node_G, g, demand_NVE)
+        np.testing.assert_array_equal(split_NP, again_NP)
+        for n in range(problem.N):
+            expected = reference_split(load_NGE[n], placement.expert_NGS[n], placement.quotas_NGS[n], node_G)
+            np.testing.assert_array_equal(split_NP[n], expected[g])
+
+
 @given(cases(max_pairs=200))
 def test_sources_fill_every_quota_and_place_every_pair(case: tuple[Problem, Array, Placement]) -> None:
     problem, load_MLGE, placement = case

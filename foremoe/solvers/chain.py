@@ -98,13 +98,14 @@ class Chain(RowSolver):
             return super().solve(problem, start)
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
-        load_NGE = problem.load_NGE
-        located = load_NGE is not None
-        load_NGE = np.zeros((1, 1, 1), np.int32) if load_NGE is None else load_NGE
+        load_NGE, demand_NVE, located = problem.sources()
         rate_NK, node_G = rates_of(problem), problem.cluster.node_of_rank_G
 
         def block(low: int, high: int) -> None:
-            timed_rows(low, high, problem.load_NE, load_NGE, located, node_G, problem.B, params, rate_NK, expert_NGS, quota_NGS)
+            timed_rows(
+                low, high, problem.load_NE, load_NGE, demand_NVE, located, node_G, problem.B, params, rate_NK, expert_NGS,
+                quota_NGS,
+            )  # fmt: skip
 
         done_N = for_rows(block, problem.N)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))

@@ -1,145 +1,198 @@
-"""One rank of a pipeline stage in two arms, from the same state: Megatron-Core as it is, and run by a plan."""
+"""The program in arms, on one rank: as Megatron runs it, by plans, and with sums in another order."""
 
-import warnings
+import contextlib
+import dataclasses
+from dataclasses import dataclass, field
 
 import cpu
+import numpy as np
 import torch
-from torch.nn import functional
+import torch.distributed as dist
+from breakages import BREAKAGES
+from program import Program
 
-from foremoe.schedule import Phase
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
 
-# Letters: M micro-steps, L layers, G ranks, T tokens of a source, K top-k, P physical slots of all ranks.
-
-HIDDEN, FFN = 16, 24
+# Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, S slots of a rank, T tokens, K top-k.
 
 
-def two_arms(_group, plan, split_GMLP, topk_MLGTK, debug):
-    """Runs both arms on this rank.
+@dataclass
+class Run:
+    """What one arm did on one rank, step by step.
+
+    Attributes:
+        losses, grads: of each step; gradients before the optimizer.   weights: name -> tensor, at the end.
+        checkpoint: see `checkpoint_of`.   reports: of foremoe; empty without it.   expected: see `expected_service`.
+        magnitudes: of each step, if watched.
+    """
+
+    ep_rank: int
+    losses: list = field(default_factory=list)
+    grads: list = field(default_factory=list)
+    weights: dict = field(default_factory=dict)
+    checkpoint: dict = field(default_factory=dict)
+    reports: list = field(default_factory=list)
+    magnitudes: list = field(default_factory=list)
+    expected: list = field(default_factory=list)
+
+
+def run(
+    case,
+    num_steps,
+    *,
+    planned=False,
+    update=True,
+    halves=False,
+    steady=True,
+    breakage="",
+    watch=None,
+    unplanned=0,
+    alike=False,
+    **options,
+):
+    """Runs the program for some optimizer steps.
 
     Args:
-        _group: all ranks; EP groups of the plan's size are made of them in order.
-        split_GMLP: what the plan gives to each source.   topk_MLGTK: the forced routing, int64.
-        debug: of `Engine`.
-
-    Returns:
-        differences between the arms by kind, one per tensor, relative to its largest value; served_MLS of this rank; unplanned
-        pairs; `Timeline.to_dict`.
+        planned: with foremoe.   update: whether the optimizer steps; without it all steps start from the same weights.
+        halves: the control, see `in_halves`.   steady: products of matrices as `cpu.steady_rows` has them.
+        breakage: name of what is broken on purpose.   watch: `Magnitudes`, or None.
+        unplanned: rows at the end of every sequence that are routed otherwise than plans know.   alike: the experts that are
+            popular among the others are so among these.   options: of `attach`.
     """
-    warnings.simplefilter("ignore")  # what Megatron-Core says about missing CUDA libraries
-    from foremoe.transfer.collective import Collective
-    from foremoe.transfer.engine import Engine
-
-    schedule = plan.header.schedule
-    chunk = build(plan.L, plan.E, topk_MLGTK.shape[-1], plan.G, schedule.reforward)
-    from planned import MegatronBuffers, Planned
-
-    layers = list(chunk.module.layers)
-    rank = layers[0].ep_group.rank()
-    topk_MLTK = topk_MLGTK[:, :, rank]
-    plain = step(chunk, schedule, plan.order_M, topk_MLTK, rank)
-
-    buffers = MegatronBuffers(layers, plan.header.slots.num_buffers(plan.header.redundant, plan.L))
-    engine = Engine(buffers, group=layers[0].ep_group, backends=(Collective(),), debug=debug)
-    try:
-        planned = Planned(layers, engine, plan, split_GMLP[rank])
-        balanced = step(chunk, schedule, plan.order_M, topk_MLTK, rank, finish=planned.end)
-    finally:
-        engine.close()
-    differences = {}
-    for name in plain:
-        largest = float(plain[name].abs().max())
-        assert largest > 0, f"the {name} is zero everywhere, which compares nothing"
-        difference = float((plain[name] - balanced[name]).abs().max()) / largest
-        differences.setdefault(name.split()[0], []).append(difference)
-    served_MLS = [[planned.served[m, layer] for layer in range(plan.L)] for m in range(plan.M)]
-    return differences, served_MLS, planned.num_drift, planned.timeline.to_dict()
-
-
-def build(num_layers, num_experts, num_topk, num_ranks, reforward):
-    """A model chunk of MoELayers in Megatron's DDP, float64; the same routers on all ranks, experts by their number."""
-    cpu.run_on_cpu()
-    from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.moe.router_replay import RouterReplay
-    from megatron.core.transformer.spec_utils import build_module
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=num_ranks, expert_tensor_parallel_size=1)
-    RouterReplay.clear_global_router_replay_instances()
-    recompute = {"recompute_granularity": "selective", "recompute_modules": ["moe"]} if reforward else {}
-    config = TransformerConfig(
-        num_layers=num_layers, hidden_size=HIDDEN, num_attention_heads=1, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
-        num_moe_experts=num_experts, moe_router_topk=num_topk, moe_token_dispatcher_type="alltoall",
-        moe_router_load_balancing_type="none", moe_enable_routing_replay=True, add_bias_linear=False, gated_linear_unit=True,
-        activation_func=functional.silu, bias_activation_fusion=False, params_dtype=torch.float64, use_cpu_initialization=True,
-        expert_model_parallel_size=num_ranks, expert_tensor_parallel_size=1, **recompute,
-    )  # fmt: skip
-    spec = get_gpt_layer_local_spec(num_experts=num_experts, moe_grouped_gemm=False).submodules.mlp
-    chunk = Chunk([build_module(spec, config=config, layer_number=1 + index) for index in range(num_layers)])
-    with torch.no_grad():
-        for index, moe in enumerate(chunk.layers):
-            moe.router.weight.copy_(numbers(1, index, shape=moe.router.weight.shape))
-            for e, expert in zip(moe.local_expert_indices, moe.experts.local_experts, strict=True):
-                for i, p in enumerate(expert.parameters()):
-                    p.copy_(numbers(2, index, e, i, shape=p.shape) / p.shape[1] ** 0.5)
-    return DistributedDataParallel(config, DistributedDataParallelConfig(), chunk)
-
-
-class Chunk(torch.nn.Module):
-    """What a pipeline stage holds, without attention."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(layers)
-
-    def forward(self, x):
-        for moe in self.layers:
-            x = x + moe(x)[0]
-        return x
-
-
-def step(chunk, schedule, order_M, topk_MLTK, rank, finish=lambda: None):
-    """All passes up to the optimizer: tensors by "kind ..." to compare.
-
-    Args:
-        finish: called when all passes are over, before gradients are reduced over data-parallel ranks.
-    """
-    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
-
-    chunk.zero_grad_buffer()
-    num_tokens = topk_MLTK.shape[2]
-    found, inputs, outputs = {}, {}, {}
-    for position, phase in zip(schedule.micro_step_X.tolist(), schedule.phase_X.tolist(), strict=True):
-        m = int(order_M[position])
-        if phase == Phase.FORWARD:
-            RouterReplay.set_replay_data(list(torch.from_numpy(topk_MLTK[m])))
-            RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-            inputs[m] = numbers(3, m, rank, shape=(num_tokens // 2, 2, HIDDEN)).requires_grad_()
-            outputs[m] = chunk(inputs[m])
-            found[f"output of {m}"] = outputs[m].detach().clone()
-        else:
-            # Re-forwards come in the order of the forwards, for which Megatron keeps a queue of replayed choices.
-            RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
-            loss = (outputs.pop(m) * numbers(4, m, rank, shape=inputs[m].shape)).square().sum()
-            loss.backward()
-            found[f"loss of {m}"] = loss.detach()
-            found[f"input gradient of {m}"] = inputs.pop(m).grad
-    RouterReplay.clear_global_indices()
-    finish()
-    for name, p in chunk.module.named_parameters():
-        kind = "router" if "router" in name else "expert"
-        found[f"{kind} gradient {name}"] = p.main_grad.clone()
-    chunk.finish_grad_sync()
-    for name, p in chunk.module.named_parameters():
-        found[f"reduced {name}"] = p.main_grad.clone()
+    program = Program(case.layout)
+    found = Run(ep_rank=program.ps.get_expert_model_parallel_rank())
+    with contextlib.ExitStack() as stack:
+        moe = stack.enter_context(attached(program, case, **options)) if planned else None
+        stack.enter_context(cpu.steady_rows() if steady else contextlib.nullcontext())
+        stack.enter_context(in_halves(program) if halves else contextlib.nullcontext())
+        stack.enter_context(BREAKAGES[breakage]() if breakage else contextlib.nullcontext())
+        magnitudes = stack.enter_context(watch(program)) if watch else None
+        for step in range(num_steps):
+            program.zero()
+            topk_MTLK = program.routing(step)
+            work = moe.plan([topk_TLK.numpy() for topk_TLK in topk_MTLK]) if moe else None
+            if unplanned:  # the last tokens, since these are sorted by their place in the sequence
+                last = slice(-unplanned * case.layout.batch, None)
+                topk_MTLK[:, last] = program.routing(step, seed=7, popular=0 if alike else 7)[:, last]
+            with moe.stage(work) if moe else contextlib.nullcontext():
+                found.losses.append(program.forward_backward(step, topk_MTLK))
+            found.grads.append(program.main_grads())
+            if magnitudes:
+                found.magnitudes.append(magnitudes.take())
+            if moe:
+                found.reports.append(moe.report)
+                found.expected.append(expected_service(program, work, topk_MTLK))
+            if update:
+                program.optimizer.step()
+        if update:  # before its first step an optimizer has no state to save
+            found.weights, found.checkpoint = program.weights(), checkpoint_of(program)
     return found
 
 
-def numbers(*key, shape):
-    """Standard normal numbers, a function of the key."""
-    seed = 0
-    for part in key:
-        seed = 1000003 * seed + part + 1
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+@contextlib.contextmanager
+def attached(program, case, **options):
+    """foremoe attached to a program, on the cluster of the case."""
+    from foremoe.integrations.megatron import attach
+
+    # At toy sizes no replica is worth its transfer: plan for balance alone.
+    options = {"cost": CostModel(objective="balance"), "slots": case.slots, "cluster": cluster_of(case)} | options
+    moe = attach(program.chunks, **options)
+    try:
+        yield moe
+    finally:
+        moe.detach()
+
+
+def cluster_of(case):
+    ep = case.layout.ep
+    node_of_rank_G = (np.arange(ep) * case.nodes // ep).astype(np.int32)
+    return dataclasses.replace(Cluster.preset("8xh100", num_ranks=ep), node_of_rank_G=node_of_rank_G)
+
+
+@contextlib.contextmanager
+def in_halves(program):
+    """The control: every expert computes its tokens in two batches, the second half of each first.
+
+    The same products and sums in real numbers. A weight gradient becomes the sum of two partial sums, as it does when a replica
+    serves a part of the tokens; and BLAS may choose other kernels for the smaller batches.
+    """
+    modules = [layer.mlp.experts for m in program.bare for layer in m.decoder.layers if hasattr(layer.mlp, "router")]
+
+    def forward_of(experts):
+        def forward(x_YH, num_B, probs_Y):
+            expert_Y = torch.repeat_interleave(torch.arange(len(num_B)), num_B)
+            first_Y = torch.arange(len(expert_Y)) - (num_B.cumsum(0) - num_B)[expert_Y] < num_B[expert_Y] // 2
+            order, outputs = [], []
+            for mine_Y in (~first_Y, first_Y):
+                order.append(mine_Y.nonzero()[:, 0])
+                num = torch.bincount(expert_Y[mine_Y], minlength=len(num_B))
+                outputs.append(type(experts).forward(experts, x_YH[mine_Y], num, probs_Y[mine_Y])[0])
+            return torch.cat(outputs)[torch.cat(order).argsort()], None
+
+        return forward
+
+    for experts in modules:
+        experts.forward = forward_of(experts)
+    try:
+        yield
+    finally:
+        for experts in modules:
+            del experts.forward
+
+
+def expected_service(program, planned, topk_MTLK):
+    """What slots of this rank should serve, [M, L, S], and pairs of this rank that the plan did not know, [M, L]; collective.
+
+    Of a source's pairs of an expert each slot serves its share, as far as they go; what no slot was to serve goes home.
+    """
+    plan = planned.plan
+    served_MLP = torch.zeros(planned.split_MLP.shape, dtype=torch.int64)
+    drift_ML = np.zeros(served_MLP.shape[:2], np.int64)
+    places = [program.layout.moe_layers.index(number) for number in plan.header.moe_layer_L.tolist()]
+    for m, layer in np.ndindex(*drift_ML.shape):
+        expert_P = plan.expert_MLGS[m, layer].ravel()
+        for e, left in enumerate(np.bincount(topk_MTLK[m, :, places[layer]].numpy().ravel(), minlength=plan.E).tolist()):
+            for p in np.flatnonzero(expert_P == e).tolist():
+                here = min(left, int(planned.split_MLP[m, layer, p]))
+                served_MLP[m, layer, p] += here
+                left -= here
+            rank, slot = divmod(int(plan.home_LE[layer, e]), plan.B)
+            served_MLP[m, layer, rank * plan.S + slot] += left
+            drift_ML[m, layer] += left
+    dist.all_reduce(served_MLP, group=program.ps.get_expert_model_parallel_group())
+    rank = program.ps.get_expert_model_parallel_rank()
+    return served_MLP.numpy()[:, :, rank * plan.S : (rank + 1) * plan.S], drift_ML
+
+
+def checkpoint_of(program):
+    """Key -> (where the tensor lies in the whole, its content or None), of model and optimizer."""
+    model = {f"model{c}": module.sharded_state_dict() for c, module in enumerate(program.bare)}
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+    whole = model["model0"] if len(model) == 1 else model
+    state = model | {"optimizer": program.optimizer.sharded_state_dict(whole, metadata=metadata)}
+    return {name: _described(part) for name, part in _flat(state)}
+
+
+def _flat(state, name=""):
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from _flat(value, f"{name}/{key}")
+    elif isinstance(state, list | tuple):
+        for i, value in enumerate(state):
+            yield from _flat(value, f"{name}/{i}")
+    else:
+        yield name, state
+
+
+def _described(part):
+    if isinstance(part, torch.Tensor):
+        return ("tensor", tuple(part.shape), str(part.dtype)), part.detach().clone()
+    where = tuple(
+        str(getattr(part, a, None)) for a in ("key", "global_shape", "global_offset", "local_shape", "replica_id", "dtype")
+    )
+    data = getattr(part, "data", part)
+    where = (type(part).__name__, *where)
+    if isinstance(data, torch.Tensor):
+        return where, data.detach().clone()
+    return where, None

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import cpu
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 # Letters: M micro-steps, L MoE layers of the model, T tokens of a data-parallel rank, K top-k, E experts.
 
-HIDDEN, FFN, HEADS, VOCABULARY, SEQUENCE, BATCH, E, K = 16, 24, 2, 64, 12, 2, 8, 2
-T = SEQUENCE * BATCH
+HIDDEN, FFN, HEADS, VOCABULARY, E, K = 16, 24, 2, 64, 8, 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,14 @@ class Layout:
     bf16: bool = False
     grouped: bool = False
     shared_experts: bool = False
+    num_experts: int = E
     M: int = 4
+    sequence: int = 12
+    batch: int = 2
+
+    @property
+    def T(self):
+        return self.sequence * self.batch
 
     @property
     def moe_layers(self):
@@ -55,11 +62,8 @@ class Program:
         from megatron.core.transformer.moe.router_replay import RouterReplay
 
         self.layout, self.ps = layout, ps
-        ps.destroy_model_parallel()
-        ps.initialize_model_parallel(
-            layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
-        )  # fmt: skip
+        _lay_out(ps, layout)
+        torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         RouterReplay.clear_global_router_replay_instances()
         self.config = _config(layout)
@@ -78,11 +82,13 @@ class Program:
         if layout.overlap_grad:
             syncs = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = syncs if layout.vpp else syncs[0]
+        # With a small eps Adam turns a gradient that is zero but for rounding into a full step, and noise into weights.
         options = OptimizerConfig(
-            optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0, bf16=layout.bf16,
-            params_dtype=self.config.params_dtype, overlap_param_gather=layout.overlap_param,
+            optimizer="adam", lr=1e-2, adam_eps=1e-4, use_distributed_optimizer=layout.distributed, clip_grad=1.0,
+            bf16=layout.bf16, params_dtype=self.config.params_dtype, overlap_param_gather=layout.overlap_param,
         )  # fmt: skip
         self.optimizer = get_megatron_optimizer(options, self.chunks)
+        self.loss = lambda loss: (loss.mean(), {"loss": loss.mean().detach()})
 
     @property
     def routers(self):
@@ -93,14 +99,18 @@ class Program:
             for m in self.bare
         ]
 
-    def routing(self, step, seed=0):
-        """int64 [M, T of this rank, L, K]: what rollout recorded for the tokens of this rank."""
-        layout, tp = self.layout, self.layout.tp
+    def routing(self, step, seed=0, popular=0):
+        """int64 [M, T of this rank, L, K]: what rollout recorded for the tokens of this rank.
+
+        Args:
+            seed: of the choice of every token.   popular: of which expert of a micro-step and layer is chosen most.
+        """
+        layout, tp, T, E = self.layout, self.layout.tp, self.layout.T, self.layout.num_experts
         generator = torch.Generator().manual_seed(1000 * (100 * seed + step) + self.ps.get_data_parallel_rank())
         num_layers = len(layout.moe_layers)
         weight = torch.ones(layout.M, T, num_layers, E)
         weight[..., : E // 2] = 3.0
-        hot = torch.randint(0, E, (layout.M, 1, num_layers, 1), generator=torch.Generator().manual_seed(100 * seed + step))
+        hot = torch.randint(0, E, (layout.M, 1, num_layers, 1), generator=torch.Generator().manual_seed(100 * popular + step))
         weight.scatter_(3, hot.expand(-1, T, -1, 1), 9.0)
         topk = torch.multinomial(weight.view(-1, E), K, generator=generator).view(layout.M, T, num_layers, K)
         here = self.ps.get_tensor_model_parallel_rank()
@@ -113,29 +123,30 @@ class Program:
 
         layout = self.layout
         generator = torch.Generator().manual_seed(7000 + 31 * step + self.ps.get_data_parallel_rank())
-        tokens = torch.randint(0, VOCABULARY, (layout.M, BATCH, SEQUENCE), generator=generator)
-        position = torch.arange(SEQUENCE).repeat(BATCH, 1)
-        mask = ~torch.ones(BATCH, 1, SEQUENCE, SEQUENCE).tril().bool()
+        batch, sequence = layout.batch, layout.sequence
+        tokens = torch.randint(0, VOCABULARY, (layout.M, batch, sequence), generator=generator)
+        position = torch.arange(sequence).repeat(batch, 1)
+        mask = ~torch.ones(batch, 1, sequence, sequence).tril().bool()
         done = [0] * len(self.chunks)
         routers = self.routers
 
         def forward_step(iterator, model):
             c = next(i for i, chunk in enumerate(self.chunks) if chunk is model)
             m, done[c] = done[c], done[c] + 1
-            batch = next(iterator)
+            text = next(iterator)
             for place, router in routers[c]:
                 router.router_replay.set_target_indices(topk_MTLK[m, :, place].contiguous())
             RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-            output = model(batch, position, mask, labels=batch)
+            output = model(text, position, mask, labels=text)
             # What runs forward inside backward replays in the order of the forwards.
             RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
-            return output, lambda loss: (loss.mean(), {"loss": loss.mean().detach()})
+            return output, self.loss
 
         iterators = [iter(list(tokens)) for _ in self.chunks]
         found = get_forward_backward_func()(
             forward_step_func=forward_step, data_iterator=iterators if layout.vpp else iterators[0],
-            model=self.chunks if layout.vpp else self.chunks[0], num_microbatches=layout.M, seq_length=SEQUENCE,
-            micro_batch_size=BATCH, forward_only=forward_only,
+            model=self.chunks if layout.vpp else self.chunks[0], num_microbatches=layout.M, seq_length=sequence,
+            micro_batch_size=batch, forward_only=forward_only,
         )  # fmt: skip
         RouterReplay.clear_global_indices()
         RouterReplay.clear_global_router_replay_action()
@@ -154,6 +165,26 @@ class Program:
         return {f"{c}.{n}": p.detach().clone() for c, m in enumerate(self.bare) for n, p in m.named_parameters()}
 
 
+_laid_out = {}  # (default group, sizes) -> what Megatron knows of its groups
+
+
+def _lay_out(ps, layout):
+    """Makes Megatron's process groups, or takes those of an earlier program: each has threads that outlive it."""
+    sizes = layout.tp, layout.pp, layout.vpp, layout.ep
+    state = lambda: {n: v for n, v in vars(ps).items() if n.startswith("_") and n[1] != "_" and not callable(v)}  # noqa: E731
+    if not any(world is dist.group.WORLD for world, _ in _laid_out):
+        _laid_out.clear()
+        ps.destroy_model_parallel()
+        _laid_out[dist.group.WORLD, None] = state()
+    vars(ps).update(_laid_out.get((dist.group.WORLD, sizes), _laid_out[dist.group.WORLD, None]))
+    if (dist.group.WORLD, sizes) not in _laid_out:
+        tp, pp, vpp, ep = sizes
+        ps.initialize_model_parallel(
+            tp, pp, virtual_pipeline_model_parallel_size=vpp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
+        )
+        _laid_out[dist.group.WORLD, sizes] = state()
+
+
 def _config(layout):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -167,7 +198,8 @@ def _config(layout):
     }[layout.recompute]
     return TransformerConfig(
         num_layers=layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
-        num_moe_experts=E, moe_router_topk=K, moe_token_dispatcher_type="alltoall", moe_router_load_balancing_type="none",
+        num_moe_experts=layout.num_experts, moe_router_topk=K, moe_token_dispatcher_type="alltoall",
+        moe_router_load_balancing_type="none",
         moe_aux_loss_coeff=0.0, moe_enable_routing_replay=True, moe_grouped_gemm=layout.grouped,
         moe_layer_freq=[int(i not in layout.dense) for i in range(layout.num_layers)],
         moe_shared_expert_intermediate_size=FFN if layout.shared_experts else None,
@@ -209,7 +241,7 @@ def _chunk(config, layout, v):
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     module = GPTModel(
-        config, spec, vocab_size=VOCABULARY, max_sequence_length=SEQUENCE, position_embedding_type="rope",
+        config, spec, vocab_size=VOCABULARY, max_sequence_length=layout.sequence, position_embedding_type="rope",
         share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
         post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
     )  # fmt: skip

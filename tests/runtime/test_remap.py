@@ -9,6 +9,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from foremoe.runtime import remap
+from foremoe.runtime.remap import remap_dense
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import random_sources
 from foremoe.testing.strategies import plans, problems
@@ -54,6 +55,23 @@ def test_every_pair_goes_where_the_slow_reference_sends_it(call: tuple, dtype: t
     assert slot_TK.dtype == num_drift.dtype == torch.int64 and num_drift.dim() == 0
     assert slot_TK.shape == topk_TK.shape
     assert (slot_TK.tolist(), int(num_drift)) == slow_remap(topk_TK.tolist(), *tables)
+
+
+@given(calls(), st.integers(0, 2**32 - 1), st.sampled_from(INTEGERS[1:]))
+def test_routing_by_yes_and_no_goes_to_the_same_slots(call: tuple, seed: int, dtype: torch.dtype) -> None:
+    """Any number of experts per token, none and all of them included."""
+    topk_TK, split_P, expert_P, home_slot_E = call
+    T, E = len(topk_TK), len(home_slot_E)
+    routing_TE = torch.rand(T, E, generator=torch.Generator().manual_seed(seed)) < 0.5
+    token_Z, expert_Z = routing_TE.nonzero(as_tuple=True)
+    tables = [torch.tensor(table, dtype=dtype) for table in (split_P, expert_P, home_slot_E)]
+    slot_Z1, num_drift = remap(expert_Z[:, None], *tables)
+    expected_TP = torch.zeros(T, len(expert_P), dtype=torch.bool)
+    expected_TP[token_Z, slot_Z1[:, 0]] = True
+    routing_TP, dense_drift = remap_dense(routing_TE, *tables)
+    assert routing_TP.dtype == torch.bool and dense_drift.dtype == torch.int64 and dense_drift.dim() == 0
+    assert torch.equal(routing_TP, expected_TP) and dense_drift == num_drift
+    assert torch.equal(routing_TP.sum(1), routing_TE.sum(1))
 
 
 @given(st.data())

@@ -18,6 +18,7 @@ CASES = {
     "R2-EP2xEDP2-full": ("R2", Layout(ep=2, recompute="full")),
     "R3-EP2xEDP2-dense": ("R3", Layout(ep=2, num_layers=3, dense=(0,))),
     "R2-TP2xEP4": ("R2", Layout(ep=4, tp=2)),
+    "R3-PP2-VPP2xEP2": ("R3", Layout(ep=2, pp=2, vpp=2, num_layers=4)),
 }
 
 
@@ -41,9 +42,9 @@ def test_same_log_probs_losses_gradients_and_weights(arms):
                 # Summation order differs, in float32; Adam divides by square roots of gradients that may be tiny.
                 torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-5)
         for x, y in zip(a.losses, b.losses, strict=True):
-            assert y == pytest.approx(x, rel=1e-5)
+            assert y == (None if x is None else pytest.approx(x, rel=1e-5))
         for x, y in zip(a.grad_norms, b.grad_norms, strict=True):
-            assert y == pytest.approx(x, rel=1e-4)
+            assert y == (None if x is None else pytest.approx(x, rel=1e-4))  # veRL has it on one rank of a model copy
         for name, weight in a.weights.items():
             torch.testing.assert_close(b.weights[name], weight, rtol=0, atol=2e-4)
     assert compared

@@ -68,13 +68,15 @@ def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
             for b in range(B):
                 _insert(load_GB[g, b], hot, count)
                 count += 1
-            held = total + below_total
-            reached = -(-held // (k + num - above))
+            held, members = total + below_total, k + num - above
+            reached = -(-held // members)
             for j in range(1, num - above + 1):
                 held -= load_G[rank_I[num - j]]
                 if j <= count:
                     held -= hot[j - 1]
-                reached = max(reached, -(-held // (k + num - above - j)))
+                members -= 1
+                if held > reached * members:  # a division each time would take most of the planning of a large row
+                    reached = -(-held // members)
             if k < above:
                 reached = min(reached, load_G[rank_I[k]] + 1)
             best = max(best, reached)

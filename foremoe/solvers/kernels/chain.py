@@ -13,7 +13,7 @@ from foremoe.solvers.kernels.compiled import kernel
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.prune import clean_row, count_row, home_of_experts, prune_row
 from foremoe.solvers.kernels.settle import settle_on
-from foremoe.solvers.kernels.shed import shed_row
+from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 
@@ -68,7 +68,8 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
     first_expert_GS, first_quota_GS, first_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
     try_expert_GS, try_quota_GS, try_load_G = np.empty_like(expert_GS), np.empty_like(quota_GS), np.empty_like(load_G)
     weight_G, near_G, far_G = np.ones(load_G.size), np.zeros(load_G.size, np.int64), np.zeros(load_G.size, np.int64)
-    none_XE, none_C6, thrifty = np.empty((0, 0), np.int64), np.empty((0, 6), np.int64), params[3] > 0.0
+    none_C6, thrifty = np.empty((0, 6), np.int64), params[3] > 0.0
+    order_G = most_loaded_first(first_load_G) if thrifty else np.empty(0, np.int64)
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
@@ -85,13 +86,14 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
         near_G[:], far_G[:] = 0, 0
         if thrifty:
             shed_row(
-                target, near_limit, far_limit, node_only, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS, try_load_G
+                target, near_limit, far_limit, node_only, order_G, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS,
+                try_load_G,
             )  # fmt: skip
             if try_load_G.max() > target:
                 near_G[:], far_G[:] = 0, 0
                 try_expert_GS[:], try_quota_GS[:], try_load_G[:] = first_expert_GS, first_quota_GS, first_load_G
         settle_on(
-            target, relay, near_limit, far_limit, node_only, False, thrifty, weight_G, node_G, num_base, node_G, none_XE, none_XE,
+            target, relay, near_limit, far_limit, node_only, False, thrifty, weight_G, node_G, num_base,
             near_G, far_G, none_C6, 0, try_expert_GS, try_quota_GS, try_load_G,
         )  # fmt: skip
         reached = try_load_G.max()

@@ -10,6 +10,22 @@ from foremoe.solvers.kernels.compiled import kernel
 
 
 @kernel
+def link_slots(num_experts, expert_GS):  # type: ignore[no-untyped-def]
+    """The slots of every expert as lists: first_E, next_P (p = g*S + s, ascending; -1 ends a list); rank_P, every slot's rank."""
+    G, S = expert_GS.shape
+    first_E, next_P, rank_P = np.full(num_experts, -1, np.int64), np.empty(G * S, np.int64), np.empty(G * S, np.int64)
+    p = G * S - 1
+    for g in range(G - 1, -1, -1):
+        for s in range(S - 1, -1, -1):
+            e = expert_GS[g, s]
+            if e >= 0:
+                next_P[p], rank_P[p] = first_E[e], g
+                first_E[e] = p
+            p -= 1
+    return first_E, next_P, rank_P
+
+
+@kernel
 def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
     """The split with the least maximum rank load that is at least `target`, in place; returns that maximum.
 
@@ -22,16 +38,20 @@ def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type:
         quota_GS: int32, any split of every expert's load over its slots; changed only where it must be.
         load_G: int64, kept up to date.
     """
+    if load_G.max() <= target:
+        return np.int64(target)
+    first_E, next_P, rank_P = link_slots(num_experts, expert_GS)
+    return split_linked(target, limit, first_E, next_P, rank_P, expert_GS, quota_GS, load_G)
+
+
+@kernel
+def split_linked(target, limit, first_E, next_P, rank_P, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+    """`split_row` with the lists of `link_slots`."""
     G, S = quota_GS.shape
-    first_E = np.full(num_experts, -1, np.int64)
-    next_P = np.empty(G * S, np.int64)
-    for p in range(G * S - 1, -1, -1):
-        e = expert_GS[p // S, p % S]
-        if e >= 0:
-            next_P[p] = first_E[e]
-            first_E[e] = p
-    queue_I, out_G, in_G = np.empty(G, np.int64), np.empty(G, np.int64), np.empty(G, np.int64)
-    seen_G, seen_E = np.empty(G, np.bool_), np.empty(num_experts, np.bool_)
+    # How the search came to a rank: from which rank, out of which slot there, into which slot here.
+    path_4G = np.empty((4, G), np.int64)
+    queue_I, from_G, out_G, in_G = path_4G[0], path_4G[1], path_4G[2], path_4G[3]
+    seen_G, seen_E = np.empty(G, np.bool_), np.empty(first_E.size, np.bool_)
     while True:
         seen_G[:] = False
         seen_E[:] = False
@@ -39,7 +59,7 @@ def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type:
         for g in range(G):
             if load_G[g] > target:
                 seen_G[g] = True
-                out_G[g] = -1
+                from_G[g] = -1
                 queue_I[num_reached] = g
                 num_reached += 1
         num_sources, head = num_reached, 0
@@ -55,10 +75,10 @@ def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type:
                 seen_E[e] = True
                 p = first_E[e]
                 while p >= 0:
-                    r = p // S
+                    r = rank_P[p]
                     if not seen_G[r]:
                         seen_G[r] = True
-                        out_G[r], in_G[r] = g * S + s, p
+                        from_G[r], out_G[r], in_G[r] = g, s, p - r * S
                         queue_I[num_reached] = r
                         num_reached += 1
                     p = next_P[p]
@@ -67,9 +87,9 @@ def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type:
             sink = queue_I[i]
             amount = target - load_G[sink]
             r = sink
-            while out_G[r] >= 0 and amount > 0:
-                amount = min(amount, np.int64(quota_GS[out_G[r] // S, out_G[r] % S]))
-                r = out_G[r] // S
+            while from_G[r] >= 0 and amount > 0:
+                amount = min(amount, np.int64(quota_GS[from_G[r], out_G[r]]))
+                r = from_G[r]
             if amount > 0:
                 amount = min(amount, load_G[r] - target)
             if amount <= 0:
@@ -78,10 +98,10 @@ def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type:
             load_G[r] -= amount
             load_G[sink] += amount
             r = sink
-            while out_G[r] >= 0:
-                quota_GS[in_G[r] // S, in_G[r] % S] += amount
-                quota_GS[out_G[r] // S, out_G[r] % S] -= amount
-                r = out_G[r] // S
+            while from_G[r] >= 0:
+                quota_GS[r, in_G[r]] += amount
+                quota_GS[from_G[r], out_G[r]] -= amount
+                r = from_G[r]
         if not moved:
             total = np.int64(0)
             for i in range(num_reached):

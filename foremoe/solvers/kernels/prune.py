@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.solvers.kernels.compiled import kernel
-from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.flow import link_slots, split_linked
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 
@@ -45,6 +45,30 @@ def count_row(home_E, node_G, num_base, expert_GS):  # type: ignore[no-untyped-d
 
 
 @kernel
+def _unlink(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
+    """Takes slot p out of the list of its expert; see `link_slots`."""
+    if first_E[e] == p:
+        first_E[e] = next_P[p]
+        return
+    q = first_E[e]
+    while next_P[q] != p:
+        q = next_P[q]
+    next_P[q] = next_P[p]
+
+
+@kernel
+def _link(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
+    """Puts slot p back into the list of its expert, in its place."""
+    if first_E[e] > p or first_E[e] < 0:
+        next_P[p], first_E[e] = first_E[e], p
+        return
+    q = first_E[e]
+    while 0 <= next_P[q] < p:
+        q = next_P[q]
+    next_P[p], next_P[q] = next_P[q], p
+
+
+@kernel
 def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
     """Drops replicas that a maximum load of `target` does not need, smallest quota first; in place.
 
@@ -56,6 +80,7 @@ def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G): 
     if slack < G:
         return  # at the mean itself, a replica less would need loads that cancel out exactly
     home_E = home_of_experts(load_E.size, num_base, expert_GS)
+    first_E, next_P, rank_P = link_slots(load_E.size, expert_GS)
     untried_GS = expert_GS >= 0
     for g in range(G):
         most = np.int64(0)
@@ -65,6 +90,7 @@ def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G): 
         for s in range(num_base, S):
             if untried_GS[g, s] and target - (most - load_E[expert_GS[g, s]]) > slack:
                 untried_GS[g, s] = False
+    old_quota_GS, old_load_G = np.empty_like(quota_GS), np.empty_like(load_G)
     while failures > 0:
         rank, slot = -1, -1
         for g in range(G):
@@ -74,13 +100,27 @@ def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G): 
         if rank < 0:
             break
         untried_GS[rank, slot] = False
-        old_expert_GS, old_quota_GS, old_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
-        home, amount = home_E[expert_GS[rank, slot]], quota_GS[rank, slot]
-        quota_GS[home // S, home % S] += amount
-        load_G[home // S] += amount
-        load_G[rank] -= amount
-        expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
-        if split_row(target, target, load_E.size, expert_GS, quota_GS, load_G) < 0:
-            expert_GS[:], quota_GS[:], load_G[:] = old_expert_GS, old_quota_GS, old_load_G
+        e = expert_GS[rank, slot]
+        home, amount = home_E[e] // S, quota_GS[rank, slot]
+        _unlink(rank * S + slot, e, first_E, next_P)
+        # Its home gets the load back and can pass on no more than what it holds of experts that have other slots.
+        movable = np.int64(amount if next_P[first_E[e]] >= 0 else 0)
+        for s in range(S):
+            f = expert_GS[home, s]
+            if f >= 0 and next_P[first_E[f]] >= 0:
+                movable += quota_GS[home, s]
+        reached = np.int64(-1)
+        if movable >= load_G[home] + amount - target:
+            old_quota_GS[:], old_load_G[:] = quota_GS, load_G
+            quota_GS[home, home_E[e] - home * S] += amount
+            load_G[home] += amount
+            load_G[rank] -= amount
+            expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
+            reached = split_linked(target, target, first_E, next_P, rank_P, expert_GS, quota_GS, load_G)
+            if reached < 0:
+                quota_GS[:], load_G[:] = old_quota_GS, old_load_G
+        if reached < 0:
+            expert_GS[rank, slot] = e
+            _link(rank * S + slot, e, first_E, next_P)
             failures -= 1
     clean_row(num_base, expert_GS, quota_GS, load_G)

@@ -15,7 +15,7 @@ from foremoe.solvers.kernels.compiled import kernel
 
 
 @kernel
-def _top(g, num_base, quota_GS):  # type: ignore[no-untyped-def]
+def top_left(g, num_base, quota_GS):  # type: ignore[no-untyped-def]
     """What is left of the largest expert at home on rank g."""
     top = quota_GS[g, 0]
     for b in range(1, num_base):
@@ -46,42 +46,20 @@ def slot_for(expert, r, num_base, expert_GS):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _nearest(g, r, need, num_base, place_G, demand_XE, served_XE, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """Slot of the expert at home on g that can fill `need` on r and brings most pairs nearer, smallest first; how many.
-
-    Nearer: what the taker's place asks of it and is not served there yet, less what its home's place would have to fetch.
-    """
-    best, gain = -1, np.int64(0)
-    x, home = place_G[r], place_G[g]
-    for b in range(num_base):
-        left = quota_GS[g, b]
-        if left < need:
-            continue
-        e = expert_GS[g, b]
-        this = np.int64(0)
-        if x != home:
-            this = min(need, max(np.int64(0), demand_XE[x, e] - served_XE[x, e]))
-            this -= max(np.int64(0), min(need, demand_XE[home, e] - served_XE[home, e] - left + need))
-        if best < 0 or this > gain or (this == gain and left < quota_GS[g, best]):
-            best, gain = b, this
-    return best, gain
-
-
-@kernel
 def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """`settle_on` from a placement without replicas of its own: not thrifty, without locality and without a log."""
+    """`settle_on` from a placement without replicas of its own: not thrifty and without a log."""
     G = load_G.size
-    none_XE, log_C6 = np.empty((0, 0), np.int64), np.empty((0, 6), np.int64)
+    log_C6 = np.empty((0, 6), np.int64)
     settle_on(
-        target, relay, near_limit, far_limit, node_only, False, False, weight_G, node_G, num_base, node_G, none_XE, none_XE,
-        np.zeros(G, np.int64), np.zeros(G, np.int64), log_C6, 0, expert_GS, quota_GS, load_G,
+        target, relay, near_limit, far_limit, node_only, False, False, weight_G, node_G, num_base, np.zeros(G, np.int64),
+        np.zeros(G, np.int64), log_C6, 0, expert_GS, quota_GS, load_G,
     )  # fmt: skip
 
 
 @kernel
 def settle_on(  # type: ignore[no-untyped-def]
-    target, relay, near_limit, far_limit, node_only, blind, thrifty, weight_G, node_G, num_base, place_G, demand_XE, served_XE,
-    near_G,     far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
+    target, relay, near_limit, far_limit, node_only, blind, thrifty, weight_G, node_G, num_base, near_G, far_G, log_C6, num_moves,
+    expert_GS, quota_GS, load_G,
 ):  # fmt: skip
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
@@ -96,15 +74,11 @@ def settle_on(  # type: ignore[no-untyped-def]
     With `thrifty` and a target above the mean, a giver whose whole excess nearly fills the taker goes before all others: one
     replica then settles both. What the taker is left without comes out of what the target allows in all.
 
-    With `blind`, nodes do not matter for who gives. Where `demand_XE` is known, giver and expert are then those that bring most
-    pairs nearer, of all that can fill the taker alone.
+    With `blind`, nodes do not matter for who gives.
 
     Args:
         near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
         weight_G: float64, favours givers; all 1.0 but for repeated tries.
-        place_G: int64, what counts as near: the node of every rank, or the rank itself.
-        demand_XE: int64, pairs that a place's tokens send to an expert; [0, 0] if not known.
-        served_XE: int64, quota of replicas by place, kept up to date; [0, 0] if demand is not known.
         near_G, far_G: int64, copies out of every home rank so far, kept up to date.
         log_C6, num_moves: int64, moves are appended from `num_moves` on: giver, its slot, taker, its slot, pairs, 1 for a new
             replica; nothing is logged if it has no rows.
@@ -117,11 +91,10 @@ def settle_on(  # type: ignore[no-untyped-def]
     by_node_G = np.argsort(node_G, kind="mergesort")
     first_X = np.searchsorted(node_G[by_node_G], np.arange(num_nodes + 1))
     top_G, free_G = np.empty(G, np.int64), np.zeros(G, np.int64)
-    by_gain = blind and demand_XE.size > 0
     open_G = np.empty(G, np.bool_)
     giver_I, num_givers = np.empty(G, np.int64), 0
     for g in range(G):
-        top_G[g] = _top(g, num_base, quota_GS)
+        top_G[g] = top_left(g, num_base, quota_GS)
         for s in range(num_base, S):
             free_G[g] += expert_GS[g, s] < 0
         open_G[g] = free_G[g] > 0
@@ -185,10 +158,6 @@ def settle_on(  # type: ignore[no-untyped-def]
                 if top_G[other] >= need and (free or over >= need):
                     this_tier = 1 + free + 2 * near
                     this = over * weight_G[other]
-                    if by_gain:
-                        this_tier = 1
-                        _, gain = _nearest(other, r, need, num_base, place_G, demand_XE, served_XE, expert_GS, quota_GS)
-                        this = np.float64(gain)
                 else:
                     this_tier = 0
                     this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
@@ -210,14 +179,11 @@ def settle_on(  # type: ignore[no-untyped-def]
                 g, tier = chosen, 1
 
         best = -1
-        if tier > 0 and by_gain:
-            best, _ = _nearest(g, r, need, num_base, place_G, demand_XE, served_XE, expert_GS, quota_GS)
-        else:
-            for b in range(num_base):
-                left = quota_GS[g, b]
-                fits = left >= need if tier > 0 else left > 0
-                if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
-                    best = b
+        for b in range(num_base):
+            left = quota_GS[g, b]
+            fits = left >= need if tier > 0 else left > 0
+            if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
+                best = b
         amount = min(need, np.int64(quota_GS[g, best]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
@@ -237,8 +203,6 @@ def settle_on(  # type: ignore[no-untyped-def]
             log_C6[num_moves, 0], log_C6[num_moves, 1], log_C6[num_moves, 2] = g, best, r
             log_C6[num_moves, 3], log_C6[num_moves, 4], log_C6[num_moves, 5] = slot, amount, fresh
             num_moves += 1
-        if served_XE.size > 0:
-            served_XE[place_G[r], expert_GS[g, best]] += amount
         quota_GS[r, slot] += amount
         quota_GS[g, best] -= amount
         if load_G[g] > target >= load_G[g] - amount:
@@ -248,7 +212,7 @@ def settle_on(  # type: ignore[no-untyped-def]
                     giver_I[i] = giver_I[num_givers]
         load_G[r] += amount
         load_G[g] -= amount
-        top_G[g] = _top(g, num_base, quota_GS)
+        top_G[g] = top_left(g, num_base, quota_GS)
         emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
         if node_G[g] != node_G[r]:
             v = node_G[g]

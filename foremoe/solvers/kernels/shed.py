@@ -11,8 +11,24 @@ from foremoe.solvers.kernels.settle import slot_for
 
 
 @kernel
+def most_loaded_first(load_G):  # type: ignore[no-untyped-def]
+    """int64 [G]: ranks by falling load, equal ones in order."""
+    return np.argsort(-load_G, kind="mergesort")
+
+
+@kernel
+def _without(taker, taker_I, num_takers):  # type: ignore[no-untyped-def]
+    """Takes a rank out of the first `num_takers` of a list and keeps their order; returns how many are left."""
+    kept = 0
+    for i in range(num_takers):
+        taker_I[kept] = taker_I[i]
+        kept += taker_I[i] != taker
+    return kept
+
+
+@kernel
 def shed_row(  # type: ignore[no-untyped-def]
-    target, near_limit, far_limit, node_only, node_G, num_base, near_G, far_G, expert_GS, quota_GS, load_G
+    target, near_limit, far_limit, node_only, order_G, node_G, num_base, near_G, far_G, expert_GS, quota_GS, load_G
 ):
     """Moves load from ranks above `target` to ranks below it, the most loaded first; in place.
 
@@ -22,15 +38,22 @@ def shed_row(  # type: ignore[no-untyped-def]
 
     Args:
         near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
+        order_G: int64, all ranks, the most loaded first.
         near_G, far_G: int64, copies out of every home rank so far, kept up to date.
         load_G: int64, kept up to date.
     """
     G, S = quota_GS.shape
     free_G = np.zeros(G, np.int64)
+    taker_I, num_takers = np.empty(G, np.int64), 0
     for g in range(G):
         for s in range(num_base, S):
             free_G[g] += expert_GS[g, s] < 0
-    for g in np.argsort(-load_G, kind="mergesort"):
+        if load_G[g] < target and free_G[g] > 0:
+            taker_I[num_takers] = g
+            num_takers += 1
+    for g in order_G:
+        if load_G[g] <= target:
+            break
         while load_G[g] > target:
             over = load_G[g] - target
             top, best = -1, np.int64(0)
@@ -38,10 +61,8 @@ def shed_row(  # type: ignore[no-untyped-def]
                 if quota_GS[g, b] > best:
                     top, best = b, np.int64(quota_GS[g, b])
             taker, taken, need_of, near_taker = -1, np.int64(0), np.int64(0), False
-            for r in range(G):
+            for r in taker_I[:num_takers]:
                 need, near = target - load_G[r], node_G[r] == node_G[g]
-                if need <= 0 or free_G[r] == 0:
-                    continue
                 if near_G[g] >= near_limit if near else (node_only or far_G[g] >= far_limit):
                     continue
                 takes = min(over, min(need, best))
@@ -64,3 +85,5 @@ def shed_row(  # type: ignore[no-untyped-def]
             quota_GS[g, top] -= taken
             load_G[g] -= taken
             load_G[taker] += taken
+            if load_G[taker] >= target or free_G[taker] == 0:
+                num_takers = _without(taker, taker_I, num_takers)

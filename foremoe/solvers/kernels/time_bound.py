@@ -67,7 +67,7 @@ def _top(value_E, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def near_pairs(load_GE, base_GB, node_G, node_only, redundant, own_K, node_K):  # type: ignore[no-untyped-def]
+def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K, node_K):  # type: ignore[no-untyped-def]
     """Fills `own_K` and `node_K`: at most so many pairs are served on their own rank, inside their own node, with k replicas
     (for `node_K`: in other nodes than their home's).
 
@@ -78,17 +78,15 @@ def near_pairs(load_GE, base_GB, node_G, node_only, redundant, own_K, node_K):  
     B = base_GB.shape[1]
     num = min(redundant, E)
     own_gain, node_gain = np.zeros((G, num), np.int64), np.zeros((G, num), np.int64)
-    demand_E, node_E = np.empty(E, load_GE.dtype), np.empty(E, np.int64)
+    demand_E, node_E = np.empty(E, load_GE.dtype), np.empty(E, demand_VE.dtype)
     own, inside, row = np.int64(0), np.int64(0), 0
     for node in range(node_G.max() + 1):
-        node_E[:] = 0
+        node_E[:] = demand_VE[node]
         ranks = 0
         for g in range(G):
             if node_G[g] != node:
                 continue
             ranks += 1
-            for e in range(E):
-                node_E[e] += load_GE[g, e]
             if node_only:
                 demand_E[:] = 0
                 for h in range(G):
@@ -98,8 +96,7 @@ def near_pairs(load_GE, base_GB, node_G, node_only, redundant, own_K, node_K):  
                 for b in range(B):
                     own += load_GE[g, base_GB[g, b]]
             else:
-                for e in range(E):
-                    demand_E[e] = load_GE[g, e]
+                demand_E[:] = load_GE[g]
                 for b in range(B):
                     own += demand_E[base_GB[g, b]]
                     demand_E[base_GB[g, b]] = 0
@@ -210,12 +207,25 @@ def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s
 
 @kernel
 def time_bound_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NE, load_NGE, located, base_NGB, node_G, node_only, redundant, rates, hide_N2, load_bound_N, bound_N
+    low,
+    high,
+    load_NE,
+    load_NGE,
+    demand_NVE,
+    located,
+    base_NGB,
+    node_G,
+    node_only,
+    redundant,
+    rates,
+    hide_N2,
+    load_bound_N,
+    bound_N,
 ):
     """Fills ``bound_N[low:high]`` with the least seconds of rows without their windows.
 
     Args:
-        load_NGE: read if `located`; otherwise sources count as uniform.
+        load_NGE, demand_NVE: read if `located`; otherwise sources count as uniform.
         hide_N2: seconds under which copies hide in forward and in backward.
         load_bound_N: float64, the largest rank load is no smaller.
     """
@@ -243,7 +253,7 @@ def time_bound_rows(  # type: ignore[no-untyped-def]
                 active_G[g] += load_GB[g, b] > 0
         own_K[:], node_K[:] = pairs / G, pairs * share
         if located:
-            near_pairs(load_NGE[n], base_NGB[n], node_G, node_only, redundant, own_K, node_K)
+            near_pairs(load_NGE[n], demand_NVE[n], base_NGB[n], node_G, node_only, redundant, own_K, node_K)
         hide_forward_s, hide_backward_s = hide_N2[n, 0], hide_N2[n, 1]
         copies_s(own_K, node_K, far, G, pairs, rates, hide_forward_s, hide_backward_s, plain_K, late_K)
         floor_s = max(

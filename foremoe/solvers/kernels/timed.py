@@ -8,19 +8,20 @@ from foremoe.solvers.kernels.bound import bound_row
 from foremoe.solvers.kernels.chain import FAILURES, level_goal, search_row
 from foremoe.solvers.kernels.compiled import kernel
 from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.nearest import settle_nearest
 from foremoe.solvers.kernels.price import (
     COPY_PEER,
     COPY_RDMA,
     PAIR,
-    copies_seconds,
-    demand_row,
+    count_copies,
     exposed_s,
+    fans_seconds,
     free_fans,
     price_row,
 )
 from foremoe.solvers.kernels.prune import clean_row, prune_row
 from foremoe.solvers.kernels.settle import settle_on
-from foremoe.solvers.kernels.shed import shed_row
+from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts, V nodes, C moves, K rates.
 
@@ -39,7 +40,8 @@ def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_
     """
     G = load_G.size
     most = load_G.max()
-    copies_s = copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+    fan_4G = count_copies(home_E, node_G, num_base, expert_GS, quota_GS)
+    copies_s = fans_seconds(fan_4G, rate_K)
     last_s = rate_K[PAIR] * most + copies_s
     best_s, best = last_s, num_moves
     kept_load_G = load_G.copy()
@@ -54,7 +56,10 @@ def _undo(log_C6, num_moves, home_E, node_G, num_base, rate_K, expert_GS, quota_
         load_G[r] -= amount
         most = max(most, load_G[g])
         if log_C6[i, 5] == 1:
-            copies_s = copies_seconds(home_E, node_G, num_base, rate_K, expert_GS, quota_GS)
+            link = 0 if node_G[g] == node_G[r] else 2
+            fan_4G[link, g] -= 1
+            fan_4G[link + 1, r] -= 1
+            copies_s = fans_seconds(fan_4G, rate_K)
         if rate_K[PAIR] * most + copies_s < best_s:
             best_s, best = rate_K[PAIR] * most + copies_s, i
         num_moves = i
@@ -85,17 +90,23 @@ def _settled(  # type: ignore[no-untyped-def]
     G, S = expert_GS.shape
     log_C6, num_moves = np.empty((2 * G * S + load_E.size, 6), np.int64), 0
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
-    served_XE, weight_G = np.zeros(demand_XE.shape, np.int64), np.ones(G)
+    want_XE, weight_G = demand_XE.copy(), np.ones(G)
     one_node = node_only or node_G.min() == node_G.max()
     free = free_fans(rate_K)
     near, far = free[0], np.int64(0) if one_node else free[1]
     node_goal = goal if one_node else level_goal(0.0, True, node_G, load_G)
     while True:
         this_goal = goal if far > 0 else node_goal
-        num_moves = settle_on(
-            this_goal, not blind, near, far, node_only, blind, thrifty, weight_G, node_G, num_base, place_G, demand_XE, served_XE,
-            near_G, far_G, log_C6, num_moves, expert_GS, quota_GS, load_G,
-        )  # fmt: skip
+        if blind and want_XE.size > 0:
+            num_moves = settle_nearest(
+                this_goal, near, far, thrifty, node_G, num_base, place_G, want_XE, near_G, far_G, log_C6, num_moves, expert_GS,
+                quota_GS, load_G,
+            )  # fmt: skip
+        else:
+            num_moves = settle_on(
+                this_goal, not blind, near, far, node_only, blind, thrifty, weight_G, node_G, num_base, near_G, far_G, log_C6,
+                num_moves, expert_GS, quota_GS, load_G,
+            )  # fmt: skip
         over = load_G.max() - goal
         if over <= 0 or min(near, far) >= G * S or (one_node and near >= G * S):
             break
@@ -107,19 +118,16 @@ def _settled(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `Chain` under ``"time"``, in place: the cheapest of the start, bare homes, and several settlings.
 
     Args:
-        load_GE: int32, pairs by source rank; [0, 0] if not known.
+        load_GE, demand_VE: int32, pairs by source rank and by source node; [0, 0] if not known.
         params: as `chain_row`.   rate_K: see `price`.
     """
     G, S = expert_GS.shape
     node_only, tries = params[0] != 0.0, np.int64(params[1])
     num_nodes = node_G.max() + 1
-    demand_VE = np.empty((num_nodes if load_GE.size > 0 else 0, load_GE.shape[1]), np.int64)
-    if load_GE.size > 0:
-        demand_row(load_GE, node_G, demand_VE)
     load_G, busy_G, home_E = np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(load_E.size, np.int64)
     home_expert_GS, home_quota_GS, home_load_G = expert_GS.copy(), np.zeros_like(quota_GS), np.zeros(G, np.int64)
     home_expert_GS[:, num_base:] = -1
@@ -133,12 +141,13 @@ def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quot
             busy_G[g] += load_E[e] > 0
     best_s = price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expert_GS, quota_GS, load_G)
     most = load_G.max()
-    home_s = price_row(
-        load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, home_expert_GS, home_quota_GS, home_load_G
-    )  # fmt: skip
-    if home_s < best_s:
-        best_s, most = home_s, home_load_G.max()
-        expert_GS[:], quota_GS[:] = home_expert_GS, home_quota_GS
+    if (expert_GS[:, num_base:] >= 0).any():
+        home_s = price_row(
+            load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, home_expert_GS, home_quota_GS, home_load_G
+        )  # fmt: skip
+        if home_s < best_s:
+            best_s, most = home_s, home_load_G.max()
+            expert_GS[:], quota_GS[:] = home_expert_GS, home_quota_GS
     goal = level_goal(params[3], node_only, node_G, home_load_G)
     if home_load_G.max() <= goal:
         return
@@ -146,7 +155,7 @@ def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quot
     # Where tokens come from counts by node, or by rank if there is one node.
     place_G, demand_XE = node_G.astype(np.int64), demand_VE
     if num_nodes == 1 and load_GE.size > 0:
-        place_G, demand_XE = np.arange(G), load_GE.astype(np.int64)
+        place_G, demand_XE = np.arange(G), load_GE
     for blind in (True, False):
         if blind and (node_only or (num_nodes == 1 and load_GE.size == 0)):
             continue
@@ -164,13 +173,13 @@ def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quot
         if this_s < best_s:
             best_s, most = this_s, load_G.max()
             expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
-    if tries == 0:
+    if tries == 0 or (most - goal) * 1000 <= goal:
         return
     # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters: search anew
     # for every limit, from copies that all hide to as many as less load could pay for.
     bound = bound_row(goal, np.ones(G, np.bool_), num_base, home_quota_GS)
     free, search_K, near_G, far_G = free_fans(rate_K), params.copy(), np.empty(G, np.int64), np.empty(G, np.int64)
-    search_K[1] = max(1, tries // 4)
+    search_K[1], order_G = max(1, tries // 4), most_loaded_first(home_load_G)
     for inside in (True, False):
         if not inside and (node_only or num_nodes == 1):
             break
@@ -199,7 +208,9 @@ def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quot
                 target = (low + high) // 2
                 try_expert_GS[:], try_quota_GS[:], load_G[:] = home_expert_GS, home_quota_GS, home_load_G
                 near_G[:], far_G[:] = 0, 0
-                shed_row(target, near, far, inside, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS, load_G)
+                shed_row(
+                    target, near, far, inside, order_G, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS, load_G
+                )  # fmt: skip
                 if load_G.max() <= target:
                     high = target
                 else:
@@ -217,10 +228,12 @@ def timed_row(load_E, load_GE, node_G, num_base, params, rate_K, expert_GS, quot
 
 @kernel
 def timed_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NE, load_NGE, located, node_G, num_base, params, rate_NK, expert_NGS, quota_NGS
+    low, high, load_NE, load_NGE, demand_NVE, located, node_G, num_base, params, rate_NK, expert_NGS, quota_NGS
 ):
     """`timed_row` for rows [low, high)."""
-    none_GE = np.empty((0, 0), np.int32)
+    none = np.empty((0, 0), np.int32)
     for n in range(low, high):
-        load_GE = load_NGE[n] if located else none_GE
-        timed_row(load_NE[n], load_GE, node_G, num_base, params, rate_NK[n], expert_NGS[n], quota_NGS[n])
+        load_GE, demand_VE = (load_NGE[n], demand_NVE[n]) if located else (none, none)
+        timed_row(
+            load_NE[n], load_GE, demand_VE, node_G, num_base, params, rate_NK[n], expert_NGS[n], quota_NGS[n]
+        )  # fmt: skip
