@@ -44,7 +44,11 @@ class _NoCuda(TorchFunctionMode):
             return func(*args).replace("torch.", "torch.cuda.", 1)
         if "device" in kwargs:
             kwargs = kwargs | {"device": _here(kwargs["device"])}
-        return func(*(_here(arg) for arg in args), **kwargs)
+        for arg in args:
+            if arg.__class__ is str or arg.__class__ is torch.device:  # most calls have neither
+                args = tuple(map(_here, args))
+                break
+        return func(*args, **kwargs)
 
 
 def _here(value):

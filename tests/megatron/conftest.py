@@ -1,0 +1,44 @@
+"""Ranks for all tests of the adapter: processes that have imported Megatron-Core once, before they were forked."""
+
+import contextlib
+import multiprocessing
+from importlib.util import find_spec
+
+import pytest
+
+from foremoe.testing.ranks import RankPool
+
+
+class Pools:
+    """Ranks that are kept for all tests, a pool per number of ranks."""
+
+    def __init__(self, stack):
+        self._stack, self._pools = stack, {}
+
+    def run(self, fn, *args, num_ranks=4, **options):
+        """See `RankPool.run`."""
+        pool = self._pools.get(num_ranks)
+        if pool is None or pool.unusable:
+            pool = self._pools[num_ranks] = self._stack.enter_context(RankPool(num_ranks))
+        return pool.run(fn, *args, **options)
+
+
+@pytest.fixture(scope="session")
+def pool():
+    """Ranks of their own: Megatron-Core on CPU changes a process for good."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        _load_once()
+    with contextlib.ExitStack() as stack:
+        yield Pools(stack)
+
+
+def _load_once():
+    from multiprocessing import forkserver
+
+    # No effect if other tests have started the server already; each rank then imports for itself.
+    wanted = ["torch.distributed", "torch._dynamo", "foremoe.testing.ranks", "foremoe"]
+    if find_spec("megatron") is not None:
+        wanted += ["megatron.core.models.gpt.gpt_layer_specs", "megatron.core.optimizer", "foremoe.integrations.megatron"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(wanted)
+    with contextlib.suppress(OSError):
+        forkserver.ensure_running()

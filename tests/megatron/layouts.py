@@ -1,0 +1,100 @@
+"""Which layouts are tested: every pair of what a program can be asked for, in few runs."""
+
+import collections
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+from program import Layout
+
+from foremoe.slots import ResidentSlots, SharedSlots
+
+# What every factor can be. The grid is (ranks, EP, PP, VPP), and EDP what is left; sizes that need eight ranks are left out.
+FACTORS = {
+    "grid": ((2, 2, 1, None), (4, 4, 1, None), (4, 2, 1, None), (4, 2, 2, None), (4, 2, 2, 2)),
+    "tp": (1, 2),
+    "recompute": (None, "full", "full2", "block", "selective"),
+    "overlap_grad": (False, True),
+    "optimizer": ("plain", "distributed", "overlap_param"),
+    "experts": (("sequential", "fp32"), ("sequential", "bf16"), ("grouped", "bf16")),  # Megatron has no grouped float32
+    "slots": (SharedSlots(depth=1), SharedSlots(depth=3), ResidentSlots(copies=2)),
+    "nodes": (1, 2),
+    "dense": (False, True),
+    "shared_experts": (False, True),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and how it is balanced.
+
+    Attributes:
+        nodes: over how many the EP group is spread, as far as planning knows.
+    """
+
+    num_ranks: int
+    layout: Layout
+    slots: SharedSlots | ResidentSlots = dataclasses.field(default_factory=SharedSlots)
+    nodes: int = 1
+
+    def __str__(self):
+        slots = f"{type(self.slots).__name__[0].lower()}{getattr(self.slots, 'depth', '')}"
+        return f"{self.num_ranks}-{self.layout}-{slots}-n{self.nodes}"
+
+
+def case_of(choice):
+    """The case of one value per factor."""
+    num_ranks, ep, pp, vpp = choice["grid"]
+    chunks = pp * (vpp or 1)
+    # A block of two layers needs two in a chunk (Megatron wants whole blocks); a dense layer should have others around it.
+    per_chunk = 2 if choice["recompute"] == "full2" or chunks <= 2 else 1
+    if choice["dense"] and chunks == 1:
+        per_chunk = 4 if choice["recompute"] == "full2" else 3
+    num_layers = chunks * per_chunk
+    layout = Layout(
+        ep=ep, tp=choice["tp"], pp=pp, vpp=vpp, num_layers=num_layers, dense=(1,) if choice["dense"] else (),
+        recompute=choice["recompute"], distributed=choice["optimizer"] != "plain", overlap_grad=choice["overlap_grad"],
+        overlap_param=choice["optimizer"] == "overlap_param", bf16=choice["experts"][1] == "bf16",
+        grouped=choice["experts"][0] == "grouped", shared_experts=choice["shared_experts"],
+    )  # fmt: skip
+    return Case(num_ranks, layout, choice["slots"], choice["nodes"])
+
+
+def pairs_of(choice):
+    """Every two of the choice's values, each with its factor."""
+    return set(itertools.combinations(choice.items(), 2))
+
+
+def all_pairs():
+    """Every pair of values of different factors; all are feasible."""
+    return {
+        ((a, x), (b, y)) for a, b in itertools.combinations(FACTORS, 2) for x in FACTORS[a] for y in FACTORS[b]
+    }  # fmt: skip
+
+
+def covering():
+    """Choices that together hold every pair: each is built up factor by factor, by what is new with it."""
+    left, choices = all_pairs(), []
+    used = collections.Counter()
+    while left:
+        # Start from a pair that nobody has; then each factor takes the value with the most new pairs to those before, or the
+        # one that was used least.
+        choice = dict(min(left, key=repr))
+        for name, values in FACTORS.items():
+            if name not in choice:
+                choice[name] = max(values, key=lambda v, n=name: (_num_new(left, choice, n, v), -used[n, v]))
+        choice = {name: choice[name] for name in FACTORS}
+        used.update(choice.items())
+        left -= pairs_of(choice)
+        choices.append(choice)
+    return choices
+
+
+def _num_new(left, choice, name, value):
+    order = list(FACTORS)
+    pairs = (sorted((one, (name, value)), key=lambda part: order.index(part[0])) for one in choice.items())
+    return len(left & set(map(tuple, pairs)))
+
+
+CHOICES = sorted(covering(), key=lambda choice: [repr(choice["grid"]), choice["tp"]])
+CASES = [case_of(choice) for choice in CHOICES]

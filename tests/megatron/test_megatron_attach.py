@@ -1,0 +1,196 @@
+"""attach and detach leave a model as it was; outside a stage nothing changes, and stages may follow each other."""
+
+import contextlib
+import gc
+import weakref
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import arms
+import cpu
+from layouts import Case
+from program import Layout, Program
+
+from foremoe.errors import InputError
+from foremoe.slots import ResidentSlots, SharedSlots
+
+CASES = (
+    Case(2, Layout(overlap_grad=True, overlap_param=True, shared_experts=True)),
+    Case(2, Layout(num_layers=3, dense=(1,), bf16=True, grouped=True, distributed=False), ResidentSlots()),
+    Case(4, Layout(pp=2, vpp=2, num_layers=4, recompute="selective")),
+)
+
+OF_A_STEP = ("input_tensor", "current_microbatch")  # what Megatron itself leaves in modules after a step
+
+
+def picture(program):
+    """What attach must not change: contents, names and places of parameters, and what every module and config holds."""
+    held = {}
+    for c, chunk in enumerate(program.chunks):
+        for name, module in chunk.named_modules():
+            for key, value in vars(module).items():
+                if key in OF_A_STEP:
+                    continue
+                held[c, name, key] = sorted(map(str, value)) if isinstance(value, dict) else id(value)
+    return {
+        "state": [{k: v.view(torch.uint8).numpy().tobytes() for k, v in _tensors(m)} for m in program.bare],
+        "parameters": [
+            [(n, tuple(p.shape), p.data_ptr(), p.main_grad.data_ptr()) for n, p in m.named_parameters()] for m in program.bare
+        ],
+        "held": held,
+        "config": {key: id(value) for key, value in vars(program.config).items()},
+    }
+
+
+def _tensors(module):
+    return [(k, v.detach().contiguous().view(-1)) for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)]
+
+
+def step(program, moe=None, forward_only=False):
+    """Losses and gradients of one step by the kernels as they are."""
+    program.zero()
+    topk_MTLK = program.routing(0)
+    if moe is None:
+        losses = program.forward_backward(0, topk_MTLK, forward_only)
+    else:
+        with moe.stage([topk_TLK.numpy() for topk_TLK in topk_MTLK], "recompute" if forward_only else "update"):
+            losses = program.forward_backward(0, topk_MTLK, forward_only)
+    return losses, program.main_grads()
+
+
+def same(one, other):
+    return one[0] == other[0] and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+
+
+def attached_and_detached(_group, case):
+    """Whether (before, attached, detached) have the same picture and the same step; and what attach leaves in modules."""
+    program = Program(case.layout)
+    before, plain = picture(program), step(program)
+    with arms.attached(program, case) as moe:
+        extra = {key[2] for key in picture(program)["held"].keys() - before["held"].keys()}
+        attached = same(plain, step(program))
+        step(program, moe)
+        after_stage = same(plain, step(program)), {key[2] for key in picture(program)["held"].keys() - before["held"].keys()}
+        moe.detach()
+        moe.detach()
+    after = picture(program)
+    changed = sorted(kind for kind in before if before[kind] != after[kind])
+    return attached, after_stage, extra, changed, same(plain, step(program))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_model_is_what_it_was_before(pool, case):
+    for attached, after_stage, extra, changed, detached in pool.run(attached_and_detached, case, num_ranks=case.num_ranks):
+        assert attached and detached and extra == {"_foremoe"} and changed == []
+        assert after_stage == (True, {"_foremoe"})
+
+
+def what_stays(_group, case):
+    """Objects of foremoe that outlive detach, and tensors that are more than before."""
+    program = Program(case.layout)
+    step(program)
+    gc.collect()
+    before = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+    with arms.attached(program, case) as moe:
+        step(program, moe)
+        owned = [
+            moe._engine,
+            moe._buffers,
+            *moe._layers,
+            *(x for i in range(moe._buffers.num_buffers) for x in moe._buffers.slot(i)),
+        ]
+        watched = [(type(x).__name__, weakref.ref(x)) for x in owned]
+        slot_bytes = moe.report.slot_bytes
+        del owned
+    del moe
+    gc.collect()
+    alive = [name for name, ref in watched if ref() is not None]
+    return alive, sum(isinstance(x, torch.Tensor) for x in gc.get_objects()) - before, slot_bytes
+
+
+def test_memory_returns(pool):
+    for alive, more, slot_bytes in pool.run(what_stays, CASES[0], num_ranks=2):
+        assert alive == [] and more <= 0 and slot_bytes > 0
+
+
+def stages(_group, case):
+    """Losses and the gradients' norm of a recompute and two update stages, without foremoe and by plans."""
+    found = []
+    for planned in (False, True):
+        program, run = Program(case.layout), []
+        with contextlib.ExitStack() as stack:
+            moe = stack.enter_context(arms.attached(program, case)) if planned else None
+            stack.enter_context(cpu.steady_rows())
+            for number, stage in enumerate(("recompute", "update", "update")):
+                program.zero()
+                topk_MTLK, forward_only = program.routing(number), stage == "recompute"
+                with contextlib.ExitStack() as inside:
+                    if moe:
+                        inside.enter_context(moe.stage([x.numpy() for x in topk_MTLK], stage))
+                    inside.enter_context(torch.set_grad_enabled(not forward_only))
+                    losses = program.forward_backward(number, topk_MTLK, forward_only)
+                run.append((losses, sum(float(g.double().square().sum()) for g in program.main_grads().values())))
+                if moe:
+                    assert moe.metrics()["replicas"] > 0 and moe.metrics()["drift"] == 0
+                if not forward_only:
+                    program.optimizer.step()
+        found.append(run)
+    return found
+
+
+@pytest.mark.parametrize("case", [Case(2, Layout(recompute="full")), CASES[2]], ids=str)
+def test_a_recompute_stage_then_two_updates(pool, case):
+    for plain, planned in pool.run(stages, case, num_ranks=case.num_ranks):
+        assert planned[0] == plain[0] and plain[0][1] == 0.0
+        for (losses, norm), (other, other_norm) in zip(plain[1:], planned[1:], strict=True):
+            assert other == pytest.approx(losses, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4) and norm > 0
+
+
+def misuse(_group, case):
+    """What foremoe says to each thing that it cannot do, by name."""
+    program = Program(case.layout)
+    said = {}
+
+    def attempt(name, call):
+        try:
+            call()
+        except InputError as error:
+            said[name] = str(error)
+
+    topk_MTLK = program.routing(0)
+    work = [topk_TLK.numpy() for topk_TLK in topk_MTLK]
+    with arms.attached(program, case) as moe:
+        attempt("twice", lambda: arms.attached(program, case).__enter__())
+        attempt("other stage", lambda: moe.stage(work, "rollout").__enter__())
+        attempt("other schedule", lambda: moe.stage(moe.plan(work, "recompute"), "update").__enter__())
+        attempt("no split", lambda: moe.stage(moe.plan(work).plan).__enter__())
+        attempt("not a list", lambda: moe.stage("work").__enter__())
+        attempt("layers", lambda: moe.stage([x[:, :1] for x in work]).__enter__())
+        attempt("experts", lambda: moe.stage([x + 5 for x in work]).__enter__())
+        planned = moe.plan(work)
+        with moe.stage(work):
+            attempt("nested", lambda: moe.stage(work).__enter__())
+            attempt("detach", moe.detach)
+            program.forward_backward(0, topk_MTLK)
+    with arms.attached(program, case, redundant=2) as moe:
+        attempt("other R", lambda: moe.stage(planned).__enter__())
+    with arms.attached(program, case) as moe:
+        with moe.stage(planned):
+            program.forward_backward(0, topk_MTLK)
+        attempt("after all", lambda: None)
+    return said
+
+
+def test_misuse_is_refused_in_one_sentence(pool):
+    wanted = {
+        "twice": "attached to this model already", "other stage": "stage must be one of", "other schedule": "the plan's schedule",
+        "no split": "needs split_MLP", "not a list": "got str", "layers": "routing of 1 layers was given",
+        "nested": "do not nest", "experts": "there are 8", "detach": "a stage is under way",
+        "other R": "the plan is for redundant=1",
+    }  # fmt: skip
+    for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), SharedSlots(depth=2)), num_ranks=2):
+        assert said.keys() == wanted.keys()
+        assert all(part in said[name] for name, part in wanted.items()), said

@@ -1,0 +1,188 @@
+"""What fails is repaired, or ends the step on every rank: nobody hangs, and nothing wrong is computed."""
+
+import os
+import time
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import arms
+import compare
+from layouts import Case
+from program import Layout, Program
+
+from foremoe.errors import InputError, TransferError
+from foremoe.planner import Planner
+from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.solvers.base import PathSolver
+from foremoe.testing.ranks import RankDied, run_processes
+from foremoe.transfer.collective import Collective
+from foremoe.transfer.pinned_host import PinnedHost
+from foremoe.transfers import Path
+
+PLAIN = Case(2, Layout())
+
+
+# Before a step: all ranks say no together, and the next stage runs.
+
+
+def refused_then_run(group, case, fault):
+    """What this rank is told when rank 1 has the fault, and the drift of a stage after that."""
+    program = Program(case.layout)
+    topk_MTLK = program.routing(0)
+    work = [x.numpy() for x in topk_MTLK]
+    here = group.rank == 1
+    with arms.attached(program, case) as moe:
+        said = ""
+        try:
+            if fault == "planner" and here:
+                with patch.object(Planner, "plan", side_effect=ZeroDivisionError("no ranks left")):
+                    moe.stage(work).__enter__()
+            elif fault == "experts" and here:
+                moe.stage([x + 7 for x in work]).__enter__()
+            elif fault == "shape" and here:
+                moe.stage([x[:, :, 0] for x in work]).__enter__()
+            elif fault == "micro-steps" and here:
+                moe.stage(work[1:]).__enter__()
+            elif fault == "schedule":
+                moe.stage(moe.plan(work, "recompute"), "update" if here else "recompute").__enter__()
+            else:
+                moe.stage(work).__enter__()
+        except InputError as error:
+            said = str(error)
+        program.zero()
+        with moe.stage(work):
+            program.forward_backward(0, topk_MTLK)
+        return said, moe.metrics()["drift"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("planner", "rank 1 could not plan its layers (ZeroDivisionError: no ranks left)"),
+        ("experts", "rank 1: routing holds experts"),
+        ("shape", "rank 1: routing must be whole numbers [tokens, layers, top-k]"),
+        ("micro-steps", "counts of different sizes"),
+        ("schedule", "rank 1: the plan's schedule"),
+    ],
+)
+def test_a_fault_of_one_rank_before_the_step_is_told_on_all(pool, fault, sentence):
+    for said, drift in pool.run(refused_then_run, PLAIN, fault, num_ranks=2):
+        assert sentence in said and said.count(". ") == 0
+        assert drift == 0
+
+
+# In a step.
+
+
+def ended_by_rank_1(group, case, fault):
+    """Rank 1 fails in the middle of a stage, and its process ends, as an exception ends a training run. Megatron's own passes on
+    other ranks wait for it no longer than that. What these see, and what rank 1 left word of."""
+    options = {} if fault == "loss" else {"planner": Planner(path=ByHost()), "backends": (FlakyHost(4, 1), Collective())}
+    program = Program(case.layout)
+    topk_MTLK = program.routing(0)
+    work = [x.numpy() for x in topk_MTLK]
+    mean, calls = program.loss, []
+
+    def loss(value):
+        calls.append(value)
+        if fault == "loss" and group.rank == 1 and len(calls) == 2:
+            raise ArithmeticError("the loss is not a number")
+        return mean(value)
+
+    program.loss = loss
+    with arms.attached(program, case, **options) as moe:
+        try:
+            with moe.stage(work):
+                program.forward_backward(0, topk_MTLK)
+        except Exception as error:
+            if group.rank == 1:
+                os._exit(3)
+            told = moe.group._store.get("report/1").decode()
+            with pytest.raises(InputError, match="an earlier stage failed"):
+                moe.stage(work).__enter__()
+            moe.detach()
+            return f"{type(error).__name__}: {error}", told
+    return None
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("loss", "ArithmeticError: the loss is not a number"),
+        # Its forward has run on the replica, so the row cannot go home any more.
+        ("pull", "for the backward of micro-step 1 cannot be had on rank 1"),
+    ],
+)
+def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
+    begin = time.monotonic()
+    case = Case(2, Layout(), SharedSlots(depth=1))
+    alive, ended = run_processes(ended_by_rank_1, 2, case, fault, timeout_s=30.0, errors=True)
+    assert time.monotonic() - begin < 100  # most of it is what starting takes; a process group would wait for half an hour
+    assert isinstance(ended, RankDied)
+    error, told = alive
+    assert error and cause in told
+
+
+# Copies.
+
+
+@dataclass(frozen=True)
+class ByHost(PathSolver):
+    """All weights from the host store."""
+
+    def solve(self, problem, transfers):
+        return transfers.replace(path_C=transfers.path_C * 0 + Path.HOST, src_C=transfers.src_C * 0 - 1)
+
+
+class FlakyHost(PinnedHost):
+    """On rank 1, pulls from the n-th on fail while they are waited for; `failing` of them."""
+
+    def __init__(self, pulls, failing):
+        super().__init__()
+        self.pulls, self.failing = pulls, failing
+
+    def open(self, rank, group, buffers):
+        self.mine = rank == 1
+        super().open(rank, group, buffers)
+
+    def wait(self, handle, timeout_s):
+        super().wait(handle, timeout_s)
+        self.pulls -= self.mine
+        if -self.failing <= self.pulls < 0:
+            raise TransferError("the host link is down")
+
+
+def by_host():
+    return {"planner": Planner(path=ByHost()), "backends": ("pinned_host", "collective")}
+
+
+def host_down():
+    return {"planner": Planner(path=ByHost()), "backends": (FlakyHost(0, 10**9), Collective())}
+
+
+LAYOUTS = (
+    PLAIN,
+    Case(4, Layout(ep=4, recompute="full"), SharedSlots(depth=1), nodes=2),
+    Case(4, Layout(pp=2, num_layers=4, recompute="selective"), ResidentSlots(copies=2)),
+)
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_weights_from_the_host_gradients_between_ranks(pool, case):
+    verdicts = pool.run(compare.one_step, case, "", 0, False, by_host, num_ranks=case.num_ranks)
+    assert all(verdict.equal and verdict.served and verdict.fell_back == 0 for verdict in verdicts)
+    backends = {copy for verdict in verdicts for copy in verdict.backends}
+    assert backends == {("weights", "PinnedHost"), ("gradient", "Collective")}
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_rows_whose_replicas_cannot_be_had_run_at_home_on_all_ranks(pool, case):
+    verdicts = pool.run(compare.one_step, case, "", 0, False, host_down, num_ranks=case.num_ranks)
+    for verdict in verdicts:
+        assert verdict.equal and verdict.drift == 0
+        assert verdict.fell_back > 0
+    assert not any(verdict.served for verdict in verdicts)

@@ -1,0 +1,53 @@
+"""With a plan the program computes what it computes without, in every layout: losses, gradients, weights, checkpoints."""
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import compare
+from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, pairs_of
+from program import Layout
+
+from foremoe.slots import SharedSlots
+
+# One expert per rank, for which Megatron has a path of its own.
+SINGLE = Case(4, Layout(ep=4, num_experts=4, recompute="full"))
+# The case, and whether products of matrices are `steady_rows` or those of BLAS.
+LONG = (
+    (Case(4, Layout(pp=2, num_layers=4, recompute="full2", overlap_grad=True, overlap_param=True), nodes=2), False),
+    (Case(4, Layout(overlap_grad=True, overlap_param=True, bf16=True), SharedSlots(depth=1)), True),
+)
+
+
+def test_all_pairs_are_covered():
+    assert set().union(*map(pairs_of, CHOICES)) == all_pairs()
+    assert len(all_pairs()) > sum(map(len, FACTORS.values()))
+
+
+@pytest.mark.parametrize("case", [*CASES, SINGLE], ids=str)
+def test_one_step_equals_the_program_without_foremoe(pool, case):
+    verdicts = pool.run(compare.one_step, case, num_ranks=case.num_ranks)
+    for rank, verdict in enumerate(verdicts):
+        assert verdict.equal and verdict.served and verdict.drift == 0 and verdict.fell_back == 0, (rank, verdict)
+        assert verdict.distinct, "every micro-step and layer should have a plan of its own"
+    assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
+    # Every replica's gradient comes home once; the ranks of an EP group have the same plan.
+    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
+    assert all((verdict.cross_node > 0) == (case.nodes > 1) for verdict in verdicts)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_three_steps_are_as_near_as_another_order_of_summation(pool, case):
+    check_several(pool, case, 3)
+
+
+@pytest.mark.parametrize(("case", "steady"), LONG, ids=str)
+def test_twenty_steps_are_as_near_as_another_order_of_summation(pool, case, steady):
+    check_several(pool, case, 20, steady)
+
+
+def check_several(pool, case, num_steps, steady=True):
+    answers = pool.run(compare.several_steps, case, num_steps, "", steady, num_ranks=case.num_ranks, limit_s=300.0)
+    assert all(places == [] for _, places in answers), "checkpoints should have the same keys and shapes"
+    further = compare.further_than_control(answers)
+    assert all(times <= 2.0 for times in further.values()), further

@@ -1,0 +1,99 @@
+"""Layouts that are not supported are refused when attaching, with the option to change."""
+
+import contextlib
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+from program import Layout, Program
+
+from foremoe.errors import InputError
+
+# Options of TransformerConfig, and what the refusal says to set.
+OPTIONS = [
+    ({"moe_token_dispatcher_type": "allgather"}, "set moe_token_dispatcher_type='alltoall'"),
+    ({"moe_token_dispatcher_type": "flex"}, "set moe_token_dispatcher_type='alltoall'"),
+    ({"moe_expert_capacity_factor": 1.0}, "leave moe_expert_capacity_factor"),
+    ({"moe_pad_expert_input_to_capacity": True}, "leave moe_expert_capacity_factor"),
+    ({"cuda_graph_impl": "local", "cuda_graph_scope": []}, "cuda_graph_scope"),
+    ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]}, "cuda_graph_scope"),
+    ({"overlap_moe_expert_parallel_comm": True}, "set overlap_moe_expert_parallel_comm=False"),
+    ({"delay_wgrad_compute": True}, "delay_wgrad_compute=False"),
+    ({"fp8": "hybrid"}, "set fp8=None"),
+    ({"fp4": "e2m1"}, "set fp8=None, fp4=None"),
+    ({"moe_router_padding_for_quantization": True}, "no router padding"),
+    ({"moe_apply_probs_on_input": True}, "set moe_apply_probs_on_input=False"),
+    ({"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion=False"),
+]
+
+
+def refusal(_group, layout, options, sizes):
+    """What attach says, and whether it left the model alone."""
+    from megatron.core import parallel_state
+
+    from foremoe.integrations.megatron import attach
+
+    program = Program(layout)
+    moe = program.bare[0].decoder.layers[0].mlp
+    for name, value in options.items():
+        if name == "dispatcher":
+            moe.token_dispatcher = value
+        elif name == "bias":
+            program.config.add_bias_linear = True
+            moe.experts.local_experts[0].linear_fc1.register_parameter("bias", torch.nn.Parameter(torch.zeros(1)))
+        elif name == "experts":
+            moe.experts.__class__ = type("OtherExperts", (moe.experts.__class__.__base__,), {})
+        else:
+            setattr(program.config, name, value)
+    said = ""
+    with contextlib.ExitStack() as stack:
+        for name, n in sizes.items():
+            stack.enter_context(patch.object(parallel_state, name, lambda n=n: n))
+        try:
+            attach(program.chunks).detach()
+        except InputError as error:
+            said = str(error)
+    return said, [name for m in program.chunks[0].modules() for name in vars(m) if "foremoe" in name]
+
+
+def refused(pool, layout, options, cure, **sizes):
+    for said, left in pool.run(refusal, layout, options, sizes, num_ranks=2 * layout.pp):
+        assert cure in said and said.count(". ") == 0, said
+        assert left == []
+
+
+def test_a_supported_layout_is_not_refused(pool):
+    assert pool.run(refusal, Layout(), {}, {}, num_ranks=2) == [("", [])] * 2
+
+
+@pytest.mark.parametrize(("options", "cure"), OPTIONS, ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else "")
+def test_an_option(pool, options, cure):
+    refused(pool, Layout(), options, cure)
+
+
+def test_tensor_parallelism_without_sequence_parallelism(pool):
+    refused(pool, Layout(tp=2), {"sequence_parallel": False}, "set sequence_parallel=True")
+
+
+def test_experts_split_over_tensor_parallel_ranks(pool):
+    refused(pool, Layout(), {}, "set expert_tensor_parallel_size=1", get_expert_tensor_parallel_world_size=2)
+
+
+def test_another_interleaved_order(pool):
+    layout = Layout(pp=2, vpp=2, num_layers=4)
+    refused(pool, layout, {"microbatch_group_size_per_vp_stage": 4}, "set it to 2")
+
+
+def test_another_dispatcher_than_the_config_says(pool):
+    refused(pool, Layout(), {"dispatcher": 7}, "foremoe supports MoEAlltoAllTokenDispatcher")
+
+
+def test_experts_with_biases(pool):
+    refused(pool, Layout(), {"bias": True}, "set add_bias_linear=False")
+
+
+def test_an_unknown_kind_of_experts(pool):
+    refused(pool, Layout(), {"experts": True}, "experts of type OtherExperts are not supported")
