@@ -19,8 +19,8 @@ must end no further from the run without foremoe than twice as far as a control 
 
 from dataclasses import dataclass
 
-import arms
 import numpy as np
+import program_arms as arms
 import torch
 from magnitudes import Magnitudes
 
@@ -37,7 +37,7 @@ class Verdict:
         loss, other: largest difference of a loss, of a gradient that is not an expert's; must be 0.
         expert: largest difference of an expert gradient as a multiple of its bound; must be at most 1.
         served: whether every slot served its quota.   drift: pairs that the plan did not know.
-        as_expected: whether slots served, and layers drifted, as `arms.expected_service` says.
+        as_expected: whether slots served, and layers drifted, as `program_arms.expected_service` says.
         load_ML: pairs that this rank served, by step.   skew_ML: the plans'.
         replicas, cross_node: replicas of the plans, and those on another node than their home.
         distinct: whether every row of a plan has a placement or quotas of its own.
@@ -70,7 +70,7 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike: of `arms.run`.   options_of: a function that gives options of `attach`, or None.
+        breakage, unplanned, alike: of `program_arms.run`.   options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
     plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike)

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-from importlib.util import find_spec
 
 import pytest
 
@@ -36,9 +35,8 @@ def _load_once():
     from multiprocessing import forkserver
 
     # No effect if other tests have started the server already; each rank then imports for itself.
-    wanted = ["torch.distributed", "torch._dynamo", "foremoe.testing.ranks", "foremoe"]
-    if find_spec("megatron") is not None:
-        wanted += ["megatron.core.models.gpt.gpt_layer_specs", "megatron.core.optimizer", "foremoe.integrations.megatron"]
+    wanted = ["torch.distributed", "torch._dynamo", "foremoe.testing.ranks", "foremoe.integrations.megatron"]
+    wanted += ["megatron.core.models.gpt.gpt_layer_specs", "megatron.core.optimizer"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(wanted)
     with contextlib.suppress(OSError):
         forkserver.ensure_running()

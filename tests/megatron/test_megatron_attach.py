@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
-import arms
 import cpu
+import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 

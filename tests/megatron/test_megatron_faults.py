@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
-import arms
 import compare
+import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 

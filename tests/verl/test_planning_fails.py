@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from arms import run
 from program import Layout
+from verl_arms import run
 
 from foremoe.integrations.verl.settings import Settings
 from foremoe.workload import Workload

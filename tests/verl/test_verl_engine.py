@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from arms import run
 from program import K, Layout
+from verl_arms import run
 
 from foremoe.integrations.verl.settings import Settings
 
