@@ -3,8 +3,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed; make test-verl installs it")
-
 HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "megatron"):
     sys.path.insert(0, str(folder))

@@ -1,5 +1,7 @@
 """A stage whose planning fails anywhere runs at home everywhere: the same result, one warning, a metric."""
 
+import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
+
 import pytest
 import torch
 from program import Layout

@@ -1,5 +1,7 @@
 """veRL finds foremoe by itself, in workers of a real Ray too; it acts only where the config says so."""
 
+import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
+
 import sys
 
 import pytest
