@@ -114,7 +114,7 @@ class Attached:
         self._engine_options = (tuple(backends), prefetch, timeout_s, debug)
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
-        self._broken = ""
+        self._broken, self._ended, self._detached = "", False, False
         self._layers: list[SlotLayer] = []
         if not self._places or self.group.size == 1:
             return  # nothing to balance on this rank
@@ -206,6 +206,8 @@ class Attached:
             TransferError: weights or gradients did not arrive. The model is as it was, but this stage's gradients are not whole:
                 drop them, detach, and attach again.
         """
+        if self._detached:
+            raise InputError("foremoe was detached from this model; attach it again.")
         if stage not in STAGES:
             raise InputError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}.")
         if self._broken:
@@ -222,7 +224,7 @@ class Attached:
             yield
             self._end(planned)
         except BaseException as error:
-            if self._stage is not None:
+            if self._stage is not None and not self._ended:
                 self._broken = f"{type(error).__name__}: {error}"
                 self.group.report(self._broken)
             raise
@@ -246,7 +248,7 @@ class Attached:
         for layer in self._layers:
             layer.leave()
             layer.moe.__dict__.pop("_foremoe", None)
-        self._layers = []
+        self._layers, self._detached = [], True
         if self._engine is not None:
             self._engine.close()
         self._engine = None
@@ -276,6 +278,7 @@ class Attached:
         self._move_homes(plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
+        self._ended = False
         self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device)
         for layer in self._layers:
             layer.enter(self._stage)
@@ -317,10 +320,11 @@ class Attached:
 
     def _end(self, planned: Planned) -> None:
         """Brings all gradients home and takes stock; the second call of a stage does nothing."""
-        if self._stage is None:
+        stage = self._stage
+        if stage is None or self._ended:
             return
-        stage, self._stage = self._stage, None
         timeline = stage.end(partial=False)
         if self._moves is not None and planned.plan.header.schedule.trains:
             self._moves.gradients_back()
         self.report = report_of(planned, stage, timeline, self._buffers.num_bytes)
+        self._ended = True

@@ -53,8 +53,7 @@ class Planning:
 
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
-        ((load_MLE, tokens_M),) = self._agreed_counts([work])
-        task = self._task(stage, len(load_MLE), self.home_LE if home_LE is None else home_LE)
+        ((task, load_MLE, tokens_M),) = self._agreed([(work, stage)], self.home_LE if home_LE is None else home_LE)
         return plan_together(
             self.group, self.planner, task, load_MLE, tokens_M,
             device=self.device, num_threads=num_threads, limit_s=self.limit_s,
@@ -62,9 +61,7 @@ class Planning:
 
     def homes(self, stages: Sequence[tuple[Work, str]]) -> Array:
         """See `Attached.homes`."""
-        counts = self._agreed_counts([work for work, _ in stages])
-        tasks = [self._task(stage, len(load), self.home_LE) for (_, stage), (load, _) in zip(stages, counts, strict=True)]
-        loads, tokens = zip(*counts, strict=True)
+        tasks, loads, tokens = zip(*self._agreed(stages, self.home_LE), strict=True)
         return homes_together(self.group, self.planner, tasks, loads, tokens, device=self.device)
 
     def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
@@ -75,17 +72,19 @@ class Planning:
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
-    def _agreed_counts(self, works: Sequence[Work]) -> list[tuple[Array, Array]]:
-        """This source's counts of each stage, or one error on all ranks."""
-        fault, counts = "", []
+    def _agreed(self, stages: Sequence[tuple[Work, str]], home_LE: Array) -> list[tuple[PlanningTask, Array, Array]]:
+        """Each stage's task and this source's counts, or one error on all ranks."""
+        fault, found = "", []
         try:
-            counts = [self._counts(work) for work in works]
+            for work, stage in stages:
+                load_MLE, tokens_M = self._counts(work)
+                found.append((self._task(stage, len(load_MLE), home_LE), load_MLE, tokens_M))
         except InputError as error:
             fault = str(error)
         fault = first_fault(self.group.gather(fault))
         if fault:
             raise InputError(fault)
-        return counts
+        return found
 
     def _counts(self, work: Any) -> tuple[Array, Array]:
         """int32 [M, L, E] pairs and int64 [M] tokens of this source."""
