@@ -181,6 +181,14 @@ def misuse(_group, case):
         with moe.stage(planned):
             program.forward_backward(0, topk_MTLK)
         attempt("after all", lambda: None)
+
+        def stage_without_passes():
+            with moe.stage(planned):
+                pass
+
+        attempt("nothing run", stage_without_passes)
+        attempt("after that", lambda: moe.stage(planned).__enter__())
+    attempt("detached", lambda: moe.stage(planned).__enter__())
     return said
 
 
@@ -189,7 +197,8 @@ def test_misuse_is_refused_in_one_sentence(pool):
         "twice": "attached to this model already", "other stage": "stage must be one of", "other schedule": "the plan's schedule",
         "no split": "needs split_MLP", "not a list": "got str", "layers": "routing of 1 layers was given",
         "nested": "do not nest", "experts": "there are 8", "detach": "a stage is under way",
-        "other R": "the plan is for redundant=1",
+        "other R": "the plan is for redundant=1", "nothing run": "uses were not run", "after that": "an earlier stage failed",
+        "detached": "attach it again",
     }  # fmt: skip
     for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), SharedSlots(depth=2)), num_ranks=2):
         assert said.keys() == wanted.keys()
