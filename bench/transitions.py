@@ -128,8 +128,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="layers of the synthetic cases")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    command = " ".join(["python -m bench.transitions", *args.cases, f"--layers {args.layers}"])
     text = (
-        f"# Transitions\n\nMeasured on: {hardware()}. Command: `python -m bench.transitions`. Resident slots, one copy. `alone`:"
+        f"# Transitions\n\nMeasured on: {hardware()}. Command: `{command}`. Resident slots, one copy. `alone`:"
         " every row planned by itself, in the order given, with what happens to stay not sent again. Then the seconds saved by"
         " `Transitions(replan=False)`, `(reorder=False)`, `()` and `(invest=True)`. Copies: weights sent per micro-step and"
         f" layer. CPU: one thread, best of 2, with the rank level.\n\n{table(args.cases, args.layers)}\n"
