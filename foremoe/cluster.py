@@ -18,9 +18,11 @@ _FILE = "clusters.toml"
 _MAX_RANKS = int(np.iinfo(np.int16).max)
 _NODE_SIZE = 8
 _POSITIVE = ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")
-_FROM_ZERO = ("slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")
+_FROM_ZERO = ("slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s")
 _WHOLE = {"num_ranks": (1, _MAX_RANKS), "nic_sharing": (1, _MAX_RANKS), "memory_bytes": (1, toml.MAX_WHOLE)}
-_OPTIONAL = ("nic_sharing", "calibrated")
+# What only a fit knows, and its value where nothing was fitted.
+_FITTED = {"attention_efficiency": None, "backward_ratio": 2.0, "layer_overhead_s": 0.0, "pair_overhead_s": 0.0}
+_OPTIONAL = ("nic_sharing", "calibrated", *_FITTED)
 
 
 def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
@@ -44,7 +46,7 @@ class Cluster(ArrayValue):
         node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1.
             Default: eight ranks a node, in order.
         flops_per_s: dense bf16 peak of one rank.
-        compute_efficiency: share of that peak which grouped expert GEMMs and attention reach, in (0, 1].
+        compute_efficiency: share of that peak which grouped expert GEMMs reach, in (0, 1].
         slot_overhead_s: fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
         peer_bytes_per_s: one rank to or from another of its node.
         rdma_bytes_per_s: one NIC, to or from another node; `nic_sharing` ranks share it.
@@ -53,6 +55,10 @@ class Cluster(ArrayValue):
         nic_sharing: ranks that share one NIC.
         copy_contention: seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: accelerator memory of one rank.
+        attention_efficiency: share of the peak which attention reaches, in (0, 1]; None: that of the experts.
+        backward_ratio: seconds of a backward pass over those of a forward, on the compute stream; 2 by counting GEMMs.
+        layer_overhead_s: fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
+        pair_overhead_s: seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
         calibrated: True once the figures were fitted on real hardware.
         source: where the figures come from.
 
@@ -76,6 +82,10 @@ class Cluster(ArrayValue):
     nic_sharing: int = 1
     copy_contention: float
     memory_bytes: int
+    attention_efficiency: float | None = None
+    backward_ratio: float = 2.0
+    layer_overhead_s: float = 0.0
+    pair_overhead_s: float = 0.0
     calibrated: bool = False
     source: str
 
@@ -92,6 +102,9 @@ class Cluster(ArrayValue):
         for name in _FROM_ZERO:
             put(name, toml.real(getattr(self, name), name, open_low=False))
         put("compute_efficiency", toml.real(self.compute_efficiency, "compute_efficiency", 0.0, 1.0))
+        if self.attention_efficiency is not None:
+            put("attention_efficiency", toml.real(self.attention_efficiency, "attention_efficiency", 0.0, 1.0))
+        put("backward_ratio", toml.real(self.backward_ratio, "backward_ratio"))
         put("copy_contention", toml.real(self.copy_contention, "copy_contention", 0.0, 1.0, open_low=False))
         put("calibrated", toml.flag(self.calibrated, "calibrated"))
         given: Array | None = self.node_of_rank_G
@@ -163,13 +176,16 @@ class Cluster(ArrayValue):
         return cls.from_dict(toml.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``."""
+        """Fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
+
+        What only a fit knows is left out where nothing was fitted.
+        """
         table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
         if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
             table["ranks_per_node"] = self.ranks_per_node
         else:
             table["node_of_rank"] = self.node_of_rank_G.tolist()
-        return table | toml.scalars(self)
+        return table | {key: value for key, value in toml.scalars(self).items() if key not in _FITTED or value != _FITTED[key]}
 
     def to_toml(self, path: str | os.PathLike[str]) -> None:
         """Writes the cluster to a TOML file."""
@@ -196,6 +212,17 @@ class Cluster(ArrayValue):
     def symmetric(self) -> bool:
         """True if every node holds the same number of ranks."""
         return self.num_nodes * self.ranks_per_node == self.num_ranks
+
+    @property
+    def expert_flops_per_s(self) -> float:
+        """FLOP/s that expert GEMMs of one rank reach."""
+        return self.flops_per_s * self.compute_efficiency
+
+    @property
+    def attention_flops_per_s(self) -> float:
+        """FLOP/s that attention of one rank reaches."""
+        share = self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency
+        return self.flops_per_s * share
 
     @property
     def rdma_bytes_per_s_per_rank(self) -> float:

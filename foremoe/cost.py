@@ -127,18 +127,17 @@ class CostModel:
         """The coefficients of the closed form for `problem`."""
         model, cluster, G = problem.model, problem.cluster, problem.G
         backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
-        gemm_passes = 1.0 + 2.0 * backward + reforward  # backward runs two GEMMs: input and weight gradients
+        gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
         comm_passes = 1.0 + backward + reforward
-        flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
         rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
         if problem.tokens_MG is None:
-            window_M = np.zeros(problem.M)
+            window_M = np.full(problem.M, cluster.layer_overhead_s)
         else:
             squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
             flops_MG = np.asarray(model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG))
-            window_M = flops_MG.max(axis=1) / flops_per_s
+            window_M = flops_MG.max(axis=1) / cluster.attention_flops_per_s + cluster.layer_overhead_s
         window_N = np.repeat(window_M, problem.L)
-        pair_forward_s = model.flops_per_pair / flops_per_s
+        pair_forward_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
         # With room to prefetch, copies also run under the expert compute of the layer before; its balanced time stands for it.
         prefetches = not isinstance(problem.slots, SharedSlots) or problem.slots.depth > 1
         compute_N = pair_forward_s * problem.load_NE.sum(axis=1, dtype=np.float64) / G
@@ -168,7 +167,7 @@ class CostModel:
             window_N=window_N,
             window_passes=gemm_passes,
             hide_forward_N=hide_N,
-            hide_backward_N=(2.0 + reforward) * hide_N,
+            hide_backward_N=(cluster.backward_ratio + reforward) * hide_N,
             sends_backward=sends_backward,
             returns_gradients=bool(backward),
         )

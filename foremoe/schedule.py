@@ -181,6 +181,10 @@ class Schedule(ArrayValue):
             chunk_X=self.chunk_X[keep_X],
         )
 
+    def with_chunks(self, chunk_L: Array) -> Schedule:
+        """The same passes for chunks of these layers, which may differ in number."""
+        return dataclasses.replace(self, chunk_L=chunk_L)
+
     def without_backward(self) -> Schedule:
         """The forward passes alone, in their order: what a forward-only stage of the same pipeline runs."""
         keep_X = self.phase_X == Phase.FORWARD

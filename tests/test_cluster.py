@@ -31,7 +31,7 @@ SMALL = {
     "source": "by hand",
 }
 SPEEDS = ["flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s"]
-SECONDS = ["slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s"]
+SECONDS = ["slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s"]
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
 
@@ -57,6 +57,8 @@ def clusters(draw):
         **{name: draw(speed) for name in SPEEDS},
         **{name: draw(seconds) for name in SECONDS},
         compute_efficiency=draw(st.floats(0, 1, exclude_min=True)),
+        attention_efficiency=draw(st.none() | st.floats(0, 1, exclude_min=True)),
+        backward_ratio=draw(speed),
         nic_sharing=draw(st.integers(1, 32767)),
         copy_contention=draw(st.floats(0, 1)),
         memory_bytes=draw(st.integers(1, 2**53)),
@@ -205,6 +207,17 @@ def test_toml_names_the_node_size_where_it_can(tmp_path):
     assert read["node_of_rank"] == [0, 1, 0, 1] and "ranks_per_node" not in read
 
 
+def test_what_only_a_fit_knows_is_written_where_it_was_fitted(tmp_path):
+    assert (
+        not {"attention_efficiency", "backward_ratio", "layer_overhead_s", "pair_overhead_s"} & Cluster(**SMALL).to_dict().keys()
+    )
+    fitted = Cluster(**SMALL, attention_efficiency=0.25, layer_overhead_s=1e-4, calibrated=True)
+    fitted.to_toml(tmp_path / "fitted.toml")
+    assert Cluster.from_toml(tmp_path / "fitted.toml").same_as(fitted)
+    assert (fitted.attention_flops_per_s, fitted.expert_flops_per_s) == (0.25e12, 0.5e12)
+    assert Cluster(**SMALL).attention_flops_per_s == 0.5e12
+
+
 def test_node_list_alone_gives_the_number_of_ranks():
     fields = {k: v for k, v in SMALL.items() if k != "num_ranks"}
     assert Cluster.from_dict({**fields, "node_of_rank": [0, 1, 0]}).num_ranks == 3
@@ -225,7 +238,9 @@ def test_seconds_refuse(name, value):
     assert name in refusal(Cluster, **{**SMALL, name: value})
 
 
-@pytest.mark.parametrize(("name", "low"), [("compute_efficiency", 0.0), ("copy_contention", -0.01)])
+@pytest.mark.parametrize(
+    ("name", "low"), [("compute_efficiency", 0.0), ("attention_efficiency", 0.0), ("copy_contention", -0.01)]
+)
 def test_shares_refuse(name, low):
     for value in (low, 1.01, float("nan"), "half"):
         assert name in refusal(Cluster, **{**SMALL, name: value})

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
 # X = Q + 1: the last entry stands for no sequence.
 
-# Passes of an update: forward and two backward GEMMs; one exchange each way.
-_GEMM_PASSES, _EXCHANGES = 3.0, 4.0
+# Of an update: dispatch and combine, forward and backward.
+_EXCHANGES = 4.0
 # Layers for which replicas are foreseen; they stand for all.
 _SAMPLED_LAYERS = 16
 # Sequences turned to float64 at once.
@@ -44,16 +44,18 @@ class PackValue:
         self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
     ) -> None:
         model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
-        flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
+        passes = 1.0 + cluster.backward_ratio
         self.skew_weight = skew_weight
         self.rank_LE = home_ranks(trace, G, home_LE)
         self.pairs_XLG = home_pairs(trace, G, self.rank_LE)
         self.attention_Q = attention_flops(trace)
-        self.window_s = trace.L * _GEMM_PASSES / flops_per_s
-        self.pair_s = _GEMM_PASSES * model.flops_per_pair / flops_per_s
+        self.window_s = trace.L * passes / cluster.attention_flops_per_s
+        self.pair_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
         several = cluster.num_nodes > 1
         latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if several else cluster.peer_latency_s
-        self.micro_step_s = trace.L * (_EXCHANGES * latency_s + _GEMM_PASSES * cluster.slot_overhead_s * -(-E // G))
+        self.micro_step_s = trace.L * (
+            _EXCHANGES * latency_s + passes * (cluster.slot_overhead_s * -(-E // G) + cluster.layer_overhead_s)
+        )
         peer_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.peer_bytes_per_s)
         rdma_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
         pairs_QG = self.pairs_XLG[:-1].sum(axis=1, dtype=np.float64)

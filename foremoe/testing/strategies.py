@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -26,6 +27,14 @@ from foremoe.problem import Problem
 from foremoe.schedule import STAGES, Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.samples import plan_of, random_placement, random_residency
+
+# What only a fit knows of a cluster.
+_FITTED: dict[str, Any] = {
+    "attention_efficiency": 0.25,
+    "backward_ratio": 1.5,
+    "layer_overhead_s": 1e-6,
+    "pair_overhead_s": 1e-10,
+}
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.
 
@@ -81,6 +90,7 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
         nic_sharing=draw(st.sampled_from([1, 2])),
         copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])),
         memory_bytes=10**9,
+        **draw(st.sampled_from([{}, _FITTED])),
         source="made up for tests",
     )
 

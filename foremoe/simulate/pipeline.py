@@ -1,0 +1,110 @@
+"""`simulate_pipeline`: the stages of a pipeline, each a plan of its own layers, and how their passes wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.schedule import Phase, Schedule
+from foremoe.simulate.result import Simulation
+from foremoe.simulate.stage import StageRun
+
+# Letters: L layers, X passes, M micro-steps.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """One pipeline stage: the problem and the plan of its layers."""
+
+    problem: Problem
+    plan: Plan
+
+
+def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
+    """The problem of every pipeline stage: contiguous layers (with `vpp` chunks per stage, dealt in turn), 1F1B or interleaved.
+
+    Raises:
+        InputError: more chunks than layers, or micro-steps that an interleaved schedule is not defined for.
+    """
+    if pp < 1 or vpp < 1 or pp * vpp > problem.L:
+        raise InputError(f"{pp} pipeline stages of {vpp} chunks need as many layers; the problem has {problem.L}.")
+    chunks = np.array_split(np.arange(problem.L), pp * vpp)
+    trains, reforward = problem.schedule.trains, problem.schedule.reforward
+    out = []
+    for rank in range(pp):
+        mine = [chunks[v * pp + rank] for v in range(vpp)]
+        if vpp == 1:
+            schedule = Schedule.one_f_one_b(problem.M, pp, rank, reforward)
+        else:
+            chunk_L = np.repeat(np.arange(vpp), [len(chunk) for chunk in mine])
+            schedule = Schedule.interleaved(problem.M, pp, vpp, rank, reforward).with_chunks(chunk_L)
+        if not trains:
+            schedule = schedule.without_backward()
+        out.append(problem.layers(np.concatenate(mine).tolist(), schedule))
+    return out
+
+
+def simulate_pipeline(
+    stages: Sequence[PipelineStage],
+    *,
+    prefetch: int = 2,
+    known: str = "rollout",
+    plan_s: float = 0.0,
+    share_links: bool = True,
+    outside_s_MG: Array | None = None,
+) -> list[Simulation]:
+    """The timelines of all stages; all are of one length, that of the slowest with its waits.
+
+    A pass waits for the same micro-step's pass on the stage (chunk) before it, in backward after it, and for its activations, one
+    message from the late rank. The stages' links are their own. Work outside the layers falls to the last stage. See `simulate`.
+
+    Args:
+        stages: in order, with the schedules of `pipeline_problems`.
+    """
+    pp = len(stages)
+    options = {"prefetch": prefetch, "known": known, "plan_s": plan_s, "share_links": share_links}
+    runs = [StageRun(stage.problem, stage.plan, **options) for stage in stages]  # type: ignore[arg-type]
+    vpp = stages[0].plan.header.schedule.num_chunks
+    last = pp * vpp - 1
+    done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> when it was over
+    next_pass = [0] * pp
+    while any(next_pass[s] < runs[s].num_passes for s in range(pp)):
+        moved = False
+        for s, run in enumerate(runs):
+            while next_pass[s] < run.num_passes:
+                x = next_pass[s]
+                schedule = run.plan.header.schedule
+                m, phase = int(schedule.micro_step_X[x]), int(schedule.phase_X[x])
+                v = int(schedule.chunk_X[x]) * pp + s
+                needs = (m, v - 1, phase) if phase == Phase.FORWARD else (m, v + 1, phase)
+                first = v == (0 if phase == Phase.FORWARD else last)
+                if not first and needs not in done:
+                    break
+                ready_s = 0.0 if first else done[needs] + _message_s(run.problem, int(run.micro_step_X[x]))
+                outside = outside_s_MG if v == last else None
+                done[m, v, phase] = run.run_pass(x, ready_s, outside)
+                next_pass[s], moved = x + 1, True
+        if not moved:
+            raise InputError("the stages' schedules wait for each other; use those of pipeline_problems.")
+    end_s = max(run.settled_s() for run in runs)
+    return [run.finish(end_s) for run in runs]
+
+
+def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineStage]:
+    """Every stage of the pipeline planned."""
+    posed = pipeline_problems(problem, pp, vpp)
+    return [PipelineStage(problem=one, plan=planner.plan(one)[0]) for one in posed]
+
+
+def _message_s(problem: Problem, micro_step: int) -> float:
+    """Seconds of a micro-step's activations from one stage to the next."""
+    cluster, model = problem.cluster, problem.model
+    tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG[micro_step].max())
+    return cluster.rdma_latency_s + tokens * model.token_bytes / cluster.rdma_bytes_per_s_per_rank

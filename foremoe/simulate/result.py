@@ -1,0 +1,118 @@
+"""Simulation: the timeline of one stage of one EP group, and the parts of its time."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.arrays import Array, ArrayValue, frozen_array
+
+# Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, K links.
+
+LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
+PARTS = (
+    "window_s", "dispatch_s", "compute_s", "combine_s", "transfer_s", "gradient_s", "planning_s", "outside_s", "bubble_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Seconds of a stage by what the slowest rank did or waited for; they add up to its length.
+
+    Attributes:
+        window_s: what precedes the experts: attention of the late rank.
+        dispatch_s, combine_s: tokens to the experts and back.
+        compute_s: experts of the slowest rank.
+        transfer_s: waiting for weights, and compute lost to copies.   gradient_s: waiting for replica gradients.
+        planning_s: planning that nothing hides (on-line balancing).
+        outside_s: work outside the MoE layers.   bubble_s: waiting for other pipeline stages.
+    """
+
+    window_s: float = 0.0
+    dispatch_s: float = 0.0
+    compute_s: float = 0.0
+    combine_s: float = 0.0
+    transfer_s: float = 0.0
+    gradient_s: float = 0.0
+    planning_s: float = 0.0
+    outside_s: float = 0.0
+    bubble_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the stage."""
+        return sum(getattr(self, name) for name in PARTS)
+
+    def to_dict(self) -> dict[str, float]:
+        """Part name to seconds."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation(ArrayValue):
+    """One stage of one EP group: what happened when, in seconds since the stage began.
+
+    Attributes:
+        micro_step_U, layer_U, phase_U: the uses, in order of execution.
+        start_U: the use begins on the group.   window_U: the late rank is ready to dispatch.   ready_U: replicas are in place on
+            all ranks, dispatch begins.   dispatched_U: tokens are with the experts.   computed_U: the slowest rank's experts are
+            done.   end_U: the use is over on all ranks. A backward use that runs the layer's forward again has it in its window.
+        window_UG, compute_UG: float32, seconds of attention and of expert compute per rank.
+        copy_start_C, copy_end_C: of every record of ``plan.transfers``.
+        return_*_A: replica gradients on their way home: micro-step, layer, expert, from and to rank, start, end.
+        link_busy_KG: seconds that each of `LINKS` is busy, exchanges included.
+        peak_bytes_G: int64, expert weights, gradients and buffers, and the activations of experts kept for backward.
+        parts: `Parts`.
+    """
+
+    micro_step_U: Array
+    layer_U: Array
+    phase_U: Array
+    start_U: Array
+    window_U: Array
+    ready_U: Array
+    dispatched_U: Array
+    computed_U: Array
+    end_U: Array
+    window_UG: Array
+    compute_UG: Array
+    copy_start_C: Array
+    copy_end_C: Array
+    return_micro_step_A: Array
+    return_layer_A: Array
+    return_expert_A: Array
+    return_src_A: Array
+    return_dst_A: Array
+    return_start_A: Array
+    return_end_A: Array
+    link_busy_KG: Array
+    peak_bytes_G: Array
+    parts: Parts
+
+    def __post_init__(self) -> None:
+        for name, dtype in _DTYPES.items():
+            array = np.ascontiguousarray(getattr(self, name), dtype)
+            object.__setattr__(self, name, frozen_array(array, dtype, name, (None,) * array.ndim))
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the stage."""
+        return self.parts.total_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals, for JSON."""
+        busy = {name: float(self.link_busy_KG[k].max()) for k, name in enumerate(LINKS)}
+        return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy, "peak_bytes": int(self.peak_bytes_G.max())}
+
+
+_DTYPES = {
+    "micro_step_U": np.int32, "layer_U": np.int16, "phase_U": np.uint8,
+    **dict.fromkeys(("start_U", "window_U", "ready_U", "dispatched_U", "computed_U", "end_U"), np.float64),
+    "window_UG": np.float32, "compute_UG": np.float32, "copy_start_C": np.float64, "copy_end_C": np.float64,
+    "return_micro_step_A": np.int32, "return_layer_A": np.int16, "return_expert_A": np.int16, "return_src_A": np.int16,
+    "return_dst_A": np.int16, "return_start_A": np.float64, "return_end_A": np.float64, "link_busy_KG": np.float64,
+    "peak_bytes_G": np.int64,
+}  # fmt: skip

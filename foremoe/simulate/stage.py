@@ -1,0 +1,180 @@
+"""`simulate`: one stage of one EP group as a timeline of its plan; `StageRun` is the same pass by pass, for pipelines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.errors import InputError
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.schedule import Phase
+from foremoe.simulate import kernel
+from foremoe.simulate.prepare import (
+    copy_inputs,
+    empty_record,
+    empty_state,
+    fixed_bytes,
+    return_inputs,
+    stage_inputs,
+    wall_seconds,
+)
+from foremoe.simulate.result import PARTS, Parts, Simulation
+from foremoe.slots import SharedSlots
+from foremoe.transfers import Path
+
+# Letters: M micro-steps, L layers, N rows, G ranks, S slots, U uses, X passes, C copies, A gradient returns, R redundant.
+
+
+def simulate(
+    problem: Problem,
+    plan: Plan,
+    *,
+    prefetch: int = 2,
+    known: str = "rollout",
+    plan_s: float = 0.0,
+    share_links: bool = True,
+    outside_s_MG: Array | None = None,
+) -> Simulation:
+    """The timeline of a plan on the problem's cluster. Simulated, from the same constants as the cost model; deterministic.
+
+    Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank and for replicas' weights,
+    tokens are exchanged, experts run, tokens come back. Copies start `prefetch` uses ahead if their buffer is free, one after the
+    other on a link, and stand still while an exchange needs the link. Replica gradients go home beside what follows. See
+    docs/simulator.md.
+
+    Args:
+        problem, plan: the plan of this problem. Where its homes move, weights are there as if by magic: it is only scored.
+        prefetch: uses that a copy may be ahead, as `Engine` has it.
+        known: "rollout": the plan is known before the stage; "router": a layer's load is known when its router has run, so that
+            planning and the copies for its forward are exposed.
+        plan_s: seconds of planning per forward of a layer that nothing hides.
+        share_links: copies wait for exchanges on their link class; False: they have links of their own.
+        outside_s_MG: float64, seconds of a forward outside the MoE layers (embedding, head, loss); backward takes
+            `backward_ratio` times that.
+
+    Raises:
+        InputError: plan and problem do not fit, or the problem has no counts by source rank.
+    """
+    run = StageRun(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
+    for x in range(run.num_passes):
+        run.run_pass(x, outside_s_MG=outside_s_MG)
+    return run.finish()
+
+
+def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
+    """The stage with the same tokens and even routing, experts at home: what perfect balance alone would give."""
+    even = even_routing(problem)
+    return simulate(even, Planner(rank=()).plan(even)[0], outside_s_MG=outside_s_MG)
+
+
+def even_routing(problem: Problem) -> Problem:
+    """The problem with every source's pairs spread evenly over all experts, without redundant slots."""
+    if problem.load_MLGE is None:
+        raise InputError("even routing needs counts by source rank; give the problem its load_MLGE.")
+    pairs_MLG = problem.load_MLGE.sum(axis=3, dtype=np.int64)
+    # Each source goes on where the one before it stopped, so that experts differ by one pair at most.
+    first_MLG = np.cumsum(pairs_MLG, axis=2) - pairs_MLG
+    E = problem.E
+    place_E = np.arange(E)
+    rest_MLGE = (place_E - first_MLG[..., None]) % E < (pairs_MLG % E)[..., None]
+    load_MLGE = (pairs_MLG // E)[..., None] + rest_MLGE
+    return dataclasses.replace(
+        problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2), redundant=0, resident_LGS=None, slots=SharedSlots(),
+        home_LE=np.tile(np.arange(E), (problem.L, 1)),
+    )  # fmt: skip
+
+
+class StageRun:
+    """One stage that runs pass by pass; `simulate` runs all passes, a pipeline in the order of their dependencies.
+
+    Attributes:
+        num_passes: passes of the schedule.   micro_step_X: int32, the micro-step of each.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        *,
+        prefetch: int = 2,
+        known: str = "rollout",
+        plan_s: float = 0.0,
+        share_links: bool = True,
+    ) -> None:
+        if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
+            raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
+        if prefetch < 0 or plan_s < 0:
+            raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
+        if known not in ("rollout", "router"):
+            raise InputError(f'known must be "rollout" or "router"; got {known!r}.')
+        self.problem, self.plan = problem, plan
+        schedule = plan.header.schedule
+        uses = schedule.uses(plan.L)
+        self._uses = uses._replace(micro_step_U=plan.order_M[uses.micro_step_U])
+        self.micro_step_X, self._phase_X = plan.order_M[schedule.micro_step_X], schedule.phase_X
+        self.num_passes = len(self._phase_X)
+        self._first_X = np.searchsorted(uses.pass_U, np.arange(self.num_passes + 1))
+        num_uses = len(self._uses.use_U)
+        self._stage, self._exchange_busy_KG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
+        self._copies = copy_inputs(plan, num_uses, prefetch, known)
+        self._returns, self._return_columns = return_inputs(plan)
+        self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
+
+    def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
+        """Runs pass `x`, not before `ready_s`; returns when it is over on all ranks. Passes run in order."""
+        state, ratio = self._state, self._stage.backward_ratio
+        kernel.hold(ready_s, kernel.BUBBLE, state)
+        backward = self._phase_X[x] == Phase.BACKWARD
+        outside_G = np.zeros(self.problem.G)
+        if outside_s_MG is not None:
+            outside_G += np.asarray(outside_s_MG, np.float64)[self.micro_step_X[x]]
+        if backward:
+            kernel.work(ratio * outside_G, kernel.OUTSIDE, state)
+        low, high = int(self._first_X[x]), int(self._first_X[x + 1])
+        kernel.run_uses(low, high, self._stage, self._copies, self._returns, state, self._record)
+        if not backward:
+            kernel.work(outside_G, kernel.OUTSIDE, state)
+        return float(state.clock[kernel.NOW])
+
+    def settled_s(self) -> float:
+        """When the passes so far are over and their gradients home."""
+        return max(float(self._state.clock[kernel.NOW]), float(self._returned()[1].max(initial=0.0)))
+
+    def finish(self, end_s: float = 0.0) -> Simulation:
+        """Waits for the last gradients, and until `end_s` if other stages take longer."""
+        state, record = self._state, self._record
+        start_A, end_A = self._returned()
+        kernel.hold(float(end_A.max(initial=0.0)), kernel.GRADIENT, state)
+        kernel.hold(end_s, kernel.BUBBLE, state)
+        copies, needed_C = self._copies, self.plan.transfers.need_C if self.plan.executable else np.zeros(0, np.int32)
+        times = ("start_U", "window_U", "ready_U", "dispatched_U", "computed_U", "end_U")
+        return Simulation(
+            micro_step_U=self._uses.micro_step_U,
+            layer_U=self._uses.layer_U,
+            phase_U=self._uses.phase_U,
+            **dict(zip(times, record.time_6U, strict=True)),
+            window_UG=record.window_UG,
+            compute_UG=record.compute_UG,
+            copy_start_C=wall_seconds(copies.start_C, copies.path_C, record, begin=True),
+            # A clock's rounding must not put the end of a copy behind the exchange that waited for it.
+            copy_end_C=np.minimum(
+                wall_seconds(copies.end_C, copies.path_C, record), record.time_6U[2][needed_C] if len(needed_C) else 0.0
+            ),
+            **{f"return_{name}_A": column for name, column in self._return_columns.items()},
+            return_start_A=start_A,
+            return_end_A=end_A,
+            link_busy_KG=state.busy_KG + self._exchange_busy_KG,
+            peak_bytes_G=fixed_bytes(self.problem) + np.ceil(state.peak_G).astype(np.int64),
+            parts=Parts(**dict(zip(PARTS, state.parts.tolist(), strict=True))),
+        )
+
+    def _returned(self) -> tuple[Array, Array]:
+        """When every gradient left and came home."""
+        returns, node_G = self._returns, self._stage.node_G
+        path_A = np.where(node_G[returns.src_A] == node_G[returns.dst_A], int(Path.PEER), int(Path.RDMA))
+        start_A = wall_seconds(returns.start_A, path_A, self._record, begin=True)
+        return start_A, wall_seconds(returns.end_A, path_A, self._record)

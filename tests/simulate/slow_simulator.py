@@ -1,0 +1,146 @@
+"""The simulator once more, slow and obvious: no link is shared with exchanges, everything in plain seconds and dictionaries."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from foremoe.schedule import Phase
+from foremoe.slots import SharedSlots
+from foremoe.split import split_over_sources
+from foremoe.transfers import Path
+
+
+def exchange_seconds(problem, plan, n):
+    """Peer and RDMA seconds of one dispatch, from every source's split."""
+    cluster = problem.cluster
+    node_G, G = cluster.node_of_rank_G, problem.G
+    sent_GG = np.zeros((G, G), np.int64)
+    for g in range(G):
+        split_NP = split_over_sources(problem.load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g)
+        sent_GG[g] = split_NP[n].reshape(G, -1).sum(axis=1)
+    np.fill_diagonal(sent_GG, 0)
+    near_GG = node_G[:, None] == node_G[None, :]
+    peer_GG, rdma_GG = np.where(near_GG, sent_GG, 0), np.where(near_GG, 0, sent_GG)
+    nic, out = defaultdict(int), []
+    for axis in (0, 1):
+        for node in range(cluster.num_nodes):
+            for i, g in enumerate(np.flatnonzero(node_G == node)):
+                nic[axis, node, i // cluster.nic_sharing] += rdma_GG.sum(axis=axis)[g]
+        out.append(peer_GG.sum(axis=axis).max())
+    pair = problem.model.token_bytes
+    return max(out) * pair / cluster.peer_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
+
+
+def stage_seconds(problem, plan, prefetch, known, plan_s):
+    """Seconds of the stage, and (start, end) of every copy."""
+    cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
+    node_G, t = cluster.node_of_rank_G, plan.transfers
+    latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
+    nic_G = {}
+    for node in range(cluster.num_nodes):
+        for i, g in enumerate(np.flatnonzero(node_G == node)):
+            nic_G[g] = (node, i // cluster.nic_sharing)
+    links = {
+        Path.PEER: (cluster.peer_bytes_per_s, cluster.peer_latency_s),
+        Path.RDMA: (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
+        Path.HOST: (cluster.host_bytes_per_s, cluster.host_latency_s),
+    }
+    free, slow = defaultdict(float), defaultdict(float)  # link -> free again; rank -> seconds lost to copies
+    ready_G = np.zeros(G)  # when a rank may go on
+    times = {}
+
+    def send(src, dst, path, num_bytes, ready):
+        bandwidth, fixed = links[path]
+        took = num_bytes / bandwidth + fixed
+        if path == Path.HOST:
+            used = [("host", dst)]
+        elif path == Path.PEER:
+            used = [("peer out", src), ("peer in", dst)]
+        else:
+            used = [("rdma out", nic_G[src]), ("rdma in", nic_G[dst])]
+        start = max([ready, *(free[link] for link in used)])
+        for link in used:
+            free[link] = start + took
+        for g in {src, dst} - {-1}:
+            slow[g] += cluster.copy_contention * took * (2 if src == dst else 1)
+        return start, start + took
+
+    def copy(c, release_G):
+        src, dst = int(t.src_C[c]), int(t.dst_C[c])
+        ready = max(release_G[g] for g in {src, dst} - {-1})
+        home = plan.home_LE[t.layer_C[c], t.expert_C[c]] // B
+        if src not in (-1, home):
+            same = [
+                i for i in times
+                if (t.layer_C[i], t.expert_C[i], t.dst_C[i]) == (t.layer_C[c], t.expert_C[c], src) and t.need_C[i] <= t.need_C[c]
+            ]  # fmt: skip
+            ready = max([ready, *(times[i][1] for i in sorted(same)[-1:])])
+        times[c] = send(src, dst, Path(int(t.path_C[c])), model.expert_bytes, ready)
+
+    uses = problem.schedule.uses(problem.L)
+    triples = list(zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
+    blocks = {(m, layer) for m, layer, phase in triples if phase == Phase.REFORWARD}
+    begins = defaultdict(list)
+    for c in range(len(t)):
+        if not (known == "router" and t.phase_C[c] == Phase.FORWARD):
+            begins[max(0, t.need_C[c] - prefetch, t.after_C[c] + 1)].append(c)
+    shared = isinstance(problem.slots, SharedSlots)
+    depth = problem.slots.num_buffers(1, 1)
+    gone = defaultdict(list)  # buffer -> ends of gradients that left it
+    returned = 0.0
+    for c in begins[0]:
+        copy(c, ready_G)
+    for u in range(len(uses.use_U)):
+        m, l, phase = int(plan.order_M[uses.micro_step_U[u]]), int(uses.layer_U[u]), int(uses.phase_U[u])  # noqa: E741
+        n = m * problem.L + l
+        peer_s, rdma_s = exchange_seconds(problem, plan, n)
+        swap_s = 0.0 if G == 1 else latency_s + max(peer_s, rdma_s)
+        window_G = np.full(G, cluster.layer_overhead_s)
+        if problem.tokens_MG is not None:
+            squares_G = np.zeros(G) if problem.attention_MG is None else problem.attention_MG[m]
+            window_G += model.attention_flops(problem.tokens_MG[m], squares_G) / cluster.attention_flops_per_s
+        compute_G = np.zeros(G)
+        for g in range(G):
+            for s in range(problem.S):
+                e, quota = plan.expert_NGS[n, g, s], plan.quota_NGS[n, g, s]
+                compute_G[g] += quota * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+                if quota > 0 or (s < B and problem.load_NE[n, e] > 0):
+                    compute_G[g] += cluster.slot_overhead_s
+        needed = [c for c in range(len(t)) if t.need_C[c] == u]
+        again = phase == Phase.BACKWARD and problem.schedule.reforward and (int(uses.micro_step_U[u]), l) not in blocks
+        if phase != Phase.BACKWARD or again:
+            now = max(ready_G[g] + window_G[g] + slow.pop(g, 0.0) for g in range(G))
+            if phase == Phase.FORWARD:
+                now += plan_s
+            if known == "router":
+                for c in needed:
+                    if c not in times:
+                        copy(c, np.full(G, now))
+            now = max([now, *(times[c][1] for c in needed)])
+            done_G = now + swap_s + compute_G
+            if phase != Phase.BACKWARD:
+                for c in begins[u + 1]:
+                    copy(c, done_G)
+            ready_G[:] = done_G.max() + swap_s
+        if phase == Phase.BACKWARD:
+            now = max(ready_G[g] + slow.pop(g, 0.0) for g in range(G))
+            if not again:
+                now = max([now, *(times[c][1] for c in needed)])
+            away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
+            for g, s in away:
+                now = (
+                    max([now, *gone[g, s, 0 if shared else l][-depth:][:1]])
+                    if len(gone[g, s, 0 if shared else l]) >= depth
+                    else now
+                )
+            done_G = now + swap_s + cluster.backward_ratio * compute_G
+            for g, s in away:
+                home = int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)
+                path = Path.PEER if node_G[g] == node_G[home] else Path.RDMA
+                _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
+                gone[g, s, 0 if shared else l].append(end)
+                returned = max(returned, end)
+            for c in begins[u + 1]:
+                copy(c, done_G)
+            ready_G = done_G.max() + swap_s + cluster.backward_ratio * window_G
+    return max(ready_G.max(), returned), times

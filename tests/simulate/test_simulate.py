@@ -1,0 +1,242 @@
+"""The simulator against a slow one, closed forms, and what must hold for any plan."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_simulator import exchange_seconds, stage_seconds
+
+import foremoe
+from foremoe.schedule import Phase
+from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
+from foremoe.simulate.traffic import exchange
+from foremoe.testing import strategies as draws
+
+PREFETCH = st.integers(0, 3)
+KNOWN = st.sampled_from(["rollout", "router"])
+
+
+@st.composite
+def cases(draw, **limits):
+    problem = draw(draws.problems(sources=True, max_micro_steps=3, max_layers=3, **limits))
+    return problem, draw(draws.plans(problem))
+
+
+def faster(problem, factor=4.0):
+    names = ("peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")
+    cluster = dataclasses.replace(problem.cluster, **{name: factor * getattr(problem.cluster, name) for name in names})
+    return dataclasses.replace(problem, cluster=cluster)
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_exchanges_are_those_of_the_split_law(case):
+    problem, plan = case
+    sent = exchange(problem, plan, np.ones(problem.N, np.int64))
+    for n in range(problem.N):
+        assert np.allclose((sent.peer_N[n], sent.rdma_N[n]), exchange_seconds(problem, plan, n), rtol=1e-12, atol=0)
+
+
+@settings(max_examples=80)
+@given(cases(), PREFETCH, KNOWN, st.sampled_from([0.0, 1e-4]))
+def test_equals_the_slow_simulator(case, prefetch, known, plan_s):
+    problem, plan = case
+    found = simulate(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=False)
+    total_s, times = stage_seconds(problem, plan, prefetch, known, plan_s)
+    assert found.total_s == pytest.approx(total_s, rel=1e-9)
+    for c in range(len(plan.transfers)):
+        assert (found.copy_start_C[c], found.copy_end_C[c]) == pytest.approx(times[c], rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=80)
+@given(cases(), PREFETCH, KNOWN)
+def test_time_goes_on_and_parts_add_up(case, prefetch, known):
+    problem, plan = case
+    found = simulate(problem, plan, prefetch=prefetch, known=known)
+    steps = (found.start_U, found.window_U, found.ready_U, found.dispatched_U, found.computed_U, found.end_U)
+    for before, after in itertools.pairwise(steps):
+        assert (before <= after).all()
+    assert (found.end_U[:-1] <= found.start_U[1:]).all()
+    assert found.total_s == pytest.approx(max(found.end_U[-1], found.return_end_A.max(initial=0.0)), rel=1e-9)
+    assert all(getattr(found.parts, name) >= 0.0 for name in PARTS)
+    assert found.same_as(simulate(problem, plan, prefetch=prefetch, known=known))
+
+
+@settings(max_examples=80)
+@given(cases(min_ranks=2, min_redundant=1), PREFETCH)
+def test_weights_are_there_in_time_and_land_in_free_buffers(case, prefetch):
+    problem, plan = case
+    found, t = simulate(problem, plan, prefetch=prefetch), plan.transfers
+    slack = 1e-9 * found.total_s
+    assert (found.copy_end_C <= found.ready_U[t.need_C] + slack).all()
+    blocked = t.after_C >= 0
+    assert (found.copy_start_C[blocked] >= found.dispatched_U[t.after_C[blocked]] - slack).all()
+    assert (found.copy_start_C >= found.start_U[np.maximum(t.need_C - prefetch - 1, 0)] - slack).all()
+    # A host link carries one copy at a time.
+    for g in range(problem.G):
+        mine = np.flatnonzero((t.src_C < 0) & (t.dst_C == g))
+        by_start = mine[np.argsort(found.copy_start_C[mine], kind="stable")]
+        assert (found.copy_end_C[by_start][:-1] <= found.copy_start_C[by_start][1:] + slack).all()
+
+
+@settings(max_examples=80)
+@given(cases(), PREFETCH, KNOWN, st.booleans())
+def test_more_bandwidth_never_hurts(case, prefetch, known, share_links):
+    problem, plan = case
+    options = {"prefetch": prefetch, "known": known, "share_links": share_links}
+    slow_s = simulate(problem, plan, **options).total_s
+    assert simulate(faster(problem), plan, **options).total_s <= slow_s * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(cases(min_ranks=2))
+def test_looking_ahead_never_hurts_a_stage_without_contention(case):
+    problem, plan = case
+    problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, copy_contention=0.0))
+    online_s = simulate(problem, plan, known="router", prefetch=0).total_s
+    assert simulate(problem, plan, prefetch=0).total_s <= online_s * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_nothing_beats_force_balanced_where_links_are_free(case):
+    problem, plan = case
+    cluster = dataclasses.replace(
+        problem.cluster, slot_overhead_s=0.0, peer_bytes_per_s=1e300, rdma_bytes_per_s=1e300, host_bytes_per_s=1e300,
+        peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
+    )  # fmt: skip
+    problem = dataclasses.replace(problem, cluster=cluster, schedule=problem.schedule)
+    mean_NG = even_routing(problem).load_MLE.sum(axis=2) / problem.G
+    pair_s = problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
+    rounding_s = pair_s * problem.B * mean_NG.size * (2.0 + cluster.backward_ratio)  # whole pairs: ranks differ by B at most
+    assert simulate(problem, plan).total_s >= force_balanced(problem).total_s - rounding_s - 1e-12
+
+
+@settings(max_examples=40)
+@given(draws.problems(sources=True))
+def test_even_routing_keeps_pairs_and_is_even(problem):
+    even = even_routing(problem)
+    assert (even.load_MLGE.sum(axis=3) == problem.load_MLGE.sum(axis=3)).all()
+    assert (even.load_MLE.max(axis=2) - even.load_MLE.min(axis=2) <= 1).all()
+
+
+@settings(max_examples=60)
+@given(cases(max_ranks=1))
+def test_one_rank_is_the_sum_of_its_work(case):
+    problem, plan = case
+    found, cluster = simulate(problem, plan), problem.cluster
+    forward_ML = problem.cost.rates(problem).window_N.reshape(problem.M, problem.L) + (
+        (problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s) * problem.load_MLE.sum(axis=2)
+        + cluster.slot_overhead_s * (problem.load_MLE > 0).sum(axis=2)
+    )
+    forwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.FORWARD)
+    backwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.BACKWARD)
+    if problem.schedule.num_chunks > 1:
+        return
+    passes_M = forwards_M + backwards_M * (cluster.backward_ratio + problem.schedule.reforward)
+    passes_M = passes_M[np.argsort(plan.order_M)]
+    if problem.schedule.block_L is None:
+        assert found.total_s == pytest.approx((forward_ML.sum(axis=1) * passes_M).sum(), rel=1e-9)
+    assert found.parts.dispatch_s == found.parts.transfer_s == found.parts.gradient_s == 0.0
+
+
+def two_ranks(**changes):
+    """Two ranks of one node, one expert each and one redundant slot; all load on expert 0, half of it served by rank 1."""
+    cluster = foremoe.Cluster(
+        name="toy", num_ranks=2, flops_per_s=1e9, compute_efficiency=1.0, slot_overhead_s=0.0, peer_bytes_per_s=1e6,
+        rdma_bytes_per_s=1e6, host_bytes_per_s=1e6, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
+        copy_contention=0.0, memory_bytes=10**9, source="made up",
+    )  # fmt: skip
+    model = foremoe.Model(
+        name="toy", num_layers=3, first_moe_layer=0, num_experts=2, num_topk=1, hidden_size=10, ffn_size=10, num_matrices=1,
+        attention_params=1, num_heads=1, qk_head_dim=1, v_head_dim=1, source="made up",
+    )  # fmt: skip
+    load_MLGE = np.zeros((2, 3, 2, 2), np.int32)
+    load_MLGE[..., 0] = 50
+    problem = foremoe.Problem(
+        model=model, cluster=dataclasses.replace(cluster, **changes), load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE,
+        home_LE=[[0, 1]] * 3, schedule=foremoe.Schedule.forward_only(2), stage="recompute", slots=foremoe.SharedSlots(depth=1),
+        cost=foremoe.CostModel(objective="balance"), moe_layer_L=[0, 1, 2],
+    )  # fmt: skip
+    plan = foremoe.Planner().plan(problem)[0]
+    assert (plan.load_NG == 50).all()
+    return problem, plan
+
+
+def test_without_overlap_every_copy_is_exposed():
+    problem, plan = two_ranks()
+    copy_s, row_s = problem.model.expert_bytes / 1e6, 50 * problem.model.flops_per_pair / 1e9
+    assert (plan.transfers.path_C == foremoe.Path.PEER).all() and len(plan.transfers) == 6
+    online = simulate(problem, plan, known="router", plan_s=0.25)
+    assert online.parts.transfer_s == pytest.approx(6 * copy_s)
+    assert online.parts.planning_s == pytest.approx(6 * 0.25)
+    assert online.parts.compute_s == pytest.approx(6 * row_s)
+    assert online.parts.dispatch_s == 0.0  # half of the pairs come from each rank: all are served where they are
+    # Ahead of time a ring of one buffer still waits for the use before it to end.
+    assert simulate(problem, plan).parts.transfer_s == pytest.approx(6 * copy_s)
+
+
+def test_a_deeper_ring_hides_copies_under_compute():
+    problem, _ = two_ranks()
+    copy_s, row_s = problem.model.expert_bytes / 1e6, 50 * problem.model.flops_per_pair / 1e9
+    problem = dataclasses.replace(problem, slots=foremoe.SharedSlots(depth=2))
+    plan = foremoe.Planner().plan(problem)[0]
+    assert len(plan.transfers) == 6
+    # The first two copies start at once, one after the other; a buffer is free again when its use is over.
+    arrived_s, over_s = [0.0], []
+    for u in range(6):
+        arrived_s.append(max(arrived_s[-1], over_s[u - 2] if u >= 2 else 0.0) + copy_s)
+        over_s.append(max(over_s[-1] if over_s else 0.0, arrived_s[-1]) + row_s)
+    found = simulate(problem, plan)
+    assert found.copy_end_C == pytest.approx(arrived_s[1:])
+    assert found.total_s == pytest.approx(over_s[-1])
+    assert found.parts.transfer_s < 6 * copy_s
+
+
+def test_copies_stand_still_while_an_exchange_needs_their_link():
+    problem, plan = two_ranks()
+    load_MLGE = np.zeros_like(problem.load_MLGE)
+    load_MLGE[:, :, 1, 0] = 100  # all tokens on rank 1: rank 0's half travels
+    problem = dataclasses.replace(problem, load_MLGE=load_MLGE, slots=foremoe.SharedSlots(depth=3))
+    plan = foremoe.Planner().plan(problem)[0]
+    together, apart = simulate(problem, plan), simulate(problem, plan, share_links=False)
+    assert together.parts.dispatch_s == apart.parts.dispatch_s > 0.0
+    assert together.total_s > apart.total_s
+
+
+def test_work_outside_the_layers_and_its_backward():
+    problem, plan = two_ranks()
+    problem = dataclasses.replace(problem, stage="update", schedule=foremoe.Schedule.accumulate(2))
+    plan = foremoe.Planner(rank=()).plan(problem)[0]
+    outside_s_MG = np.array([[1.0, 2.0], [3.0, 1.0]])
+    plain, found = simulate(problem, plan), simulate(problem, plan, outside_s_MG=outside_s_MG)
+    assert found.parts.outside_s == pytest.approx((2.0 + 3.0) * (1 + problem.cluster.backward_ratio))
+    assert found.total_s == pytest.approx(plain.total_s + found.parts.outside_s)
+
+
+def test_activations_are_kept_until_backward_and_not_with_reforward():
+    problem, _ = two_ranks()
+    update = dataclasses.replace(problem, stage="update", schedule=foremoe.Schedule.accumulate(2))
+    again = dataclasses.replace(update, schedule=foremoe.Schedule.accumulate(2, reforward=True))
+    static = foremoe.Planner(rank=())
+    kept, dropped = (simulate(p, static.plan(p)[0]).peak_bytes_G for p in (update, again))
+    row_bytes = 100 * problem.model.bytes_per_activation * (2 * 10 + 1 * 10)
+    assert (kept - dropped).tolist() == [2 * row_bytes, 0]  # three layers are kept, or one is at work
+
+
+@pytest.mark.parametrize("wrong", [{"prefetch": -1}, {"plan_s": -1.0}, {"known": "tomorrow"}])
+def test_options_out_of_range_are_refused(wrong):
+    with pytest.raises(foremoe.InputError):
+        simulate(*two_ranks(), **wrong)
+
+
+def test_a_plan_of_another_load_is_refused():
+    problem, plan = two_ranks()
+    other = dataclasses.replace(problem, load_MLE=problem.load_MLE[:, :, ::-1], load_MLGE=problem.load_MLGE[..., ::-1])
+    with pytest.raises(foremoe.InputError, match="another load"):
+        simulate(other, plan)
+    with pytest.raises(foremoe.InputError, match="source rank"):
+        simulate(dataclasses.replace(problem, load_MLGE=None), plan)
