@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,14 +58,35 @@ def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
     Raises:
         InputError: options that contradict each other, files that cannot be read, or sizes that do not fit.
     """
-    from foremoe.cost import CostModel
-    from foremoe.problem import Problem
-    from foremoe.schedule import Schedule
-
     _require_one_source(options)
     work, model, names, warnings = _workload(options, packer)
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
+    return _case(options, work, model, names, warnings)
+
+
+def build_groups(options: CaseOptions, group_size: int | None) -> tuple[Case, list[Problem]]:
+    """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group.
+
+    Raises:
+        InputError: as `build_case`, or ranks that do not divide into such groups.
+    """
+    from foremoe.simulate.groups import ep_groups
+
+    _require_one_source(options)
+    work, model, names, warnings = _workload(options, None, group_size)
+    if options.layers is not None:
+        work = work.layers(layer_range(options.layers, work.L))
+    groups = ep_groups(work, group_size or work.G)
+    cases = [_case(dataclasses.replace(options, ranks=group.G), group, model, names, warnings) for group in groups]
+    return cases[0], [case.problem for case in cases]
+
+
+def _case(options: CaseOptions, work: Workload, model: Model, names: list[str], warnings: list[str]) -> Case:
+    from foremoe.cost import CostModel
+    from foremoe.problem import Problem
+    from foremoe.schedule import Schedule
+
     cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
     schedule = options.schedule
     if schedule is None:
@@ -136,7 +158,9 @@ def _ranks(options: CaseOptions, work: Workload) -> int | None:
     return options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
 
 
-def _workload(options: CaseOptions, packer: PackSolver | None) -> tuple[Workload, Model, list[str], list[str]]:
+def _workload(
+    options: CaseOptions, packer: PackSolver | None, group_size: int | None = None
+) -> tuple[Workload, Model, list[str], list[str]]:
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
     model: Model | None
@@ -144,7 +168,7 @@ def _workload(options: CaseOptions, packer: PackSolver | None) -> tuple[Workload
         from foremoe.synthetic import synthetic_workload
 
         model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
-        require_divides(model.num_experts, ranks)
+        require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(micro_steps * model.num_layers * ranks * model.num_experts * 4)
         work = synthetic_workload(
             model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
@@ -158,7 +182,7 @@ def _workload(options: CaseOptions, packer: PackSolver | None) -> tuple[Workload
     else:
         trace, model = _one_trace(options.traces, model)
         ranks = source_ranks(options)
-        require_divides(trace.num_experts, ranks)
+        require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(trace.L * ranks * trace.num_experts * 4)
         work = _deal(trace, options, packer, ranks, tokens_per_rank, stage)
     if model is None:
@@ -189,8 +213,6 @@ def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrac
 def _deal(
     trace: RoutingTrace, options: CaseOptions, packer: PackSolver | None, ranks: int, tokens_per_rank: int, stage: str
 ) -> Workload:
-    import dataclasses
-
     from foremoe.solvers import AsGiven
     from foremoe.workload import Workload
 
@@ -246,12 +268,12 @@ def source_ranks(options: CaseOptions) -> int:
     return cluster_of(options.cluster, None, None).num_ranks if is_file(options.cluster) else DEFAULT_RANKS
 
 
-def require_divides(num_experts: int, ranks: int) -> None:
+def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
     """Raises InputError unless the experts divide over the ranks; dealing to too many ranks costs memory before it fails."""
     if num_experts % ranks:
         divisors = [d for d in range(1, num_experts + 1) if num_experts % d == 0]
         raise InputError(
-            f"{num_experts} experts do not divide over {ranks} ranks; give --ranks one of {', '.join(map(str, divisors))}."
+            f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {', '.join(map(str, divisors))}."
         )
 
 
