@@ -225,6 +225,13 @@ class Cluster(ArrayValue):
         return self.flops_per_s * share
 
     @property
+    def remote_shares(self) -> tuple[float, float]:
+        """Shares of pairs that leave their rank inside its node, and their node, if every rank serves as many of each source."""
+        size_V = np.bincount(self.node_of_rank_G).astype(np.float64)
+        inside = float((size_V**2).sum()) / self.num_ranks**2
+        return inside - 1.0 / self.num_ranks, 1.0 - inside
+
+    @property
     def rdma_bytes_per_s_per_rank(self) -> float:
         """Cross-node bandwidth of one rank and direction when all ranks of its NIC send at once."""
         return self.rdma_bytes_per_s / self.nic_sharing

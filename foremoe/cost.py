@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from foremoe.placement import Placement
     from foremoe.problem import Problem
 
+# How many uses of a layer an engine's copies are ahead unless told otherwise; see `transfer.Engine`.
+PREFETCH = 2
+
 # Letters: N rows, M micro-steps, L layers, G ranks, V nodes, E experts, S slots per rank, F features.
 
 
@@ -33,7 +36,7 @@ class Cost(ArrayValue):
 
     Attributes:
         window_s: compute of the late rank before the layer (attention), all passes.
-        dispatch_s, combine_s: tokens to the experts and back, all passes.
+        dispatch_s, combine_s: tokens to the experts and back, all passes; they last as long as the busiest rank's.
         compute_s: expert compute of the slowest rank, all passes.
         transfer_s: weight copies that do not hide, and what copying slows down.
         gradient_s: the same for replica gradients on their way home.
@@ -76,15 +79,17 @@ class Cost(ArrayValue):
 class Rates(NamedTuple):
     """The closed form's coefficients for one problem, in seconds; `CostModel.rows` and the exact solver's objective share them.
 
-    A row costs ``fixed_s + passes * window + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
+    A row costs ``base_N + fixed_s + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
     for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus
     ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_N)`` (and for sends in backward ``hide_backward_N``) where t is
     the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
 
-    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota.
+    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for exchange:
+    it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top of the average.
     """
 
     pair_s: float
+    late_s: float
     slot_s: float
     fixed_s: float
     peer_pair_s: float
@@ -97,10 +102,17 @@ class Rates(NamedTuple):
     replica_rdma_s: float
     window_N: Array
     window_passes: float
+    mean_N: Array
     hide_forward_N: Array
     hide_backward_N: Array
     sends_backward: bool
     returns_gradients: bool
+
+    @property
+    def base_N(self) -> Array:
+        """float64 [N], seconds that no placement changes: the windows, without the mean load's exchange, which is counted twice."""
+        base_N: Array = self.window_passes * self.window_N - self.late_s * self.mean_N
+        return base_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +122,8 @@ class CostModel:
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
         overlap: share of the time before the experts are needed under which copies hide, 0 (nothing is hidden, as when planning
-            on line) to 1. That time is the window and, where slots leave room to prefetch (more than one buffer per slot), also
-            the balanced expert compute of a layer.
+            on line) to 1. That time is the window and the balanced expert compute of as many layers as copies may be ahead
+            (`PREFETCH`, if slots have buffers enough; with a single one, the window alone).
     """
 
     objective: str = "time"
@@ -138,22 +150,29 @@ class CostModel:
             window_M = flops_MG.max(axis=1) / cluster.attention_flops_per_s + cluster.layer_overhead_s
         window_N = np.repeat(window_M, problem.L)
         pair_forward_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
-        # With room to prefetch, copies also run under the expert compute of the layer before; its balanced time stands for it.
-        prefetches = not isinstance(problem.slots, SharedSlots) or problem.slots.depth > 1
-        compute_N = pair_forward_s * problem.load_NE.sum(axis=1, dtype=np.float64) / G
-        hide_N = self.overlap * (window_N + compute_N if prefetches else window_N)
+        mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / G
+        # With room to prefetch, copies also run under the layers before; their balanced time stands for it.
+        ahead = min(PREFETCH, problem.slots.depth - 1) if isinstance(problem.slots, SharedSlots) else PREFETCH
+        hide_N = self.overlap * (ahead * (window_N + pair_forward_s * mean_N) if ahead else window_N)
         latency_s = 0.0
         if G > 1:
             latency_s = cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
         copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
-        copy_rdma_s = model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+        # Across nodes a copy may also come from the node's host store, whichever is faster.
+        host_s = model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s
+        copy_rdma_s = min(model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s, host_s)
         gradient_peer_s = model.gradient_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
         gradient_rdma_s = model.gradient_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
         sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
         sends = 1.0 + sends_backward
         price = cluster.copy_contention / G
+        # Exchanges inside and across nodes run beside each other.
+        links = (cluster.peer_bytes_per_s, rdma_bytes_per_s)
+        late_s = max(share / bandwidth for share, bandwidth in zip(cluster.remote_shares, links, strict=True))
+        late_s *= 2.0 * comm_passes * model.token_bytes
         return Rates(
-            pair_s=pair_forward_s * gemm_passes,
+            pair_s=pair_forward_s * gemm_passes + late_s,
+            late_s=late_s,
             slot_s=cluster.slot_overhead_s * gemm_passes,
             fixed_s=2.0 * comm_passes * latency_s,
             peer_pair_s=2.0 * comm_passes * model.token_bytes / (G * cluster.peer_bytes_per_s),
@@ -166,6 +185,7 @@ class CostModel:
             replica_rdma_s=price * (sends * copy_rdma_s + backward * gradient_rdma_s),
             window_N=window_N,
             window_passes=gemm_passes,
+            mean_N=mean_N,
             hide_forward_N=hide_N,
             hide_backward_N=(cluster.backward_ratio + reforward) * hide_N,
             sends_backward=sends_backward,
@@ -183,7 +203,10 @@ class CostModel:
         r = self.rates(problem)
         f = _features(problem, placement, r)
         peer_pairs_N, rdma_pairs_N = f["node_pairs"] - f["local_pairs"], f["pairs"] - f["node_pairs"]
-        exchange_N = (r.fixed_s + r.peer_pair_s * peer_pairs_N + r.rdma_pair_s * rdma_pairs_N) / 2.0
+        # The slowest rank by compute and exchange together; what is not its compute is exchange.
+        slowest_N = f["slowest"] - r.late_s * r.mean_N
+        late_N = np.maximum(0.0, slowest_N - f["compute"])
+        exchange_N = (r.fixed_s + r.peer_pair_s * peer_pairs_N + r.rdma_pair_s * rdma_pairs_N + late_N) / 2.0
         copy_N = np.maximum(f["peer_fan"] * r.copy_peer_s, f["rdma_fan"] * r.copy_rdma_s)
         transfer_N = np.maximum(0.0, copy_N - r.hide_forward_N)
         if r.sends_backward:
@@ -196,7 +219,7 @@ class CostModel:
         return Cost(
             window_s=r.window_passes * r.window_N,
             dispatch_s=exchange_N,
-            compute_s=f["compute"],
+            compute_s=slowest_N - late_N,
             combine_s=exchange_N,
             transfer_s=transfer_N,
             gradient_s=gradient_N,
@@ -210,7 +233,8 @@ class CostModel:
             return load_bound_N
         r = self.rates(problem)
         # Rounding: the bound adds up in another order than `rows`, so it gives way by some units in the last place.
-        return (r.window_passes * r.window_N + time_bound(problem, r, load_bound_N)) * (1.0 - 1e-12)
+        bound_N: Array = r.base_N + time_bound(problem, r, load_bound_N)
+        return bound_N - 1e-12 * (np.abs(r.base_N) + np.abs(bound_N))
 
     def load_bound_N(self, problem: Problem) -> Array:
         """float64 [N], whole numbers: the largest rank load cannot be smaller in any placement that keeps the homes."""
@@ -230,7 +254,7 @@ class CostModel:
         return (buffers * per_buffer + np.ceil(busiest_G * per_pair)).astype(np.int64)
 
 
-FEATURES = ("compute", "pairs", "local_pairs", "node_pairs", "peer_fan", "rdma_fan", "peer_copies", "rdma_copies")
+FEATURES = ("slowest", "compute", "pairs", "local_pairs", "node_pairs", "peer_fan", "rdma_fan", "peer_copies", "rdma_copies")
 
 
 def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str, Array]:
@@ -243,7 +267,7 @@ def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str,
     def block(low: int, high: int) -> None:
         feature_rows(
             low, high, problem.load_NE, load_NGE, demand_NVE, located, home_LE, node_G, problem.B,
-            expert_NGS, quota_NGS, rates.pair_s, rates.slot_s, out_NF,
+            expert_NGS, quota_NGS, rates.pair_s, rates.pair_s - rates.late_s, rates.slot_s, out_NF,
         )  # fmt: skip
 
     for_rows(block, problem.N, whole=True)

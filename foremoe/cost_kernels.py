@@ -10,9 +10,23 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def feature_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NE, load_NGE, demand_NVE, located, home_LE, node_G, num_base, expert_NGS, quota_NGS, pair_s, slot_s, out_NF
+    low,
+    high,
+    load_NE,
+    load_NGE,
+    demand_NVE,
+    located,
+    home_LE,
+    node_G,
+    num_base,
+    expert_NGS,
+    quota_NGS,
+    pair_s,
+    work_s,
+    slot_s,
+    out_NF,
 ):
-    """Fills ``out_NF[low:high]``: compute seconds of the slowest rank; pairs; pairs served on their own rank; inside their own
+    """Fills ``out_NF[low:high]``: seconds of the slowest rank at `pair_s`, and at `work_s`, per pair; pairs; pairs served on their own rank; inside their own
     node (own rank included); largest number of copies through one rank and direction on peer links; on RDMA links; copies by
     peer; copies by RDMA.
 
@@ -38,6 +52,7 @@ def feature_rows(  # type: ignore[no-untyped-def]
             pairs += load_NE[n, e]
         local_pairs = 0.0
         node_pairs = 0.0
+        slowest = 0.0
         compute = 0.0
         peer_copies = 0
         rdma_copies = 0
@@ -66,7 +81,8 @@ def feature_rows(  # type: ignore[no-untyped-def]
                         rdma_copies += 1
                         fan[2, home] += 1
                         fan[3, g] += 1
-            compute = max(compute, pair_s * load + slot_s * busy)
+            slowest = max(slowest, pair_s * load + slot_s * busy)
+            compute = max(compute, work_s * load + slot_s * busy)
         if located:
             inside = np.int64(0)
             for node in range(num_nodes):
@@ -83,11 +99,12 @@ def feature_rows(  # type: ignore[no-untyped-def]
         for g in range(G):
             peer_fan = max(peer_fan, max(fan[0, g], fan[1, g]))
             rdma_fan = max(rdma_fan, max(fan[2, g], fan[3, g]))
-        out_NF[n, 0] = compute
-        out_NF[n, 1] = pairs
-        out_NF[n, 2] = local_pairs
-        out_NF[n, 3] = node_pairs
-        out_NF[n, 4] = peer_fan
-        out_NF[n, 5] = rdma_fan
-        out_NF[n, 6] = peer_copies
-        out_NF[n, 7] = rdma_copies
+        out_NF[n, 0] = slowest
+        out_NF[n, 1] = compute
+        out_NF[n, 2] = pairs
+        out_NF[n, 3] = local_pairs
+        out_NF[n, 4] = node_pairs
+        out_NF[n, 5] = peer_fan
+        out_NF[n, 6] = rdma_fan
+        out_NF[n, 7] = peer_copies
+        out_NF[n, 8] = rdma_copies

@@ -75,8 +75,8 @@ def bound_as_sent(problem: Problem, load_bound_N: Array) -> Array:
         copy_peer_s=0.0, copy_rdma_s=0.0, replica_peer_s=r.replica_peer_s - peer, replica_rdma_s=r.replica_rdma_s - rdma
     )
     # Rounding, as in `CostModel.bound_N`.
-    bound_N: Array = (r.window_passes * r.window_N + time_bound(problem, r, load_bound_N)) * (1.0 - 1e-12)
-    return bound_N
+    bound_N: Array = r.base_N + time_bound(problem, r, load_bound_N)
+    return bound_N - 1e-12 * (np.abs(r.base_N) + np.abs(bound_N))
 
 
 def _links(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> tuple[Array, Array]:

@@ -26,10 +26,11 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
     rates, G, S, B = problem.cost.rates(problem), problem.G, problem.S, problem.B
     node_G, load_E = problem.cluster.node_of_rank_G, problem.load_NE[n]
     expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n]
-    compute_G, peer, rdma = [], [], []
+    slowest_G, compute_G, peer, rdma = [], [], [], []
     for g in range(G):
         busy = sum(1 for s in range(S) if expert_GS[g, s] >= 0 and (load_E[expert_GS[g, s]] > 0 if s < B else quota_GS[g, s] > 0))
-        compute_G.append(rates.pair_s * quota_GS[g].sum() + rates.slot_s * busy)
+        slowest_G.append(rates.pair_s * quota_GS[g].sum() + rates.slot_s * busy)
+        compute_G.append((rates.pair_s - rates.late_s) * quota_GS[g].sum() + rates.slot_s * busy)
         for s in range(B, S):
             if quota_GS[g, s] > 0:
                 home = problem.home_LE[n % problem.L, expert_GS[g, s]] // B
@@ -47,7 +48,9 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
         ]
         own = sum(split[g][g] for g in range(G))
         node = sum(split[g][node_G == node_G[g]].sum() for g in range(G))
-    exchange = rates.fixed_s + rates.peer_pair_s * (node - own) + rates.rdma_pair_s * (pairs - node)
+    slowest = max(slowest_G) - rates.late_s * pairs / G
+    late = max(0.0, slowest - max(compute_G))
+    exchange = rates.fixed_s + rates.peer_pair_s * (node - own) + rates.rdma_pair_s * (pairs - node) + late
 
     def busiest(copies: list[tuple[int, int]]) -> int:
         return max([sum(1 for c in copies if c[end] == g) for g in range(G) for end in (0, 1)])
@@ -58,7 +61,7 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
     return {
         "window_s": rates.window_passes * rates.window_N[n],
         "dispatch_s": exchange / 2,
-        "compute_s": max(compute_G),
+        "compute_s": slowest - late,
         "combine_s": exchange / 2,
         "transfer_s": transfer + len(peer) * rates.replica_peer_s + len(rdma) * rates.replica_rdma_s,
         "gradient_s": rates.returns_gradients * max(0.0, back - rates.hide_backward_N[n]),

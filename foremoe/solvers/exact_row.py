@@ -31,7 +31,7 @@ class Row:
         rates: None under the objective balance.
         least_load: the largest rank load cannot be smaller.
         most_load: nor can it be larger in anything better than the start.
-        window_s, hide_forward_s, hide_backward_s: the row's own entries of `Rates`.
+        window_s, hide_forward_s, hide_backward_s: the row's own entries of `Rates` (`base_N` for the window).
     """
 
     load_E: Array
@@ -69,10 +69,11 @@ def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
     least_N = problem.cost.load_bound_N(problem)
     # Seconds that all parts but compute and window take at least.
     rest_N = None if rates is None else time_bound(problem, rates._replace(pair_s=0.0, slot_s=0.0), least_N)
+    base_N = None if rates is None else rates.base_N
     home_LE = problem.home_LE // problem.B
 
     def row(n: int) -> Row:
-        window_s = 0.0 if rates is None else rates.window_passes * float(rates.window_N[n])
+        window_s = 0.0 if base_N is None else float(base_N[n])
         most_load = float(objective_N[n])
         if rates is not None and rest_N is not None:
             most_load = (most_load - window_s - float(rest_N[n])) / rates.pair_s

@@ -37,7 +37,8 @@ class PackValue:
     Attributes:
         pairs_XLG: int32, pairs of every sequence by the rank their expert lives on.
         attention_Q: float64, forward FLOPs of a layer's attention.
-        window_s, pair_s: seconds per attention FLOP of a late rank, and per pair of a largest rank load.
+        window_s, work_s, pair_s: seconds per attention FLOP of a late rank, per pair of the mean load, and per pair that the
+            largest rank load has above it (compute, and the exchange that it holds up).
     """
 
     def __init__(
@@ -50,7 +51,11 @@ class PackValue:
         self.pairs_XLG = home_pairs(trace, G, self.rank_LE)
         self.attention_Q = attention_flops(trace)
         self.window_s = trace.L * passes / cluster.attention_flops_per_s
-        self.pair_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+        self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+        # Exchanges, too, wait for the rank with the most pairs; see `Rates.late_s`.
+        near, far = cluster.remote_shares
+        late = max(near / cluster.peer_bytes_per_s, far / cluster.rdma_bytes_per_s_per_rank)
+        self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * late
         several = cluster.num_nodes > 1
         latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if several else cluster.peer_latency_s
         self.micro_step_s = trace.L * (
@@ -107,7 +112,8 @@ class PackValue:
         send_QG = self.send_QG(rank_Q) if send_QG is None else send_QG
         send_s = send_QG[np.arange(Q), rank_Q].sum()
         late_s = self.window_s * attention_MG.max(axis=1).sum()
-        return float(late_s + self.pair_s * (mean + self.skew_weight * excess) + M * self.micro_step_s + send_s)
+        experts_s = self.work_s * mean + self.skew_weight * self.pair_s * excess
+        return float(late_s + experts_s + M * self.micro_step_s + send_s)
 
 
 def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:

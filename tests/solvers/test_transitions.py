@@ -245,9 +245,9 @@ def test_what_is_resident_at_the_start_is_used() -> None:
 
 
 def test_an_investment_stays_where_later_micro_steps_pay_it_back() -> None:
-    # One kind of text, links so slow that no micro-step alone pays for a copy.
+    # One kind of text, copies that take so long to start that no micro-step alone pays for one.
     load_MLE = two_kinds().load_MLE[::2].repeat(10, axis=0)
-    cluster = dataclasses.replace(two_kinds().cluster, peer_bytes_per_s=1e10)
+    cluster = dataclasses.replace(two_kinds().cluster, peer_latency_s=1e-2)
     problem = two_kinds(load_MLE=load_MLE, schedule=Schedule.forward_only(30), cluster=cluster)
     careful, bold = made(problem, Transitions()), made(problem, Transitions(invest=True))
     assert len(careful.transfers) == 0 < len(bold.transfers)

@@ -1,0 +1,120 @@
+"""Systems that form micro-steps themselves, on token-level traces: packing, homes and replicas on one simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.ablation import MINI_BATCHES, packer
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.routing import RoutingTrace
+from foremoe.simulate import System, simulate_systems
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Permute
+from foremoe.solvers.base import HomeSolver, Solver
+from foremoe.solvers.home_price import price_L
+from foremoe.workload import Workload
+
+# Letters: L layers, E experts, Q sequences.
+
+NUM_RANKS, TOKENS_PER_RANK = 64, 4096
+
+
+class Packed(NamedTuple):
+    """One row: how samples are dealt, homes decided and replicas made.
+
+    `first`: homes are decided on samples as given and samples are dealt for them; else the other way round.
+    """
+
+    pack: PackSolver
+    home: HomeSolver = Keep()
+    rank: tuple[Solver, ...] = ()
+    first: bool = False
+    replicas: str = "any"
+    even: bool = False
+
+
+def rows(ranks_per_node: int) -> dict[str, Packed]:
+    """Row name -> row."""
+    nodes = None if ranks_per_node == 8 else ranks_per_node
+    loads = ExpertAware(ranks_per_node=nodes, redundant=0, skew_weight=1.0, locality=False)
+    near = ExpertAware(ranks_per_node=nodes, redundant=0)
+    return {
+        "static": Packed(AsGiven()),
+        "static, balanced tokens": Packed(BalancedTokens()),
+        "open-instruct-like": Packed(Permute()),
+        "RoutePack-like": Packed(loads, Lpt(), first=True),
+        "ReLibra-like": Packed(near, Anneal(), (Greedy(),), first=True, replicas="node"),
+        "foremoe, rank alone": Packed(AsGiven(), rank=(Chain(),)),
+        "foremoe": Packed(packer(ranks_per_node), Anneal(), (Chain(),)),
+        "force-balanced": Packed(BalancedTokens(), even=True),
+    }
+
+
+def dealt(trace: RoutingTrace, pack: PackSolver, home_LE: Array | None = None) -> Workload:
+    """The step's micro-steps; none mixes two mini-batches."""
+    limits: dict[str, Any] = {"num_ranks": NUM_RANKS, "tokens_per_rank": TOKENS_PER_RANK}
+    limits["sample_group_Q"] = np.arange(trace.Q) * MINI_BATCHES // trace.Q
+    if home_LE is None:
+        return Planner(pack=pack).workload(trace, **limits)
+    assert isinstance(pack, ExpertAware)
+    micro_step_Q, rank_Q = pack.solve(trace, home_LE=home_LE, **limits)
+    assign = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
+    return Workload.from_trace(trace, num_ranks=NUM_RANKS, assign=assign)
+
+
+def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int) -> dict[str, Any]:
+    """Figures of one row, moves of homes included."""
+    cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node)
+    pose = lambda work: Problem.of(work, cluster, replicas=row.replicas)  # noqa: E731
+    if row.first:
+        given = pose(dealt(trace, AsGiven()))
+        home_LE = row.home.solve(given)
+        problem = pose(dealt(trace, row.pack, home_LE))
+    else:
+        problem = pose(dealt(trace, row.pack))
+        home_LE = row.home.solve(problem)
+    moves_s = float(price_L(problem, home_LE, Anneal().state_bytes).sum())
+    posed = dataclasses.replace(problem, home_LE=home_LE)
+    system = System(planner=Planner(rank=row.rank, guard=row.rank == (Chain(),)), even=row.even)
+    found = simulate_systems([posed], {"row": system})[0]
+    return {**found, "moves_s": moves_s, "stage_s": found["stage_s"] + moves_s, "micro_steps": problem.M}
+
+
+HEAD = (
+    "| system | micro-steps | stage ms | x static | share of force-balanced | skew | attention ms | experts ms | exchange ms |"
+    " weights ms | moves ms |"
+)
+
+
+def section(ranks_per_node: int, num_layers: int = 4) -> str:
+    """The table on one node size."""
+    trace = RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=num_layers, seed=0)
+    found = {}
+    for name, row in rows(ranks_per_node).items():
+        print(f"traces, nodes of {ranks_per_node}: {name}", file=sys.stderr, flush=True)
+        found[name] = simulated(trace, row, ranks_per_node)
+    lines = [HEAD, "|" + " --- |" * 11]
+    for name, row in found.items():
+        parts = (row["window_s"], row["compute_s"], row["dispatch_s"] + row["combine_s"])
+        parts += (row["transfer_s"] + row["gradient_s"], row["moves_s"])
+        lines.append(
+            f"| {name} | {row['micro_steps']} | {row['stage_s'] * 1e3:.1f} | {found['static']['stage_s'] / row['stage_s']:.3f} |"
+            f" {found['force-balanced']['stage_s'] / row['stage_s']:.1%} | {row['skew_mean']:.3f} | "
+            + " | ".join(f"{part * 1e3:.1f}" for part in parts)
+            + " |"
+        )
+    about = (
+        f"## Samples packed, nodes of {ranks_per_node}\n\n{int(trace.seq_len_Q.sum())} tokens in {trace.Q} synthetic sequences of"
+        f" four domains, {MINI_BATCHES} mini-batches, {num_layers} layers of Qwen3-30B-A3B, EP {NUM_RANKS}, {TOKENS_PER_RANK}"
+        " tokens per rank and micro-step, R = 1. open-instruct-like: samples permuted; RoutePack-like: LPT homes, then samples"
+        " dealt by load; ReLibra-like: annealed homes, then samples dealt near them, greedy replicas in nodes;"
+        " force-balanced: balanced"
+        " tokens."
+    )
+    return f"{about}\n\n" + "\n".join(lines)

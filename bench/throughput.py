@@ -1,0 +1,148 @@
+"""Throughput of the update stage on 64 GPUs: published systems and foremoe on one simulator, and against force-balanced.
+
+    python -m bench.throughput [--out bench/results/throughput_HARDWARE_DATE.md]
+
+Simulated with the constants of the cluster preset (uncalibrated). Loads are synthetic (`foremoe.synthetic`); where recorded
+routing is at hand it has a table of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bench.cases import ESFT
+from bench.packed_systems import section as packed_section
+from bench.results import command_line, emit, hardware
+from bench.systems import NOTES, group_problems, mean_skew, recorded_workload, synthetic_groups, systems
+from foremoe.problem import Problem
+from foremoe.simulate import simulate_systems
+
+MODELS = ("qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a22b")
+NUM_RANKS = 64
+RECORDINGS = (
+    ("gpt-oss-20b", ("gpt_oss_20b_decode.npz",), "gpt-oss-20b", (8, 16)),
+    ("ESFT tasks, DeepSeek-V2-Lite variant", ESFT, "deepseek-v2-lite", (8, 16)),
+)
+# The order that was published, each with the rows that stand for it.
+ORDER = (("static", ("static",)), ("EPLB", ("eplb-history", "eplb-step")), ("ReLibra", ("ReLibra-like",)))
+HEAD = (
+    "| system | stage ms | x static | share of force-balanced | tokens/s/GPU | skew | experts ms | exchange ms | weights ms |"
+    " planning ms | moves ms | apart ms | peak GB |"
+)
+
+
+def rows_of(name: str, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """Every system on the same groups."""
+    print(name, file=sys.stderr, flush=True)
+    return {row["solver"]: row for row in simulate_systems(problems, systems())}
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """Markdown of one configuration."""
+    lines = [HEAD, "|" + " --- |" * 13]
+    for name, row in rows.items():
+        exchange_s, waits_s = row["dispatch_s"] + row["combine_s"], row["transfer_s"] + row["gradient_s"]
+        parts = (row["compute_s"], exchange_s, waits_s, row["planning_s"], row["moves_s"], row["apart_s"])
+        lines.append(
+            f"| {name} | {row['stage_s'] * 1e3:.1f} | {row['stage_speedup_vs_static']:.3f} | {row['share_of_balanced']:.1%} |"
+            f" {row['tokens_per_s_per_rank']:.0f} | {row['skew_mean']:.3f} | "
+            + " | ".join(f"{part * 1e3:.1f}" for part in parts)
+            + f" | {row['simulated_peak_bytes'] / 1e9:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def ordering(rows: dict[str, dict[str, Any]]) -> str:
+    """Whether static < EPLB < ReLibra < force-balanced holds, and what foremoe adds."""
+    best = {name: min(rows[system]["stage_s"] for system in stand_for) for name, stand_for in ORDER}
+    best["force-balanced"] = rows["force-balanced"]["stage_s"]
+    names = list(best)
+    broken = [f"{names[i]} < {names[i + 1]}" for i in range(len(names) - 1) if best[names[i]] <= best[names[i + 1]]]
+    text = "Published order static < EPLB < ReLibra < force-balanced: " + (
+        "holds." if not broken else f"does not hold at {', '.join(broken)}{_why(rows, broken)}."
+    )
+    others = {
+        name: row["stage_s"]
+        for name, row in rows.items()
+        if name not in ("foremoe", "force-balanced", "eplb-exact", "UltraEP-like, R = 2")
+    }
+    other = min(others, key=lambda name: others[name])
+    ratio = others[other] / rows["foremoe"]["stage_s"]
+    says = "wins" if ratio > 1.002 else "does not win" if ratio < 0.998 else "ties"
+    return (
+        f"{text} foremoe {says}: {ratio:.3f} x the throughput of {other}, the best of the others at equal slots (eplb-exact,"
+        " which moves weights for nothing, left out)."
+    )
+
+
+def _why(rows: dict[str, dict[str, Any]], broken: list[str]) -> str:
+    """What the rows themselves say of a broken order."""
+    reasons = []
+    if "EPLB < ReLibra" in broken:
+        floor = rows["ReLibra-like"]["skew_mean"]
+        reasons.append(f"replicas inside nodes leave a skew of {floor:.2f}, and EPLB's weights travel for nothing here")
+    if "ReLibra < force-balanced" in broken:
+        mine = rows["ReLibra-like"]["dispatch_s"] / rows["force-balanced"]["dispatch_s"]
+        reasons.append(f"its exchanges take {mine:.2f} of those of even routing, which knows no near expert")
+    if "static < EPLB" in broken:
+        reasons.append("history misleads more than it helps")
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def overview(found: dict[tuple[str, int], dict[str, dict[str, Any]]]) -> str:
+    """Share of force-balanced throughput, and x static, of every configuration."""
+    keys = list(found)
+    lines = ["| share of force-balanced (x static) | " + " | ".join(f"{model} EP{ep}" for model, ep in keys) + " |"]
+    lines.append("|" + " --- |" * (len(keys) + 1))
+    for name in next(iter(found.values())):
+        cells = [f"{found[k][name]['share_of_balanced']:.1%} ({found[k][name]['stage_speedup_vs_static']:.2f})" for k in keys]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--micro-steps", type=int, default=8)
+    parser.add_argument("--regime", default="mid")
+    parser.add_argument("--ep", type=int, nargs="+", default=[8, 16, 32, 64])
+    args = parser.parse_args()
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    sections = []
+    for model in MODELS:
+        for ep in args.ep:
+            problems = synthetic_groups(
+                model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps, regime=args.regime
+            )  # fmt: skip
+            rows = found[model, ep] = rows_of(f"{model} EP{ep}", problems)
+            sections.append(
+                f"## {model}, EP {ep}\n\n{len(problems)} EP groups of {ep}, {problems[0].M} micro-steps x {problems[0].L} layers,"
+                f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows)}\n\n{ordering(rows)}"
+            )
+    for name, files, model, sizes in RECORDINGS:
+        for ep in sizes:
+            work = recorded_workload(files, model, ep, 1024)
+            if work is None:
+                sections.append(f"## {name} (recorded), EP {ep}\n\nSkipped: the recordings are not at hand.")
+                continue
+            problems = group_problems(work, model, ep, 8, None, 1)
+            rows = rows_of(f"{name} EP{ep}", problems)
+            sections.append(
+                f"## {name} (recorded), EP {ep}\n\nOne EP group, 1024 tokens per rank, {work.M} micro-steps x {work.L} layers,"
+                f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows)}\n\n{ordering(rows)}"
+            )
+    sections += [packed_section(size) for size in (8, 72)]
+    head = (
+        f"# Training-stage throughput on {NUM_RANKS} GPUs (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python"
+        f" -m bench.throughput --micro-steps {args.micro_steps} --regime {args.regime}`. Simulated, constants of preset 8xh100,"
+        f" uncalibrated. Update stage, {NUM_RANKS} GPUs in nodes of 8, R = 1, 8192 tokens per GPU and micro-step, synthetic load"
+        f" (regime {args.regime}) unless a section says otherwise; every (token, expert) pair travels, as in a plain"
+        " all-to-all.\n\n"
+    )
+    notes = "\n".join(f"* {note}" for note in NOTES)
+    emit(head + f"{notes}\n\n## Overview\n\n{overview(found)}\n\n" + "\n\n".join(sections) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()
