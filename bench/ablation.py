@@ -9,16 +9,14 @@ nothing, is added to the stage. Planning is CPU time of one thread, with the pac
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.cluster import Cluster
 from foremoe.foresight import Noisy
 from foremoe.planner import Planner
@@ -164,10 +162,9 @@ def verdict(stage_s: dict[str, float]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--regime", default="mid")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trace = RoutingTrace.synthetic(
         "qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=args.layers, regime=args.regime, seed=0
@@ -182,9 +179,7 @@ def main() -> None:
     ]
     sections += [f"## Nodes of {size} ranks\n\n{table(trace, size)}" for size in (8, 72)]
     text = "\n\n".join(sections) + "\n"
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

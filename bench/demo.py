@@ -7,7 +7,6 @@ A result file names hardware, date and commit. All figures are measured on proce
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.demo.arms import ARMS
 
 MEASURES = {"s": "wall", "cpu_s": "expert CPU"}
@@ -61,9 +60,8 @@ def _spread(figures: dict[str, Any], name: str) -> str:
 
 def main() -> None:
     """Runs the demo in processes of its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     words = ["demo", "--ranks", "2", "--steps", str(options.steps)]
     with tempfile.TemporaryDirectory() as folder:
@@ -73,9 +71,7 @@ def main() -> None:
         if run.returncode:
             sys.exit(1)
         text = report(json.loads(path.read_text()), f"foremoe {' '.join(words)}", time.monotonic() - begin_s)
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    emit(text, options.out)
 
 
 if __name__ == "__main__":

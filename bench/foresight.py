@@ -11,7 +11,7 @@ import dataclasses
 import sys
 
 from bench.cases import ESFT
-from bench.results import command_line, emit, hardware
+from bench.output import command_line, emit, hardware
 from bench.systems import ULTRAEP_S, group_problems, mean_skew, recorded_workload, synthetic_groups
 from foremoe.cost import CostModel
 from foremoe.foresight import Noisy

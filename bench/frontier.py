@@ -9,18 +9,16 @@ times of one thread.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
 from bench.cases import RECORDED
 from bench.evaluator import copies_N3, skew_N
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
@@ -197,9 +195,8 @@ def stage_table() -> Iterable[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [f"# The planner at the frontier\n\nMeasured on: {hardware()}. Command: `python -m bench.frontier`.\n"]
     sections = (
@@ -213,9 +210,7 @@ def main() -> None:
         print(title, file=sys.stderr, flush=True)
         lines += [f"## {title}\n", *rows, ""]
     text = "\n".join(lines)
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ copy stays inside its memory, so its bandwidth says nothing about a link between
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 import platform
@@ -18,12 +17,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.output import command_line, emit
 from foremoe.transfer.base import HOST, Copy, Entry, TransferBackend
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.cupy_peer import CupyPeer
@@ -215,9 +214,7 @@ def _output(command: list[str]) -> str:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the results to this markdown file")
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     if not torch.cuda.is_available():
         print("bench.gpu needs a CUDA GPU and a torch that sees it, and there is none on this machine.", file=sys.stderr)
         return 2
@@ -237,10 +234,7 @@ def main() -> int:
             text, failed = f"FAILED: {type(error).__name__}: {error}", True
         sections.append(f"## {title}\n\n{text}")
     result = "\n\n".join(sections) + "\n"
-    print(result)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(result)
+    emit(result, args.out)
     return int(failed)
 
 

@@ -8,16 +8,14 @@ timed. Floors and skews are counted here from experts and quotas, not taken from
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
 from bench.evaluator import copies_N3, skew_N
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
@@ -148,11 +146,10 @@ def warm_up() -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--regime", default="mid")
-    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
     args = parser.parse_args()
     warm_up()
     text = (
@@ -164,10 +161,7 @@ def main() -> None:
         f"Qwen3-235B-A22B, 94 layers, 64 ranks, regime mid, `{Anneal()!r}`, best of 3; times of the cost model are"
         f" uncalibrated.\n\n{stage()}\n"
     )
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ the planner's cost model nor its kernels judge the planner.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from bench.evaluator import rank_loads
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.model import Model
@@ -79,7 +77,7 @@ def seconds(problem: Problem, placement: Placement, n: int) -> float:
     window_s = float(np.max(work)) / speed
     pair_s, slot_s = model.flops_per_pair / speed, cluster.slot_overhead_s
     total = sum(sum(row) for row in quota_GS)
-    compute_s = 0.0
+    work_G: list[tuple[float, int]] = []
     served: dict[tuple[int, int], int] = {}  # (rank, expert)
     sent = {(link, g, way): 0 for link in ("near", "far") for g in range(G) for way in ("out", "in")}
     for g in range(G):
@@ -94,7 +92,7 @@ def seconds(problem: Problem, placement: Placement, n: int) -> float:
                 link = "near" if node[home] == node[g] else "far"
                 sent[link, home, "out"] += 1
                 sent[link, g, "in"] += 1
-        compute_s = max(compute_s, gemm_passes * (pair_s * sum(quota_GS[g]) + slot_s * busy))
+        work_G.append((gemm_passes * (pair_s * sum(quota_GS[g]) + slot_s * busy), sum(quota_GS[g])))
     own = sum(min(int(load_GE[g, e]), quota) for (g, e), quota in served.items())
     inside = 0
     for v in set(node):
@@ -103,22 +101,34 @@ def seconds(problem: Problem, placement: Placement, n: int) -> float:
             inside += min(int(load_GE[ranks, e].sum()), sum(served.get((g, e), 0) for g in ranks))
     latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if len(set(node)) > 1 else cluster.peer_latency_s
     dispatch_s = latency_s + model.token_bytes * ((inside - own) / (G * near) + (total - inside) / (G * far))
-    hide_s = problem.cost.overlap * (window_s + (pair_s * total / G if problem.slots.depth > 1 else 0.0))  # type: ignore[union-attr]
+    # The rank with the most pairs holds exchanges up.
+    size = [node.count(v) for v in set(node)]
+    inside_share = sum(n * n for n in size) / G**2
+    late_s = max((inside_share - 1 / G) / near, (1 - inside_share) / far) * 2 * exchanges * model.token_bytes
+    slowest_s = max(work + late_s * load for work, load in work_G) - late_s * total / G
+    ahead = min(2, problem.slots.depth - 1)  # type: ignore[union-attr]
+    hide_s = problem.cost.overlap * (ahead * (window_s + pair_s * total / G) if ahead else window_s)
     hide_back_s = (2 + again) * hide_s
 
-    def late(num_bytes: float, hidden_s: float) -> float:
+    def seconds_of(num_bytes: float) -> dict[str, float]:
         each = {"near": num_bytes / near + cluster.peer_latency_s, "far": num_bytes / far + cluster.rdma_latency_s}
+        if num_bytes == model.expert_bytes:  # weights may come from the host store, gradients have no such way
+            each["far"] = min(each["far"], num_bytes / cluster.host_bytes_per_s + cluster.host_latency_s)
+        return each
+
+    def late(num_bytes: float, hidden_s: float) -> float:
+        each = seconds_of(num_bytes)
         return max(0.0, max(count * each[link] for (link, _, _), count in sent.items()) - hidden_s)
 
     def slowed(num_bytes: float) -> float:
-        each = {"near": num_bytes / near + cluster.peer_latency_s, "far": num_bytes / far + cluster.rdma_latency_s}
+        each = seconds_of(num_bytes)
         return cluster.copy_contention / G * sum(count * each[link] for (link, _, way), count in sent.items() if way == "out")
 
     copies_s = late(model.expert_bytes, hide_s) + slowed(model.expert_bytes)
     if trains:
         copies_s += late(model.expert_bytes, hide_back_s) + slowed(model.expert_bytes)
         copies_s += late(model.gradient_bytes, hide_back_s) + slowed(model.gradient_bytes)
-    return gemm_passes * window_s + 2 * exchanges * dispatch_s + compute_s + copies_s
+    return gemm_passes * window_s + 2 * exchanges * dispatch_s + slowest_s + copies_s
 
 
 def judge(group: Group, problem: Problem, origin: str, objective: Callable[[Placement, int], float], limit_s: float) -> None:
@@ -214,11 +224,10 @@ def report(groups: Iterable[Group], command: str) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--instances", type=int, default=320, help="of balance, R = 1, regime mid; the rest scales (default 320)")
     parser.add_argument("--only", choices=("balance", "time"), help="one objective only")
     parser.add_argument("--limit", type=float, default=30.0, metavar="S", help="seconds for an instance (default 30)")
-    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
     args = parser.parse_args()
     if args.instances < 1 or not args.limit > 0.0:
         parser.error(f"--instances and --limit must be above 0; got {args.instances} and {args.limit}")
@@ -231,11 +240,8 @@ def main() -> None:
 
     began = time.perf_counter()
     text = report(groups(), f"python -m bench.optimality --instances {args.instances} --limit {args.limit:g}")
-    print(text)
+    emit(text, args.out)
     print(f"{time.perf_counter() - began:.0f} s in all", file=sys.stderr)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ ones with several domains. Times of a stage are the cost model's, uncalibrated; 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from bench.cases import ESFT, RECORDED
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.parsing import short
@@ -217,9 +215,8 @@ def speed_table() -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
-    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
     args = parser.parse_args()
     unknown = [name for name in args.cases if name not in CASES]
     if unknown:
@@ -247,10 +244,7 @@ def main() -> None:
     if not args.cases:
         sections.append(f"## Planning time\n\nCPU seconds, 48 layers, 128 experts.\n\n{speed_table()}")
     text = "\n\n".join(sections) + "\n"
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

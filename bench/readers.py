@@ -8,7 +8,6 @@ the process needs at its peak beyond the payload and the imports. Every encoding
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import multiprocessing
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.output import command_line, emit, hardware
 from bench.packing import markdown
-from bench.run import hardware
 from foremoe.arrays import Array
 from foremoe.integrations import Routed, count_workload, from_routed_experts
 
@@ -131,10 +130,9 @@ def measured(name: str, num_tokens: int) -> tuple[float, int]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("encodings", nargs="*", metavar="ENCODING", help=f"default: all of {', '.join(ENCODINGS)}")
     parser.add_argument("--tokens", type=int, default=1 << 20, help="tokens of the step; default 1,048,576")
-    parser.add_argument("--out", type=Path, help="write the table to this markdown file")
     args = parser.parse_args()
     wrong = [name for name in args.encodings if name not in ENCODINGS]
     if wrong:
@@ -153,10 +151,7 @@ def main() -> None:
         + markdown(("encoding", "tokens", "CPU s", "us per token", "extra MB"), rows)
         + "\n"
     )
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,11 @@ A result file names hardware, date and commit. Skews come from finished plans; s
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import os
-import platform
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.cases import CASES, Case
+from bench.output import command_line, emit, hardware
 from foremoe.comparison import compare, needs_first_left_out
 from foremoe.problem import Problem
 from foremoe.strategies import STRATEGIES
@@ -56,24 +49,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *notes])
 
 
-def hardware() -> str:
-    """One line on what the timings were taken on, and the commit."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        commit += "+" if subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode else ""
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    date = datetime.date.today().isoformat()
-    return f"{cpu}, {cores} cores, no GPU; Python {platform.python_version()}, numpy {np.__version__}; {date}, commit {commit}"
-
-
 def section(case: Case, objective: str, problem: Problem, rows: list[dict[str, Any]]) -> str:
     """The section of one case: what it is, and its table."""
     left_out = " Micro-step 0 is left out of all rows (no history)." if needs_first_left_out(problem, STRATEGIES, None) else ""
@@ -108,10 +83,9 @@ def _part(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--objective", choices=("balance", "time"), action="append", help="default: balance, then time")
-    parser.add_argument("--out", type=Path, help="write the tables to this markdown file")
     args = parser.parse_args()
     unknown = [name for name in args.cases if name not in CASES]
     if unknown:
@@ -134,10 +108,7 @@ def main() -> None:
     head = [f"# Strategies compared\n\nMeasured on: {hardware()}. Command: `make bench`. Stage times: model, uncalibrated."]
     head += [overview(figures, objective) for objective in objectives if figures]
     text = "\n\n".join([*head, *sections]) + "\n"
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

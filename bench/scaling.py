@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.results import command_line, emit, hardware
+from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
 from foremoe.planner import Planner
 from foremoe.problem import Problem

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bench.results import command_line, emit, hardware
+from bench.output import command_line, emit, hardware
 from bench.systems import mean_skew, synthetic_groups, systems
 from foremoe.cluster import Cluster
 from foremoe.problem import Problem

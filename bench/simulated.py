@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from bench.results import command_line, emit, hardware
+from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
 from foremoe.cluster import Cluster
 from foremoe.planner import Planner

@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from bench.cases import ESFT
+from bench.output import command_line, emit, hardware
 from bench.packed_systems import section as packed_section
-from bench.results import command_line, emit, hardware
 from bench.systems import NOTES, group_problems, mean_skew, recorded_workload, synthetic_groups, systems
 from foremoe.problem import Problem
 from foremoe.simulate import simulate_systems

@@ -8,18 +8,16 @@ uncalibrated. Copies are counted from the plans' transfers.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from bench.cases import CASES
 from bench.evaluator import skew_N
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.cluster import Cluster
 from foremoe.placement import Placement
 from foremoe.planner import Planner
@@ -123,10 +121,9 @@ def table(names: list[str], num_layers: int) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all")
     parser.add_argument("--layers", type=int, default=4, help="layers of the synthetic cases")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     command = " ".join(["python -m bench.transitions", *args.cases, f"--layers {args.layers}"])
     text = (
@@ -135,9 +132,7 @@ def main() -> None:
         " `Transitions(replan=False)`, `(reorder=False)`, `()` and `(invest=True)`. Copies: weights sent per micro-step and"
         f" layer. CPU: one thread, best of 2, with the rank level.\n\n{table(args.cases, args.layers)}\n"
     )
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

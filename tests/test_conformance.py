@@ -94,13 +94,13 @@ class SendsAllHome(HomeSolver):
 @pytest.mark.parametrize(
     ("suite", "solver", "test", "sentence"),
     [
-        (SolverTests, LosesTokens(), "test_placements_are_valid", "quotas must sum to the load"),
-        (SolverTests, WritesToItsInput(), "test_problem_and_start_are_left_unchanged", "copy them first"),
+        (SolverTests, LosesTokens(), "test_placements_are_valid_from_any_start", "quotas must sum to the load"),
+        (SolverTests, WritesToItsInput(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "copy them first"),
         (SolverTests, OverflowsInPython(), "test_plain_python_equals_compiled", "plain Python than compiled"),
-        (SolverTests, Remembers(), "test_the_same_input_gives_the_same_bytes", "two results for one input"),
+        (SolverTests, Remembers(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "two results for one input"),
         (SolverTests, Remembers(), "test_any_number_of_threads_gives_the_same_bytes", "more threads"),
-        (SolverTests, BoastsOfBounds(), "test_bounds_hold_for_every_placement", "costs at least"),
-        (SolverTests, CallsAnythingOptimal(), "test_rows_called_optimal_are_not_beaten", "optimal at"),
+        (SolverTests, BoastsOfBounds(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "costs at least"),
+        (SolverTests, CallsAnythingOptimal(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "optimal at"),
         (SplitSolverTests, ServesNothing(), "test_quotas_sum_to_the_load", "serves 0 of"),
         (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "no permutation"),
     ],

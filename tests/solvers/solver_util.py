@@ -8,11 +8,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
 from foremoe.laws import placement_violations
 from foremoe.model import Model
 from foremoe.placement import Placement
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
+
+BALANCE = CostModel(objective="balance")
+
+
+def balance(problem):
+    """The problem under the objective balance."""
+    return dataclasses.replace(problem, cost=BALANCE)
 
 
 def make_problem(load_MLE, node_G, redundant, *, replicas="any", home_LE=None, num_expert_groups=1):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solver_util import make_problem, problems, require_valid
+from solver_util import BALANCE, balance, make_problem, problems, require_valid
 
 from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
 from foremoe.errors import InputError
 from foremoe.parallel import row_runner
 from foremoe.parsing import parse
@@ -19,8 +18,6 @@ from foremoe.solvers.kernels.node import _taker
 from foremoe.solvers.node import NodeChain
 from foremoe.synthetic import synthetic_workload
 from foremoe.testing import placements
-
-BALANCE = CostModel(objective="balance")
 
 
 def num_far_N(problem, placement):
@@ -43,7 +40,7 @@ def largest_node_N(problem, placement):
 
 @given(data=st.data(), limit=st.floats(0.0, 2.0))
 def test_valid_no_worse_and_within_the_limit(data, limit):
-    problem = dataclasses.replace(data.draw(problems()), cost=BALANCE)
+    problem = balance(data.draw(problems()))
     start = data.draw(st.sampled_from((problem.static(), data.draw(placements(problem)))))
     placement = NodeChain(limit).solve(problem, start)
     require_valid(problem, placement)
@@ -54,7 +51,7 @@ def test_valid_no_worse_and_within_the_limit(data, limit):
 
 
 def test_a_limit_that_is_not_met_changes_nothing_and_none_allowed_keeps_the_start():
-    problem = dataclasses.replace(make_problem([[[90, 30, 60, 60, 40, 40, 50, 30]]], [0, 0, 1, 1], 1), cost=BALANCE)
+    problem = balance(make_problem([[[90, 30, 60, 60, 40, 40, 50, 30]]], [0, 0, 1, 1], 1))
     free = NodeChain().solve(problem, problem.static())
     assert NodeChain(0.25).solve(problem, problem.static()).same_as(free) and num_far_N(problem, free).tolist() == [1]
     none = NodeChain(0.24).solve(problem, problem.static())
