@@ -1,0 +1,81 @@
+"use strict";
+// Letters: M micro-steps, L layers, N = M*L rows.
+
+const HEAT = { left: 44, right: 78, top: 20, bottom: 36 };
+
+/** Colours of all rows as a bitmap with whole pixels per cell, so that no renderer blurs the edges of cells. */
+function heatImage(values_N, M, L, most) {
+  const px = Math.max(1, Math.min(8, Math.floor(1600 / L))), py = Math.max(1, Math.min(8, Math.floor(1200 / M)));
+  const canvas = html("canvas", { width: L * px, height: M * py }), context = canvas.getContext("2d");
+  for (let n = 0; n < M * L; n++) {
+    const [r, g, b] = viridis(most > 1 ? (values_N[n] - 1) / (most - 1) : 0);
+    context.fillStyle = `rgb(${r},${g},${b})`;
+    context.fillRect((n % L) * px, Math.floor(n / L) * py, px, py);
+  }
+  return canvas.toDataURL("image/png");
+}
+
+/** The skew map. `most` is the upper end of the shared colour scale; `chosen` a row or null. */
+function drawHeat(theme, width, { values_N, most, chosen, name }) {
+  const { M, L } = facts, wide = width - HEAT.left - HEAT.right;
+  const high = Math.max(M > 32 ? Math.min(M * 9, 380) : Math.min(M * 22, 288), 26), height = HEAT.top + high + HEAT.bottom;
+  const root = canvasOf(width, height, theme, `Skew ${name}, ${M} micro-steps by ${L} layers`);
+  root.append(svg("image", { x: HEAT.left, y: HEAT.top, width: wide, height: high, preserveAspectRatio: "none", href: heatImage(values_N, M, L, most), "image-rendering": "pixelated", "data-cells": M * L, class: "cells" }));
+  for (const l of indexTicks(L, wide / L, 28)) {
+    root.append(label(HEAT.left + (l + 0.5) * wide / L, HEAT.top + high + 14, facts.moe_layer_L[l], theme, { anchor: "middle", colour: theme.muted }));
+  }
+  for (const m of indexTicks(M, high / M, 16)) {
+    root.append(label(HEAT.left - 6, HEAT.top + (m + 0.5) * high / M + 4, m, theme, { anchor: "end", colour: theme.muted }));
+  }
+  root.append(label(HEAT.left + wide / 2, height - 6, "layer of the model", theme, { anchor: "middle", colour: theme.muted }));
+  root.append(label(4, HEAT.top - 7, "micro-step", theme, { colour: theme.muted }));
+  root.append(heatScale(theme, width - HEAT.right + 12, Math.min(high, 200), most));
+  if (chosen !== null) {
+    const cw = wide / L, ch = high / M, x = HEAT.left + (chosen % L) * cw, y = HEAT.top + Math.floor(chosen / L) * ch;
+    // Black inside white stays visible on every colour of the map.
+    root.append(svg("rect", { x: x - 2.5, y: y - 2.5, width: cw + 5, height: ch + 5, fill: "none", stroke: "#ffffff", "stroke-width": 1.5, class: "chosen" }));
+    root.append(svg("rect", { x: x - 1, y: y - 1, width: cw + 2, height: ch + 2, fill: "none", stroke: "#000000", "stroke-width": 1.5 }));
+  }
+  return root;
+}
+
+/** Colour bar from 1 to `most`. */
+function heatScale(theme, x, high, most) {
+  const group = svg("g", {}), strips = 64, top = HEAT.top;
+  for (let i = 0; i < strips; i++) {
+    group.append(svg("rect", { x, y: top + high * (1 - (i + 1) / strips), width: 10, height: high / strips + 0.5, fill: `rgb(${viridis((i + 0.5) / strips).join(",")})` }));
+  }
+  // 1 is always named; a round number too close to it would overlap.
+  const marks = [1, ...(most > 1.0001 ? ticks(1, most, Math.max(1, Math.min(5, Math.floor(high / 24)))) : []).filter((value) => (value - 1) / (most - 1) * high > 13)];
+  for (const value of marks) {
+    const y = top + high * (1 - (most > 1 ? (value - 1) / (most - 1) : 0));
+    group.append(svg("line", { x1: x + 10, x2: x + 13, y1: y, y2: y, stroke: theme.muted }));
+    group.append(label(x + 16, y + 4, String(value), theme, { colour: theme.muted }));
+  }
+  group.append(label(x - 8, top - 7, "max / mean", theme, { colour: theme.muted }));
+  return group;
+}
+
+/** Makes a drawn map choose rows by pointer and arrow keys. */
+function heatControls(plot, rows, values_N, name, choose) {
+  const root = plot.firstChild, cells = root.querySelector(".cells");
+  root.setAttribute("tabindex", "0");
+  const rowAt = (event) => {
+    const box = cells.getBoundingClientRect();
+    const l = Math.floor((event.clientX - box.left) / box.width * facts.L), m = Math.floor((event.clientY - box.top) / box.height * facts.M);
+    return l >= 0 && l < facts.L && m >= 0 && m < facts.M ? m * facts.L + l : null;
+  };
+  root.addEventListener("pointermove", (event) => {
+    const n = rowAt(event);
+    showTip(event, n === null ? "" : `micro-step ${Math.floor(n / facts.L)}, layer ${facts.moe_layer_L[n % facts.L]}: skew ${fixed(values_N[n], 3)} ${name}`);
+  });
+  root.addEventListener("pointerleave", hideTip);
+  root.addEventListener("click", (event) => { const n = rowAt(event); if (n !== null) choose(n); });
+  root.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const m = Math.floor(state.row / facts.L) + step[0], l = (state.row % facts.L) + step[1];
+    if (m >= 0 && m < facts.M && l >= 0 && l < facts.L) choose(m * facts.L + l);
+  });
+}

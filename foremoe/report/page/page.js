@@ -1,0 +1,155 @@
+"use strict";
+// Puts the page together: words at the top, figures, and the one row that all of them speak of.
+
+const state = { row: 0, rank: null };
+let rows = null, timeline = null;
+
+function headWords() {
+  const h = facts.headline, speed = h.planned_s > 0 ? h.static_s / h.planned_s : 1;
+  document.getElementById("title").textContent = `${facts.model}, ${facts.stage} stage`;
+  const badges = [facts.calibrated ? "calibrated" : "model, uncalibrated"];
+  if (facts.timeline) badges.push(facts.timeline.kind);
+  if (!facts.executable) badges.push("homes move: scored, never executed");
+  document.getElementById("badges").append(...badges.map((text) => html("span", { class: "badge" }, text)));
+  const about = [
+    `${plural(facts.G, "rank")} of ${facts.cluster} on ${plural(facts.num_nodes, "node")}`, `${plural(facts.M, "micro-step")} × ${plural(facts.L, "layer")}`,
+    plural(facts.E, "expert"), `R = ${facts.R}, ${facts.slots}`, `objective ${facts.objective}`, `planner ${facts.planner}`,
+    facts.source, facts.date, `foremoe ${facts.version}`,
+  ];
+  document.getElementById("about").textContent = about.filter(Boolean).join(" · ");
+  const tiles = [
+    ["skew, mean", `${fixed(h.before.mean, 3)} → ${fixed(h.after.mean, 3)}`, `p99 ${fixed(h.before.p99, 2)} → ${fixed(h.after.p99, 2)}`],
+    ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "before → after"],
+    ["stage, predicted", change(h.static_s, h.planned_s), `${fixed(speed, 2)} x, ${facts.calibrated ? "calibrated" : "model, uncalibrated"}`],
+    ["replicas per rank", h.replicas_per_rank === null ? "-" : fixed(h.replicas_per_rank, 2), `mean of a row, R = ${facts.R}`],
+    ["copies and gradients", bytes(h.bytes.peer + h.bytes.rdma + h.bytes.host), `peer ${bytes(h.bytes.peer)}, RDMA ${bytes(h.bytes.rdma)}, host ${bytes(h.bytes.host)}`],
+    ["load gap, mean", percent(h.gap_mean), `worst ${percent(h.gap_max)}; above the proven bound`],
+  ];
+  if (facts.simulated) tiles.splice(3, 0, facts.static_simulated_s
+    ? ["stage, simulated", change(facts.static_simulated_s, facts.simulated.total_s), `${fixed(facts.static_simulated_s / facts.simulated.total_s, 2)} x, static → planned`]
+    : ["stage, simulated", seconds(facts.simulated.total_s), "as planned"]);
+  if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
+  document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
+  document.title = `foremoe report: ${facts.model}, ${facts.stage}`;
+  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "model" come from the closed form of the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
+}
+
+function contentsWords() {
+  const links = [...document.querySelectorAll("main > section:not([hidden])")].map((section) => html("a", { href: `#${section.id}` }, section.dataset.title));
+  document.getElementById("contents").append(...links);
+}
+
+function choose(n) {
+  state.row = n;
+  update();
+}
+
+function chooseRank(rank) {
+  state.rank = rank;
+  update();
+}
+
+/** Redraws what depends on the chosen row or rank. */
+function update() {
+  const { row: n, rank } = state, m = Math.floor(n / facts.L), l = n % facts.L;
+  document.getElementById("choose-m").value = m;
+  document.getElementById("choose-l").value = facts.moe_layer_L[l];
+  document.getElementById("choose-rank").value = rank === null ? "" : String(rank);
+  const a = rows.arrays, { before_G, after_G } = rows.loads(n);
+  document.getElementById("row-words").textContent = `skew ${fixed(rows.before_N[n], 3)} → ${fixed(rows.after_N[n], 3)}; busiest rank ${whole(Math.max(...before_G))} → ${whole(Math.max(...after_G))} pairs; ` +
+    `load gap ${percent(rows.gap_N[n])}; predicted ${change(a.static_s_ML[n], a.planned_s_ML[n])}`;
+  document.getElementById("replicas").replaceChildren(replicaTable(rows, n, rank));
+  for (const id of ["heat-before", "heat-after", "bars", "arcs"]) figures.get(id).redraw();
+  if (timeline && timeline.follow && timeline.shownRow !== n) { timeline.shownRow = n; timeline.show(timeline.source.around(n)); }
+}
+
+function rowControls() {
+  const byM = document.getElementById("choose-m"), byL = document.getElementById("choose-l"), byRank = document.getElementById("choose-rank");
+  byM.max = facts.M - 1;
+  byL.min = facts.moe_layer_L[0];
+  byL.max = facts.moe_layer_L[facts.L - 1];
+  byRank.append(html("option", { value: "" }, "none"), ...facts.node_of_rank_G.map((node, g) => html("option", { value: g }, `${g} (node ${node})`)));
+  const take = () => {
+    const m = Math.min(Math.max(Math.round(Number(byM.value)) || 0, 0), facts.M - 1), wanted = Number(byL.value);
+    // A layer of the model that has no experts takes the nearest one that has.
+    const l = facts.moe_layer_L.reduce((best, number, i) => (Math.abs(number - wanted) < Math.abs(facts.moe_layer_L[best] - wanted) ? i : best), 0);
+    choose(m * facts.L + l);
+  };
+  byM.addEventListener("change", take);
+  byL.addEventListener("change", take);
+  byRank.addEventListener("change", () => chooseRank(byRank.value === "" ? null : Number(byRank.value)));
+  document.getElementById("choose-worst").addEventListener("click", () => choose(rows.worst(rows.before_N)));
+  document.getElementById("choose-worst-after").addEventListener("click", () => choose(rows.worst(rows.after_N)));
+}
+
+function rankWords(g) {
+  const { before_G, after_G } = rows.loads(state.row), list = rows.replicas(state.row);
+  const held = list.filter((r) => r.rank === g).map((r) => `+ ${whole(r.quota)} of expert ${r.expert} from rank ${r.home}`);
+  const given = list.filter((r) => r.home === g).map((r) => `− ${whole(r.quota)} of expert ${r.expert} to rank ${r.rank}`);
+  return [`rank ${g}, node ${facts.node_of_rank_G[g]}: ${whole(before_G[g])} → ${whole(after_G[g])} pairs`, ...held.slice(0, 6), ...given.slice(0, 6)].join("\n");
+}
+
+function rowFigures() {
+  const [before, after] = [rows.before_N, rows.after_N].map((values) => values.reduce((a, b) => Math.max(a, b), 1)), own = document.getElementById("own-scale");
+  own.addEventListener("change", () => figures.get("heat-after").redraw());
+  for (const [id, values_N, name] of [["heat-before", rows.before_N, "before"], ["heat-after", rows.after_N, "after"]]) {
+    figure(id, (theme, width, paper) => drawHeat(theme, width, { values_N, most: name === "after" && own.checked ? after : Math.max(before, after), name, chosen: paper ? null : state.row }),
+      { afterDraw: (plot) => heatControls(plot, rows, values_N, name, choose), paperWidth: 700 });
+  }
+  for (const [id, draw] of [["bars", drawBars], ["arcs", drawArcs]]) {
+    figure(id, (theme, width) => draw(theme, width, { rows, n: state.row, rank: state.rank }), { afterDraw: (plot) => rankControls(plot, rows, chooseRank, rankWords) });
+  }
+}
+
+function stageFigures() {
+  figure("parts", drawParts);
+  figure("links", drawLinks, { paperWidth: 700 });
+  figure("memory", drawMemory, { paperWidth: 700 });
+  figure("gap", (theme, width) => drawGap(theme, width, rows), { paperWidth: 700 });
+  document.querySelector("#links figcaption").firstChild.textContent = facts.links.busy_s_KG ? "Seconds that every rank's links are busy (simulated)" : "Bytes of replica weights and gradients over every rank's links";
+  if (facts.planning) {
+    figure("planning", drawPlanning, { paperWidth: 700 });
+    document.getElementById("planning-table").append(planningTable(facts.planning), ...facts.planning.warnings.map((text) => html("p", { class: "note" }, text)));
+  } else document.getElementById("planning").hidden = document.getElementById("planning-table").hidden = true;
+  if (facts.strategies) {
+    figure("strategies", drawStrategies);
+    document.getElementById("strategy-table").append(...strategyTable(facts.strategies));
+  }
+  if (facts.what_if) {
+    figure("what-if", drawWhatIf);
+    document.getElementById("what-if-table").append(whatIfTable(facts.what_if));
+  }
+}
+
+function timelineFigure() {
+  const t = facts.timeline;
+  const words = t.kind === "simulated" ? "Simulated: every use of a layer, rank by rank." : "Measured: copies as engines saw them; compute was not recorded.";
+  document.getElementById("time-words").textContent = `${words} Drag to pan, Ctrl and wheel or double click to zoom; the strip shows the whole stage. Zoomed out, a pixel column shows the shares of its time. ${t.left_out || ""}`;
+  if (!t.tick_s) { document.getElementById("timeline").hidden = true; return; }
+  timeline = new TimelineView(t.kind === "simulated" ? new SimulatedSource(rows, rows.arrays) : new MeasuredSource(rows.arrays));
+}
+
+async function open() {
+  headWords();
+  rows = new Rows(await readArrays());
+  for (const [id, value] of [["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
+  contentsWords();
+  rowControls();
+  state.row = rows.worst(rows.before_N);
+  rowFigures();
+  update();
+  if (facts.timeline) timelineFigure();
+  stageFigures();
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redrawAll(); } });
+  darkScheme.addEventListener("change", redrawAll);
+  document.body.dataset.ready = "yes";
+}
+
+open().catch((error) => {
+  const trouble = document.getElementById("trouble");
+  trouble.textContent = error.message;
+  trouble.hidden = false;
+  document.body.dataset.ready = "no";
+  throw error;
+});

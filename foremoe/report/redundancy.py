@@ -1,0 +1,57 @@
+"""What other numbers of redundant slots would give: one plan for each, scored like the plan of the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.plan_figures import peak_bytes, stage_seconds
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+
+
+def what_if(
+    problem: Problem,
+    planner: Planner,
+    redundant: Sequence[int] = (0, 1, 2, 4),
+    *,
+    history_LE: Array | None = None,
+    simulated: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Plans `problem` with every number of redundant slots per rank.
+
+    Args:
+        redundant: values of R, each from 0 to the number of experts.   history_LE: as for `Planner.plan`.
+        simulated: also simulate every plan.
+        progress: called with (what, rows done, rows in all).
+
+    Returns:
+        One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``predicted_stage_s``, ``replicas_per_rank`` (mean per row),
+        ``peak_bytes`` (of the fullest rank, by the cost model) and, simulated, ``simulated_stage_s``.
+    """
+    if simulated:
+        from foremoe.simulate import simulate
+    rows = []
+    for slots in redundant:
+        # Resident contents are of another number of slots; the stage begins with empty ones.
+        varied = dataclasses.replace(problem, redundant=slots, resident_LGS=None)
+        report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
+        plan, _ = planner.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
+        row = {
+            "redundant": slots,
+            "skew_mean": float(plan.skew_ML.mean()),
+            "skew_p99": float(np.quantile(plan.skew_ML, 0.99)),
+            "predicted_stage_s": stage_seconds(plan)[0],
+            "replicas_per_rank": plan.num_replicas / (plan.N * plan.G),
+            "peak_bytes": peak_bytes(varied, plan),
+        }
+        if simulated:
+            row["simulated_stage_s"] = simulate(varied, plan).total_s
+        rows.append(row)
+    return rows

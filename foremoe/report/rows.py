@@ -1,0 +1,131 @@
+"""What the page shows of every (micro-step, layer): loads, replicas with their quotas and sources, bounds, predicted seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.arrays import Array
+from foremoe.cost import Cost
+from foremoe.errors import InputError
+from foremoe.plan import Plan
+from foremoe.problem import Problem
+from foremoe.report.packing import Packer
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Y replicas, C copies.
+
+FROM_HOST = -1
+NOT_SENT = -2  # still in its buffer from an earlier use, or of a plan that is scored and never executed
+
+
+class Replicas(NamedTuple):
+    """Every slot that serves an expert away from its home rank, by row, rank and slot.
+
+    `row_Y` is m*L + l; `source_Y` the rank its weights come from first, `FROM_HOST` or `NOT_SENT`.
+    """
+
+    row_Y: Array
+    rank_Y: Array
+    slot_Y: Array
+    expert_Y: Array
+    quota_Y: Array
+    home_rank_Y: Array
+    source_Y: Array
+
+
+def replicas_of(plan: Plan) -> Replicas:
+    """The plan's replicas; where homes move, every expert away from home counts."""
+    row_Y, rank_Y, slot_Y = np.nonzero(plan.quota_NGS > 0)
+    expert_Y = plan.expert_NGS[row_Y, rank_Y, slot_Y]
+    home_Y = plan.home_LE[row_Y % plan.L, expert_Y] // plan.B
+    away = home_Y != rank_Y
+    row_Y, rank_Y, slot_Y, expert_Y, home_Y = (part[away] for part in (row_Y, rank_Y, slot_Y, expert_Y, home_Y))
+    source_Y = np.full(len(row_Y), NOT_SENT, np.int16)
+    at_C = replica_of_copies(plan, row_Y, rank_Y, slot_Y)
+    # The first copy of a replica stands; the last write wins, so they are written backwards.
+    source_Y[at_C[::-1]] = plan.transfers.src_C[::-1]
+    return Replicas(row_Y, rank_Y, slot_Y, expert_Y, plan.quota_NGS[row_Y, rank_Y, slot_Y], home_Y, source_Y)
+
+
+def replica_of_copies(plan: Plan, row_Y: Array, rank_Y: Array, slot_Y: Array) -> Array:
+    """int64 [C]: the number of the replica that each of the plan's copies brings."""
+    key_Y = (row_Y * plan.G + rank_Y) * plan.S + slot_Y
+    t = plan.transfers
+    row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
+    return np.searchsorted(key_Y, (row_C * plan.G + t.dst_C) * plan.S + t.slot_C)
+
+
+def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
+    """int64 [A]: the number of the replica whose gradient each return brings home."""
+    key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
+    key_Y = key(replicas.row_Y, replicas.rank_Y, replicas.expert_Y)
+    order_Y = np.argsort(key_Y, kind="stable")
+    return order_Y[np.searchsorted(key_Y[order_Y], key(row_A, rank_A, expert_A))]
+
+
+def require_belongs(problem: Problem, plan: Plan) -> None:
+    """Raises InputError unless `plan` is a plan of `problem`: same load, homes, ranks and redundant slots."""
+    want = (problem.M, problem.L, problem.G, problem.S)
+    if plan.expert_MLGS.shape != want:
+        raise InputError(
+            f"the plan has [M, L, G, S] = {list(plan.expert_MLGS.shape)} and the problem {list(want)}; give the problem's plan."
+        )
+    if (plan.load_MLE != problem.load_MLE).any():
+        rows = int((plan.load_MLE != problem.load_MLE).any(axis=2).sum())
+        raise InputError(f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give what was planned.")
+    if (plan.home_LE != problem.home_LE).any():
+        raise InputError("the plan's homes are not the problem's; give the problem with the homes that were planned for.")
+
+
+def static_cost(problem: Problem) -> Cost:
+    """Cost of static placement, [M, L] per part."""
+    return problem.cost.rows(problem, problem.static()).reshape(problem.M, problem.L)
+
+
+def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:
+    """Puts everything the chosen row's figures need into `packer`."""
+    packer.add("load_MLE", plan.load_MLE, "int32")
+    packer.add("home_rank_LE", plan.home_LE // plan.B, "uint16")
+    packer.add("replicas_N", np.bincount(replicas.row_Y, minlength=plan.N), "int32")
+    packer.add("rank_Y", replicas.rank_Y, "uint16")
+    packer.add("expert_Y", replicas.expert_Y, "uint16")
+    packer.add("quota_Y", replicas.quota_Y, "int32")
+    # Most weights come from the host or from home, and then the difference is one number throughout.
+    packer.add("source_Y", replicas.source_Y, "int16")
+    packer.add("load_bound_ML", np.ceil(plan.load_bound_ML - 1e-6), "int32")
+    packer.add("static_s_ML", static.total_s, "float32")
+    packer.add("planned_s_ML", plan.cost_ML.total_s, "float32")
+
+
+def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
+    """float64 [G] per link class and direction: bytes of weights (every pass) and of gradients going home.
+
+    Tokens on their way to the experts and back are not counted.
+    """
+    G, t = plan.G, plan.transfers
+    weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
+    out = {}
+    for path, name in ((0, "peer"), (1, "rdma")):
+        by_path = t.path_C == path
+        out[f"{name} out"] = np.bincount(t.src_C[by_path], minlength=G) * float(weight)
+        out[f"{name} in"] = np.bincount(t.dst_C[by_path], minlength=G) * float(weight)
+    out["host in"] = np.bincount(t.dst_C[t.path_C == 2], minlength=G) * float(weight)
+    if problem.stage == "update" and plan.executable:
+        node_G = problem.cluster.node_of_rank_G
+        near_Y = node_G[replicas.rank_Y] == node_G[replicas.home_rank_Y]
+        for name, mask_Y in (("peer", near_Y), ("rdma", ~near_Y)):
+            out[f"{name} out"] += np.bincount(replicas.rank_Y[mask_Y], minlength=G) * float(gradient)
+            out[f"{name} in"] += np.bincount(replicas.home_rank_Y[mask_Y], minlength=G) * float(gradient)
+    return out
+
+
+def executable_problem(problem: Problem, plan: Plan) -> Problem:
+    """`problem` as `plan`'s header says it was posed: machine, homes, slots, schedule and objective."""
+    head = plan.header
+    return dataclasses.replace(
+        problem, model=head.model, cluster=head.cluster, cost=head.cost, slots=head.slots, schedule=head.schedule,
+        redundant=head.redundant, replicas=head.replicas, home_LE=plan.home_LE, resident_LGS=plan.resident_LGS,
+        stage=head.key.stage,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The table of strategies: rows of `compare` or `simulate_systems` as columns with units; what no row has is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Figure(NamedTuple):
+    """One column: where its value lies in a row, heading, unit, factor to that unit, decimals."""
+
+    path: tuple[str, ...]
+    heading: str
+    unit: str = ""
+    factor: float = 1.0
+    digits: int = 3
+
+
+COLUMNS = (
+    Figure(("skew_mean",), "skew", "mean"),
+    Figure(("skew_p99",), "skew", "p99"),
+    Figure(("skew_max",), "skew", "max"),
+    Figure(("gap_mean",), "load gap", "%", 100.0, 2),
+    Figure(("replicas_per_layer",), "replicas", "per row", 1.0, 1),
+    Figure(("moves_per_layer",), "moves", "per row", 1.0, 1),
+    Figure(("max_fanout",), "fan-out", "copies", 1.0, 0),
+    Figure(("bytes_by_link", "peer"), "peer", "MB per row", 1e-6, 1),
+    Figure(("bytes_by_link", "rdma"), "RDMA", "MB per row", 1e-6, 1),
+    Figure(("bytes_by_link", "host"), "host", "MB per row", 1e-6, 1),
+    Figure(("predicted_stage_s",), "predicted", "s"),
+    Figure(("speedup_vs_static",), "speed-up", "predicted"),
+    Figure(("stage_s",), "simulated", "s"),
+    Figure(("stage_speedup_vs_static",), "speed-up", "simulated"),
+    Figure(("share_of_balanced",), "balanced", "% of it", 100.0, 1),
+    Figure(("peak_bytes",), "memory", "GB, model", 1e-9, 1),
+    Figure(("simulated_peak_bytes",), "memory", "GB, simul.", 1e-9, 1),
+    Figure(("plan_us_per_layer",), "planning", "µs per row", 1.0, 1),
+)
+
+
+def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns that at least one row has a number for, the rows' cells, and their notes.
+
+    Args:
+        rows: dicts with ``solver`` and any of `COLUMNS`; None or nothing leaves a cell blank. ``note`` is a sentence.
+    """
+    shown = [figure for figure in COLUMNS if any(_value(row, figure) is not None for row in rows)]
+    longest_s = max((_value(row, f) or 0.0 for row in rows for f in shown if f.unit == "s"), default=0.0)
+    if longest_s < 10.0:
+        shown = [f._replace(unit="ms", factor=1e3, digits=2) if f.unit == "s" else f for f in shown]
+    return {
+        "columns": [{"heading": f.heading, "unit": f.unit, "digits": f.digits} for f in shown],
+        "rows": [
+            {
+                "name": str(row["solver"]),
+                "cells": [_value(row, figure) for figure in shown],
+                "note": str(row.get("note") or ""),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _value(row: Mapping[str, Any], figure: Figure) -> float | None:
+    value: Any = row
+    for key in figure.path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None or isinstance(value, bool) or value != value:
+        return None
+    return float(value) * figure.factor

@@ -1,0 +1,34 @@
+"""A small case with replicas on two nodes, and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from report_case import small_problem
+
+import foremoe
+from foremoe.report import what_if, write_report
+from foremoe.simulate import simulate
+
+
+@pytest.fixture(scope="session")
+def case() -> SimpleNamespace:
+    """Problem, plan, planner's report and simulation."""
+    problem = small_problem()
+    plan, report = foremoe.Planner().plan(problem)
+    assert plan.num_replicas > 0 and len(plan.transfers) > 0
+    return SimpleNamespace(problem=problem, plan=plan, report=report, simulation=simulate(problem, plan))
+
+
+@pytest.fixture(scope="session")
+def page(case: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with everything on it."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "hierarchical")})
+    write_report(
+        path, case.problem, case.plan, planner_report=case.report, simulation=case.simulation, strategies=rows,
+        what_if=what_if(case.problem, foremoe.Planner(), simulated=True), source="counts of a test",
+    )  # fmt: skip
+    return path

@@ -1,0 +1,222 @@
+"""The page in a real browser: it draws, asks nothing, listens to mouse and keys, and its figures can be saved."""
+
+from __future__ import annotations
+
+import base64
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from browser import WHY_NOT, Browser, chromium
+from report_case import HOSTILE, L, M, measured, small_problem
+
+import foremoe
+from foremoe.placement import skew
+from foremoe.plan_text import static_load_MLG
+from foremoe.report import write_report
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason=WHY_NOT)
+
+FIGURES = (
+    "heat-before", "heat-after", "bars", "arcs", "timeline", "parts", "links", "memory", "strategies", "what-if", "gap",
+    "planning",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        browser = Browser()
+    except (RuntimeError, BrokenPipeError) as error:
+        pytest.skip(f"{chromium()} does not start here ({error}): the report is not looked at in a browser")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(browser, page) -> Browser:
+    browser.dark(False)
+    browser.resize(1366, 768)
+    browser.open(page)
+    return browser
+
+
+def row_of(browser: Browser) -> int:
+    return browser.js("state.row")
+
+
+def bar_heights(browser: Browser) -> list[float]:
+    return browser.js("[...document.querySelectorAll('#bars .after')].map((bar) => Number(bar.getAttribute('height')))")
+
+
+def test_it_draws_without_complaint_and_without_a_request(opened, page):
+    assert opened.js("document.body.dataset.ready") == "yes"
+    assert opened.requests() == [page.resolve().as_uri()]
+    assert opened.complaints() == []
+    assert opened.js("document.querySelector('#trouble').hidden")
+    for name in FIGURES:
+        assert opened.js(f"document.querySelectorAll('#{name} svg *, #{name} canvas').length") > 0, name
+    assert opened.js("document.querySelector('#heat-before .cells').dataset.cells") == str(M * L)
+
+
+def test_loads_and_skews_are_the_plan_s(opened, case):
+    assert np.allclose(opened.js("[...rows.before_N]"), skew(static_load_MLG(case.plan)).ravel(), rtol=1e-6)
+    assert np.allclose(opened.js("[...rows.after_N]"), case.plan.skew_ML.ravel(), rtol=1e-6)
+    assert np.allclose(opened.js("[...rows.gap_N]"), case.plan.load_gap_ML.ravel(), rtol=1e-6)
+    for n in range(M * L):
+        assert opened.js(f"[...rows.loads({n}).after_G]") == case.plan.load_NG[n].tolist()
+
+
+def test_a_refused_connection_stays_refused(opened):
+    assert opened.js("fetch('https://example.invalid/').then(() => 'sent', () => 'refused')") == "refused"
+    image = "const i = new Image(); i.onerror = () => done('refused'); i.src = 'https://example.invalid/x.png';"
+    assert opened.js(f"new Promise((done) => {{ {image} }})") == "refused"
+
+
+def test_a_click_chooses_a_row_and_its_bars(opened, case):
+    before = bar_heights(opened)
+    target = (opened.js("state.row") + L + 1) % (M * L)
+    m, l = divmod(target, L)  # noqa: E741
+    box = opened.js("document.querySelector('#heat-after .cells').getBoundingClientRect().toJSON()")
+    opened.click(box["left"] + (l + 0.5) * box["width"] / L, box["top"] + (m + 0.5) * box["height"] / M)
+    assert row_of(opened) == target
+    heights = np.array(bar_heights(opened))
+    assert heights.tolist() != before and np.allclose(
+        heights / heights.max(), case.plan.load_NG[target] / case.plan.load_NG[target].max()
+    )
+    assert opened.js("document.getElementById('choose-m').value") == str(m)
+    assert opened.js("document.getElementById('choose-l').value") == str(case.plan.header.moe_layer_L[l])
+    used = int((case.plan.quota_NGS[target][:, case.plan.B :] > 0).sum())
+    assert opened.js("document.querySelectorAll('#arcs .arc').length") == used
+    assert opened.js("document.querySelectorAll('#replicas tbody tr').length") == used
+
+
+def test_arrow_keys_choose_rows_and_stay_inside(opened):
+    opened.js("choose(0); document.querySelector('#heat-before svg').focus()")
+    for key, row in (("ArrowRight", 1), ("ArrowDown", L + 1), ("ArrowLeft", L), ("ArrowLeft", L), ("ArrowUp", 0), ("ArrowUp", 0)):
+        opened.press(key)
+        assert row_of(opened) == row
+    assert opened.complaints() == []
+
+
+def test_numbers_and_ranks_choose_too(opened):
+    opened.js(
+        "(() => { const l = document.getElementById('choose-l'); l.value = '99'; l.dispatchEvent(new Event('change')); })()"
+    )
+    assert row_of(opened) % L == L - 1
+    opened.js("document.getElementById('choose-worst').click(); document.querySelector('#bars svg').focus()")
+    assert row_of(opened) == opened.js("rows.worst(rows.before_N)")
+    opened.press("ArrowRight")
+    assert opened.js("state.rank") == 0
+    chain = opened.js("rows.chain(state.row, 0).size")
+    assert opened.js("document.querySelectorAll('#replicas tbody tr').length") == chain
+    opened.press("Escape")
+    assert opened.js("state.rank") is None
+
+
+def test_the_timeline_zooms_and_follows(opened):
+    frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    span = "timeline.view[1] - timeline.view[0]"
+    opened.js("document.getElementById('lanes').focus()")
+    before = opened.js(span)
+    opened.press("+")
+    assert opened.js(span) == pytest.approx(before / 2)
+    opened.press("Home")
+    assert opened.js(span) == pytest.approx(opened.js("timeline.source.total"))
+    opened.js(f"choose(5); {frame}")
+    a, b = opened.js("timeline.view")
+    forward = "timeline.source.rows.arrays.use_micro_step_U.findIndex((m, u) => m * facts.L + rows.arrays.use_layer_U[u] === 5)"
+    start = opened.js(f"timeline.source.at[0][{forward}]")
+    assert a <= start < b
+    words = opened.js("timeline.source.describe(timeline.lanes[0], timeline.view[0] + 1e-6)")
+    assert words.startswith("rank 0, micro-step")
+    # Sums over a whole stage add up to the time that the lane is drawn with use by use.
+    kinds = opened.js(
+        "(() => { const s = timeline.source, out = s.kinds.map(() => 0); "
+        "s.work(1, 0, s.total, (a, b, k) => { out[k] += Math.max(b - a, 0); }); return out; })()"
+    )
+    sums = opened.js("(() => { const s = timeline.source, t = s.sums(1); return [...t.slice(-7)]; })()")
+    assert np.allclose(kinds[:7], sums, atol=opened.js("timeline.source.total") * 0.02)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_can_be_saved(opened, name):
+    text = opened.js(f"exported('{name}', 'svg').then((blob) => blob.text())")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(list(root.iter())) > 5
+    assert "var(" not in text and 'class="chosen"' not in text
+    reader = "new Promise((done) => { const r = new FileReader(); r.onload = () => done(r.result); r.readAsDataURL(blob); })"
+    data = base64.b64decode(opened.js(f"exported('{name}', 'png').then((blob) => {reader})").partition(",")[2])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width = int.from_bytes(data[16:20], "big")
+    assert width == 3 * int(float(root.get("width")))
+    assert opened.complaints() == []
+
+
+def test_labels_of_a_figure_do_not_overlap(opened):
+    overlaps = """(() => {
+      const bad = [];
+      for (const figure of document.querySelectorAll('figure svg')) {
+        const boxes = [...figure.querySelectorAll('text')].map((t) => [t.getBoundingClientRect(), t.textContent]);
+        const frame = figure.getBoundingClientRect();
+        boxes.forEach(([a, s], i) => {
+          if (a.left < frame.left - 1 || a.right > frame.right + 1) bad.push(s + ' leaves its figure');
+          for (const [b, t] of boxes.slice(i + 1))
+            if (a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 4 && b.top < a.bottom - 4)
+              bad.push(s + ' | ' + t);
+        });
+      }
+      return bad;
+    })()"""
+    for width in (1366, 1920):
+        opened.resize(width, 768)
+        opened.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert opened.js(overlaps) == []
+        assert opened.js("document.documentElement.scrollWidth") <= width
+
+
+def test_dark_scheme_is_drawn_dark_and_saved_light(opened):
+    paper = "document.querySelector('#bars svg rect').getAttribute('fill')"
+    light = opened.js(paper)
+    opened.dark(True)
+    opened.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert opened.js(paper) != light
+    assert light in opened.js("exported('bars', 'svg').then((blob) => blob.text())")
+
+
+def test_a_measured_timeline_and_hostile_names(browser, tmp_path):
+    problem = small_problem(HOSTILE)
+    plan, _ = foremoe.Planner().plan(problem)
+    rows = [{"solver": HOSTILE, "skew_mean": 1.0, "predicted_stage_s": 0.1, "note": HOSTILE}]
+    write_report(tmp_path / "r.html", problem, plan, timelines=measured(plan), strategies=rows, source=HOSTILE)
+    browser.open(tmp_path / "r.html")
+    assert browser.js("document.body.dataset.ready") == "yes"
+    assert browser.js("document.getElementById('title').textContent").startswith("</script><script>alert(1)")
+    assert browser.js("document.querySelectorAll('body script').length") == browser.js("document.scripts.length")
+    lane = "timeline.lanes.find((lane) => lane.part === 'waits')"
+    assert "stood still 2.00 ms" in browser.js(f"timeline.source.describe({lane}, 0.003)")
+    ElementTree.fromstring(browser.js("exported('timeline', 'svg').then((blob) => blob.text())"))
+    assert browser.complaints() == [] and len(browser.requests()) == 1
+
+
+def test_one_row_and_one_rank_make_a_page(browser, tmp_path):
+    work = foremoe.Workload.from_counts(np.full((1, 1, 1, 8), 10), num_topk=2)
+    model = foremoe.Model.preset("mixtral-8x7b")
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=1), model=model, redundant=0)
+    plan, report = foremoe.Planner().plan(problem)
+    write_report(tmp_path / "r.html", problem, plan, planner_report=report)
+    browser.open(tmp_path / "r.html")
+    assert browser.js("document.body.dataset.ready") == "yes" and browser.complaints() == []
+
+
+def test_an_old_browser_gets_a_sentence(browser, page, tmp_path):
+    # The page's own policy forbids added scripts, so the missing piece is removed before it opens.
+    added = browser.call("Page.addScriptToEvaluateOnNewDocument", source="delete window.DecompressionStream")
+    try:
+        browser.open(page)
+        assert browser.js("document.body.dataset.ready") == "no"
+        assert "DecompressionStream" in browser.js("document.getElementById('trouble').textContent")
+        assert not browser.js("document.getElementById('trouble').hidden")
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
