@@ -93,9 +93,9 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     for use, position, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
         m = int(plan.order_M[position])
         for _ in range(G):  # those that wait for a copy to their source come a round later
-            for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))):
+            for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
                 landed_C[c] = landed(c, last=False)
-        for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)):
+        for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
             landed_C[c] = landed(c, last=True)
         for c in np.flatnonzero(t.need_C == use):
             reads[t.dst_C[c], t.layer_C[c], t.expert_C[c]] = t.buffer_C[c]
