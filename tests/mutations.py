@@ -240,7 +240,8 @@ def relayed_from_an_overwritten_buffer(b: Breaker) -> Plan:
 
 
 def overwritten_while_it_is_relayed(b: Breaker) -> Plan:
-    """A valid relay of what came for an earlier use, from a buffer that the next copy may land on too soon."""
+    """A valid relay of what came for an earlier use, from a buffer that the next copy may land on too soon. Often no use reads
+    that buffer any more, only the relay."""
     t = b.plan.transfers
     home_C = b.plan.home_LE[t.layer_C, t.expert_C] // b.plan.B
     places = []

@@ -97,7 +97,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
                 landed_C[c] = landed(c, last=False)
         for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
             landed_C[c] = landed(c, last=True)
-        for c in np.flatnonzero(t.need_C == use):
+        for c in np.flatnonzero(t.need_C == use).tolist():
             reads[t.dst_C[c], t.layer_C[c], t.expert_C[c]] = t.buffer_C[c]
         returns = []
         for slot, pairs_Z in sorted(_deal(plan, workload, split_G, m, layer).items()):
