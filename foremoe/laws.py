@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from foremoe.plan import Plan
     from foremoe.problem import Problem
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, U uses, D demands.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, K of them
+# relays, Z what lands in buffers (residents, then copies), U uses, D demands.
 
 SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere; a few places tell as much as thousands
 
@@ -236,11 +237,10 @@ def _check_transfers(found: _Found, plan: Plan) -> None:
         "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
         lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
     )  # fmt: skip
-    from_home = t.src_C == home_rank_LE[t.layer_C, t.expert_C]
     host_C = t.path_C == Path.HOST
     found.mask(
-        "residency", ~np.where(host_C, t.src_C == -1, from_home), "C",
-        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, not from its home rank (or -1 by host)",
+        "residency", ~np.where(host_C, t.src_C == -1, (t.src_C >= 0) & (t.src_C < G) & (t.src_C != t.dst_C)), "C",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is no other rank (nor -1 by host)",
     )  # fmt: skip
     found.mask(
         "buffers", t.after_C >= t.need_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}"
@@ -286,6 +286,13 @@ def _check_transfers(found: _Found, plan: Plan) -> None:
     used_UGR = replica_MLGR[plan.order_M[uses.micro_step_U], uses.layer_U]
     at_U, rank_D, slot_D = np.nonzero(used_UGR >= 0)
     expert_D, layer_D, use_D = used_UGR[at_U, rank_D, slot_D].astype(np.int64), uses.layer_U[at_U], uses.use_U[at_U]
+    num_read = len(use_D)
+    # A rank that passes on its own copy must hold it as a reader does, through the use for which it is passed on.
+    relay_K = np.flatnonzero(~host_C & (t.src_C != home_rank_LE[t.layer_C, t.expert_C]))
+    rank_D, expert_D, layer_D, use_D = (
+        np.concatenate([mine_D, column_C[relay_K].astype(np.int64)])
+        for mine_D, column_C in ((rank_D, t.src_C), (expert_D, t.expert_C), (layer_D, t.layer_C), (use_D, t.need_C))
+    )
     content_C = (dst * L + layer) * E + expert
     content_D = (rank_D * L + layer_D) * E + expert_D
     key_C = content_C * (end + 2) + need + 1
@@ -300,5 +307,20 @@ def _check_transfers(found: _Found, plan: Plan) -> None:
         missing_D, gone_D = np.ones(len(use_D), bool), np.zeros(len(use_D), bool)
     for mask_D, text in ((missing_D, "was never copied there"), (gone_D, "has been overwritten by then")):
         for d in np.flatnonzero(mask_D)[:SHOWN_PER_LAW]:
-            where = f"use {use_D[d]} (layer {layer_D[d]}), rank {rank_D[d]}, slot {B + slot_D[d]}"
+            reader = f"slot {B + slot_D[d]}" if d < num_read else f"to be passed on by copy {relay_K[d - num_read]}"
+            where = f"use {use_D[d]} (layer {layer_D[d]}), rank {rank_D[d]}, {reader}"
             found.add("residency", f"expert {expert_D[d]} {text} ({int(mask_D.sum())} uses in all).", where)
+
+    # Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is no relay.
+    relay_Z = len(dst) - len(t) + relay_K
+    from_Z = np.arange(len(dst))
+    same_use = ~missing_D[num_read:]
+    same_use[same_use] = need[copy_D[num_read:][same_use]] == need[relay_Z[same_use]]
+    from_Z[relay_Z[same_use]] = copy_D[num_read:][same_use]
+    end_Z = from_Z
+    for _ in range(len(dst).bit_length() if len(relay_K) else 0):
+        end_Z = end_Z[end_Z]
+    found.mask(
+        "residency", (from_Z[end_Z] != end_Z)[len(dst) - len(t) :], "C",
+        lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
+    )  # fmt: skip

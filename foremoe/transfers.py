@@ -31,15 +31,20 @@ class Transfers(ArrayValue):
     Attributes:
         micro_step_C: int32, micro-step whose tokens first use the copy.
         layer_C: int16.   phase_C: uint8, `Phase` of that use.   expert_C: int16, logical expert.
-        src_C: int16, rank the weights come from, -1 for the host store.   dst_C: int16, rank.
+        src_C: int16, rank the weights come from: the home rank, -1 for the host store, or a rank that passes on its own copy of
+            the expert (a relay, below).   dst_C: int16, rank.
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         path_C: uint8, `Path`; advice, an engine may take another one.
         buffer_C: int32, buffer of the destination; see `Slots.num_buffers`.
         need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
         after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
 
+    A relay's source holds the expert from an earlier record, from one of the same use, or from the start (resident slots). Its
+    own copy arrives before it is passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over:
+    no record may land on it with an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
+
     The gradient of a replica goes home after backward of (micro-step, layer); that is no record of its own. It takes the link
-    between the two ranks, peer or RDMA, also where the weights came from the host store: a host copy has no way back.
+    between the two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
     """
 
     micro_step_C: Array

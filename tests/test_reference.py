@@ -1,16 +1,19 @@
 """The reference executor equals the dense computation for every valid plan, and tells broken transfers from good ones."""
 
 import dataclasses
+from collections.abc import Callable
 
+import mutations
 import numpy as np
 import pytest
-from hypothesis import assume, given, note
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
-from mutations import copying_plans, mutated
+from mutations import Breaker, copying_plans, mutated, strangers
 
 from foremoe.errors import InputError
 from foremoe.plan import Plan
 from foremoe.problem import Problem
+from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.testing.pasteable import describe, evaluate
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import plan_of, random_placement, random_sources
@@ -18,6 +21,15 @@ from foremoe.testing.strategies import plans, problems
 from foremoe.transfers import Transfers
 
 TOLERANCE = 1e-10
+SMALL_RING = {"slots": SharedSlots(depth=1), "min_micro_steps": 3}
+RELAYED = {"min_ranks": 3, "max_base": 1, "max_redundant": 1}
+RELAYING = copying_plans(relays=1.0, **RELAYED)
+RELAY_BREAKS = {
+    mutations.relayed_before_it_is_there: copying_plans(**RELAYED),
+    mutations.relayed_in_a_circle: copying_plans(**RELAYED),
+    mutations.relayed_from_an_overwritten_buffer: copying_plans(**RELAYED, **SMALL_RING),
+    mutations.overwritten_while_it_is_relayed: copying_plans(relays=1.0, **RELAYED, slots=ResidentSlots(), min_micro_steps=3),
+}
 
 
 def worst_difference(problem: Problem, plan: Plan) -> float:
@@ -55,6 +67,37 @@ def test_transfers_that_pass_the_check_compute_what_dense_computes(data: st.Data
 
 
 @given(st.data())
+def test_plans_with_relays_compute_what_dense_computes(data: st.DataObject) -> None:
+    problem, plan = data.draw(RELAYING)
+    assert worst_difference(problem, plan) < TOLERANCE
+
+
+@given(st.data())
+def test_relays_that_pass_the_check_compute_what_dense_computes(data: st.DataObject) -> None:
+    problem, plan = data.draw(RELAYING)
+    transfers, home_C = data.draw(mutated(plan.transfers)), plan.home_LE[plan.transfers.layer_C, plan.transfers.expert_C]
+    relayed = np.flatnonzero((plan.transfers.src_C >= 0) & (plan.transfers.src_C != home_C // plan.B))
+    if len(relayed) and data.draw(st.booleans()):  # what may land on the source is what relays depend on
+        before = data.draw(st.sampled_from(plan.transfers.need_C[relayed].tolist())) - 1
+        after_C = plan.transfers.after_C.copy()
+        after_C[data.draw(st.integers(0, len(after_C) - 1))] = before
+        transfers = plan.transfers.replace(after_C=after_C)
+    broken = with_transfers(plan, transfers)
+    if not broken.violations(problem):
+        assert worst_difference(problem, broken) < TOLERANCE
+
+
+@pytest.mark.parametrize("break_one", RELAY_BREAKS, ids=lambda f: f.__name__)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_the_executor_sees_a_broken_relay(break_one: Callable[[Breaker], Plan], data: st.DataObject) -> None:
+    problem, plan = data.draw(RELAY_BREAKS[break_one])
+    broken = break_one(Breaker(problem, plan, np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))))
+    assert broken.violations(problem)
+    assert worst_difference(problem, broken) > TOLERANCE
+
+
+@given(st.data())
 def test_check_and_executor_both_see_a_missing_copy(data: st.DataObject) -> None:
     problem, plan = data.draw(copying_plans())
     c = data.draw(st.integers(0, len(plan.transfers) - 1))
@@ -81,8 +124,7 @@ def test_check_and_executor_both_see_weights_from_the_wrong_rank(data: st.DataOb
     problem, plan = data.draw(copying_plans())
     c = data.draw(st.integers(0, len(plan.transfers) - 1))
     src_C, path_C = plan.transfers.src_C.copy(), plan.transfers.path_C.copy()
-    home = plan.home_LE[plan.transfers.layer_C[c], plan.transfers.expert_C[c]] // plan.B
-    src_C[c], path_C[c] = (home + 1) % problem.G, 0
+    src_C[c], path_C[c] = data.draw(st.sampled_from(strangers(plan, c))), 0
     broken = with_transfers(plan, plan.transfers.replace(src_C=src_C, path_C=path_C))
     assert {v.law for v in broken.violations(problem)} == {"residency"}
     assert worst_difference(problem, broken) == float("inf")

@@ -100,13 +100,13 @@ class SplitSolver(abc.ABC):
 
 
 class PathSolver(abc.ABC):
-    """Level path: over which link each copy travels."""
+    """Level path: over which link each copy travels, and from which rank."""
 
     level: ClassVar[str] = "path"
 
     @abc.abstractmethod
     def solve(self, problem: Problem, transfers: Transfers) -> Transfers:
-        """Returns the same copies with `path_C` (and `src_C`: -1 from the host) chosen."""
+        """Returns the same copies with `path_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen."""
 
 
 class OrderSolver(abc.ABC):

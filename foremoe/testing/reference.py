@@ -50,8 +50,9 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
 
     Args:
         plan: homes in their base slots.   workload: the counts that were planned, or their load_MLGE.
-        land: ``"early"``: a copy lands as soon as its `after` is over; ``"late"``: just before its `need`. A wrong `after`
-            corrupts a result in one of the two.
+        land: ``"early"``: a copy lands as soon as its `after` is over and its source has it; ``"late"``: just before its `need`.
+            A relayed copy is read from its source until its `need`, so it lands again then. A wrong `after` corrupts a result
+            in one of the two.
 
     Raises:
         InputError: the plan moves homes, or the counts are not the plan's.
@@ -66,23 +67,37 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     buffer_G = np.full((G, head.slots.num_buffers(S - B, L), 2, HIDDEN, HIDDEN), np.nan)
     slot_grad_G = np.full_like(buffer_G, np.nan)
     reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> the buffer its weights are read from
+    holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> the (layer, expert) that landed there last
     for layer, g, s in np.argwhere(plan.resident_LGS >= 0) if plan.resident_LGS is not None else ():
         if s >= B:
             e, buffer = plan.resident_LGS[layer, g, s], layer * head.slots.num_buffers(S - B, 1) + s - B  # type: ignore[index]
-            buffer_G[g, buffer], reads[g, layer, e] = weight_LE[layer, e], buffer
+            buffer_G[g, buffer], reads[g, layer, e], holds[g, buffer] = weight_LE[layer, e], buffer, (layer, e)
 
     def owned(rank: int, layer: int, expert: int) -> Array:
         """What `rank` (-1: the host store) has at home; NaN for an expert that is not its own."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
+    def landed(c: int, last: bool) -> bool:
+        """Copies weights from where they are; NaN if they are nowhere at the last moment."""
+        src, key, at = int(t.src_C[c]), (int(t.layer_C[c]), int(t.expert_C[c])), (int(t.dst_C[c]), int(t.buffer_C[c]))
+        there = [buffer for (g, buffer), held in holds.items() if g == src and held == key]
+        weights = buffer_G[src, there[0]] if there else owned(src, *key)
+        if last or not np.isnan(weights).any():
+            buffer_G[at], holds[at] = weights, key
+            return True
+        return False
+
     apart = {(layer, phase) for _, _, layer, phase, _ in zip(*head.schedule.uses(L), strict=True)}
     activation_ZH, landed_C = np.full_like(input_ZH, np.nan), np.zeros(len(t), bool)
+    relayed_C = (t.src_C >= 0) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
     for use, position, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
         m = int(plan.order_M[position])
-        for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))):
-            buffer_G[t.dst_C[c], t.buffer_C[c]] = owned(t.src_C[c], t.layer_C[c], t.expert_C[c])
-            landed_C[c] = True
-        for c in np.flatnonzero(t.need_C == use):
+        for _ in range(G):  # those that wait for a copy to their source come a round later
+            for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
+                landed_C[c] = landed(c, last=False)
+        for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
+            landed_C[c] = landed(c, last=True)
+        for c in np.flatnonzero(t.need_C == use).tolist():
             reads[t.dst_C[c], t.layer_C[c], t.expert_C[c]] = t.buffer_C[c]
         returns = []
         for slot, pairs_Z in sorted(_deal(plan, workload, split_G, m, layer).items()):

@@ -15,8 +15,9 @@ from foremoe.plan import Plan
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
 from foremoe.slots import ResidentSlots
+from foremoe.transfers import Path
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, C copies.
 
 
 def random_placement(problem: Problem, rng: np.random.Generator, *, density: float = 0.7, evenness: float = 0.5) -> Placement:
@@ -78,6 +79,49 @@ def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = N
     if order_M is None:
         return plan
     return dataclasses.replace(plan, order_M=order_M).rederived()
+
+
+def with_relays(plan: Plan, rng: np.random.Generator, *, density: float = 1.0) -> Plan:
+    """The plan with some copies passed on by a random rank that holds the expert by then; slow and plain.
+
+    Where a source does not read it any more, what lands on its buffer next is made to wait.
+
+    Args:
+        density: chance that a copy that could be relayed is.
+    """
+    t, B, node_G = plan.transfers, plan.B, plan.header.cluster.node_of_rank_G
+    home_C = plan.home_LE[t.layer_C, t.expert_C] // B
+    src_C, path_C = home_C.copy(), np.where(node_G[home_C] == node_G[t.dst_C], Path.PEER, Path.RDMA)
+    # What lands: [rank, buffer, layer, expert, need, after]; residents first.
+    landings = [[*row, -1, -1] for row in _resident(plan)]
+    first = len(landings)
+    landings += np.stack([t.dst_C, t.buffer_C, t.layer_C, t.expert_C, t.need_C, t.after_C], axis=1).tolist()
+    settled = landings[:first]
+    shuffled = rng.permutation(len(t))
+    for c in shuffled[np.argsort(t.need_C[shuffled], kind="stable")].tolist():
+        dst, _, layer, expert, need, _ = landings[first + c]
+        holders = {}  # rank -> what would land on its copy too early
+        for rank, buffer, *what, at, _ in settled:
+            early = [one for one in landings if one[:2] == [rank, buffer] and one[4] > at and one[5] < need]
+            if what == [layer, expert] and rank not in (dst, home_C[c]) and all(one[4] > need for one in early):
+                holders[rank] = early
+        if holders and rng.random() < density:
+            src_C[c] = rng.choice(list(holders))
+            path_C[c] = Path.PEER if node_G[src_C[c]] == node_G[dst] else Path.RDMA
+            for one in holders[src_C[c]]:
+                one[5] = need
+        settled.append(landings[first + c])
+    after_C = np.array([one[5] for one in landings[first:]])
+    return dataclasses.replace(plan, transfers=t.replace(src_C=src_C, path_C=path_C, after_C=after_C))
+
+
+def _resident(plan: Plan) -> list[tuple[int, int, int, int]]:
+    """(rank, buffer, layer, expert) of what resident slots hold at the start."""
+    if plan.resident_LGS is None:
+        return []
+    pool = plan.header.slots.num_buffers(plan.header.redundant, 1)
+    found = np.argwhere(plan.resident_LGS[..., plan.B :] >= 0).tolist()
+    return [(g, layer * pool + r, layer, int(plan.resident_LGS[layer, g, plan.B + r])) for layer, g, r in found]
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:

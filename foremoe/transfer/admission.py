@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from foremoe.errors import InputError
 from foremoe.plan import Plan
+from foremoe.transfer.relays import relays_of
 
 
 def refusal(
@@ -33,6 +35,10 @@ def refusal(
     broken = plan.violations() if debug else []
     if broken:
         return f"the plan breaks a law: {broken[0]}."
+    try:
+        relays_of(plan, plan.transfers)
+    except InputError as error:
+        return str(error)
     wanted = resident_buffers(plan, rank)
     if wanted and held is None:
         return "the plan counts on replicas that are already there; begin it with same_weights=True, or plan without them."
@@ -66,6 +72,6 @@ def fingerprint(plan: Plan) -> str:
         plan.quota_MLGS,
         plan.order_M,
     )
-    for array in (*arrays, t.layer_C, t.expert_C, t.dst_C, t.path_C, t.buffer_C, t.need_C, t.after_C):
+    for array in (*arrays, t.layer_C, t.expert_C, t.src_C, t.dst_C, t.path_C, t.buffer_C, t.need_C, t.after_C):
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

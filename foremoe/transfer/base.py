@@ -122,7 +122,8 @@ class TransferBackend(abc.ABC):
 
         Raises:
             TransferError: it failed or took longer than `timeout_s`. Nothing is known of the destination's contents, and nothing
-                of this handle is written to it any more.
+                of this handle is written to it any more. A source may be written then: what was not read of it by now makes the
+                destination's `wait` fail, too.
             StaleWeights: a one-sided source has weights of another version.
         """
 

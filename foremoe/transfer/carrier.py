@@ -12,10 +12,10 @@ import numpy as np
 from foremoe.arrays import Array
 from foremoe.errors import InputError, StaleWeights
 from foremoe.plan import Plan
-from foremoe.solvers.deadline import choose_paths
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors, TransferBackend
 from foremoe.transfer.group import Group
 from foremoe.transfer.programme import Programme
+from foremoe.transfer.relays import anew, carried
 from foremoe.transfer.timeline import Event
 from foremoe.transfers import Path
 
@@ -35,6 +35,7 @@ class Batch:
     start_s: float
     done: bool = False
     error: Exception | None = None
+    exposed_s: float = 0.0  # waited for before the use that needs it, to pass copies on
 
 
 class Carrier:
@@ -43,6 +44,10 @@ class Carrier:
     A copy's backend is the first one, in the order given, that serves its path; all ranks agree on it (`route_C`). A one-sided
     pull that fails is tried again over the other one-sided backends at once, by this rank alone. A two-sided backend that failed
     anywhere is given up by all ranks together at the next pass boundary, and its remaining copies get new paths.
+
+    A relay is sent from this rank's slot buffer, once its own copy is there, where both take the same two-sided backend; all
+    others come from home, and after a backend was given up all copies do. A rank that has nothing to pass on does not start its
+    end, which is a failure of the backend like any other.
     """
 
     def __init__(self, backends: Sequence[TransferBackend], buffers: Buffers, group: Group, timeout_s: float) -> None:
@@ -73,17 +78,22 @@ class Carrier:
         """No backend can bring gradients home."""
         return all(backend.one_sided for backend in self.backends)
 
-    def begin(self, plan: Plan, programme: Programme, version: int) -> None:
+    def begin(self, plan: Plan, prefetch: int, version: int) -> None:
         """Takes over a plan's copies; collective."""
-        self.plan, self.programme, self.version, self.zero_s = plan, programme, version, time.perf_counter()
+        self.plan, self.version, self.zero_s = plan, version, time.perf_counter()
         self.events: list[Event] = []
         # A pull may have failed for a passing reason; two-sided backends are given up for good, by all ranks.
         self._sick -= {b for b, x in enumerate(self.backends) if x.one_sided}
         self._batch_C: dict[int, Batch] = {}
         self._batches: list[Batch] = []
-        self.path_C, self.route_C = plan.transfers.path_C, np.full(len(plan.transfers), _NO_WAY)
-        unserved = [Path(p) for p in np.unique(self.path_C).tolist() if self._backend_for(p) == _NO_WAY]
-        self._choose(0, keep_advice=not unserved)
+        self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
+        self._lacking: set[int] = set()  # copies that did not arrive here
+        two_sided_P = np.array([b == _NO_WAY or not self.backends[b].one_sided for b in self._backend_P])
+        chosen = carried(plan, self._backend_P, two_sided_P)
+        self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
+        self.path_C, self.src_C = chosen.path_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
+        self.route_C = self._backend_P[self.path_C]
+        self._publish(0)
         # After a backend was given up, rows whose copies have no way left run at home.
         if (self.route_C == _NO_WAY).any() and not self.retired:
             lost = Path(int(self.path_C[np.argmin(self.route_C)]))
@@ -108,11 +118,22 @@ class Carrier:
             batch = self._batch_C.pop(c, None)
             delivered = batch.backend if batch is not None and self._wait(batch) else self._pull_elsewhere(c, batch)
             exposed_s = time.perf_counter() - begin
+            if batch is not None:
+                exposed_s, batch.exposed_s = exposed_s + batch.exposed_s, 0.0  # a batch is waited for once
             outcome = "missing" if delivered == _NO_WAY else "done" if delivered == self.route_C[c] else "failed over"
             if delivered == _NO_WAY:
                 missing.append(c)
+                self._lacking.add(c)
             self._record(c, batch, delivered, exposed_s, outcome)
         return missing
+
+    def release(self, position: int) -> None:
+        """The use at `position` is over: waits until what was passed on for it has left this rank's buffers.
+
+        All ranks have the copies that a use needs before they exchange its tokens, so there is hardly anything to wait for.
+        """
+        for batch in self._passed_on.pop(position, ()):
+            self._wait(batch)
 
     def agree(self, position: int) -> list[int]:
         """At a pass boundary: which two-sided backends failed on any rank since the last one. Collective."""
@@ -137,7 +158,12 @@ class Carrier:
         for batch in self._batches:
             if batch.backend in lost:
                 self._wait(batch)
-        self._choose(position, keep_advice=False)
+        later_C = self.programme.need_C >= position
+        chosen = anew(self.plan, self._backend_P, relay=0)
+        self.path_C = np.where(later_C, chosen.path_C, self.path_C)
+        self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
+        self.route_C = np.where(later_C, self._backend_P[self.path_C], self.route_C)
+        self._publish(position)
         for start in range(position + 1):
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
 
@@ -166,16 +192,9 @@ class Carrier:
         if errors:
             raise errors[0]
 
-    def _choose(self, position: int, keep_advice: bool) -> None:
-        """Sets path and route of the copies needed from `position` on, and publishes what will be pulled. Collective."""
+    def _publish(self, position: int) -> None:
+        """Publishes what will be pulled for uses from `position` on. Collective."""
         later_C = self.programme.need_C >= position
-        if not keep_advice:
-            allowed = [path for path in Path if self._backend_for(path) != _NO_WAY]
-            head = self.plan.header
-            chosen = choose_paths(self.plan.transfers, self.plan.home_LE, head.cluster, head.model.expert_bytes, allowed)
-            self.path_C = np.where(later_C, chosen.path_C, self.path_C)
-        backend_P = np.array([self._backend_for(path) for path in Path])
-        self.route_C = np.where(later_C, backend_P[self.path_C], self.route_C)
         one_sided = np.array([x.one_sided for x in self.backends])
         pulled_C = later_C & (self.route_C != _NO_WAY) & one_sided[self.route_C]
         for b, backend in enumerate(self.backends):
@@ -190,29 +209,54 @@ class Carrier:
         columns = np.stack([t.layer_C[mask_C], t.expert_C[mask_C], self.programme.home_C[mask_C], t.dst_C[mask_C]], axis=1)
         return [Entry(*row) for row in np.unique(columns, axis=0).tolist()]
 
+    @property
+    def _backend_P(self) -> Array:
+        return np.array([self._backend_for(path) for path in Path])
+
     def _backend_for(self, path: int) -> int:
         return next((b for b, x in enumerate(self.backends) if Path(path) in x.paths and b not in self.retired), _NO_WAY)
 
     def _launch(self, copies: Sequence[int]) -> None:
-        """Starts copies, a batch for each backend and use that needs them; both ends form the same batches."""
-        batches: dict[tuple[int, int], list[int]] = {}
+        """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
+        t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int, int], list[int]]()
         for c in copies:
             b = int(self.route_C[c])
-            if b != _NO_WAY and self.backends[b].one_sided:
-                if self.plan.transfers.dst_C[c] != self.group.rank:
-                    continue
-                if b in self._sick:
-                    b = next(iter(self._other_pulls(b)), _NO_WAY)
+            one_sided = b != _NO_WAY and self.backends[b].one_sided
+            if t.dst_C[c] != me and (one_sided or self.src_C[c] != me):
+                continue
+            if one_sided and b in self._sick:
+                b = next(iter(self._other_pulls(b)), _NO_WAY)
             if b != _NO_WAY:
-                batches.setdefault((int(self.programme.need_C[c]), b), []).append(c)
-        for (_, b), members in batches.items():
+                depth = int(self.programme.relays.depth_C[c])
+                batches.setdefault((depth, int(self.programme.need_C[c]), b), []).append(c)
+        for (_, need, b), members in batches.items():
+            passed_on = [c for c in members if self._from_buffer(c, b)]
+            for c in passed_on:
+                self._await_own(int(self.programme.relays.parent_C[c]))
             self._start(b, members)
+            if passed_on:
+                self._passed_on.setdefault(need, []).append(self._batches[-1])
+
+    def _from_buffer(self, c: int, b: int) -> bool:
+        """Whether this rank passes a copy on out of one of its slot buffers."""
+        return not self.backends[b].one_sided and self.src_C[c] == self.group.rank != self.programme.home_C[c]
+
+    def _await_own(self, c: int) -> None:
+        """Waits for this rank's own copy of what it passes on."""
+        batch = self._batch_C.get(c)
+        if batch is not None:
+            begin = time.perf_counter()
+            if not self._wait(batch):
+                self._lacking.add(c)
+            batch.exposed_s += time.perf_counter() - begin
 
     def _start(self, b: int, members: list[int]) -> None:
         batch = Batch(b, tuple(members), None, self.clock())
         try:
             if b in self._sick and not self.backends[b].one_sided:
                 raise RuntimeError(f"{self.name(b)} has failed on this rank before")
+            if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
+                raise RuntimeError("what this rank should pass on did not arrive here")
             batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
         except StaleWeights:
             raise
@@ -224,12 +268,16 @@ class Carrier:
                 self._batch_C[c] = batch
 
     def _copy(self, c: int, b: int) -> Copy:
-        t, me = self.plan.transfers, self.group.rank
-        backend, home = self.backends[b], int(self.programme.home_C[c])
+        t, me, backend = self.plan.transfers, self.group.rank, self.backends[b]
         layer, expert, dst = int(t.layer_C[c]), int(t.expert_C[c]), int(t.dst_C[c])
-        src: Tensors | None = self.buffers.home(layer, expert) if home == me and not backend.one_sided else None
+        rank = int(self.programme.home_C[c] if backend.one_sided else self.src_C[c])
+        src: Tensors | None = None
+        if self._from_buffer(c, b):
+            src = self.buffers.slot(int(self.programme.relays.buffer_C[c]))
+        elif rank == me and not backend.one_sided:
+            src = self.buffers.home(layer, expert)
         into: Tensors | None = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
-        return Copy(c, layer, expert, HOST if backend.paths == {Path.HOST} else home, dst, src, into)
+        return Copy(c, layer, expert, HOST if backend.paths == {Path.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch) -> bool:
         """True once the batch's copies are done; a failure is kept in the batch."""
@@ -273,14 +321,16 @@ class Carrier:
 
     def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
-        host = delivered != _NO_WAY and self.backends[delivered].paths == {Path.HOST}
+        pulled = delivered != _NO_WAY and self.backends[delivered].one_sided
+        host = pulled and self.backends[delivered].paths == {Path.HOST}
+        rank = int(self.programme.home_C[c] if pulled else self.src_C[c])
         self.events.append(
             Event(
                 kind="weights",
                 micro_step=int(t.micro_step_C[c]),
                 layer=int(t.layer_C[c]),
                 expert=int(t.expert_C[c]),
-                src_rank=HOST if host else int(self.programme.home_C[c]),
+                src_rank=HOST if host else rank,
                 backend="" if delivered == _NO_WAY else self.name(delivered),
                 num_bytes=sum(x.numel() * x.element_size() for x in self.buffers.slot(int(t.buffer_C[c]))),
                 start_s=ready_s if batch is None else batch.start_s,

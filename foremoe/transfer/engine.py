@@ -19,7 +19,6 @@ from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
 from foremoe.transfer.group import Group, as_group
-from foremoe.transfer.programme import Programme
 from foremoe.transfer.residency import Residency, residency
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.timeline import Timeline
@@ -115,10 +114,10 @@ class Engine:
         self._watch = watch
         self._version += not same_weights
         self._held = resident_buffers(plan, rank)
-        self._programme = Programme.of(plan, rank, self.prefetch)
         self._trains = plan.header.schedule.trains
         try:
-            self._carrier.begin(plan, self._programme, self._version)
+            self._carrier.begin(plan, self.prefetch, self._version)
+            self._programme = self._carrier.programme
             self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
         except TransferError as error:
             self._fail(error)
@@ -211,6 +210,7 @@ class Engine:
                 f"{_use(micro_step, layer, phase)} is released before gradients({micro_step}, {layer}), which would lose those "
                 "of replicas; call it first."
             )
+        self._carrier.release(position)
         if self.debug:
             for buffer in self._programme.frees.get(position, ()):
                 spoil(self.buffers.slot(buffer))

@@ -17,7 +17,7 @@ from foremoe.schedule import Schedule
 from foremoe.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.testing.samples import plan_of, random_placement, random_sources
+from foremoe.testing.samples import plan_of, random_placement, random_sources, with_relays
 from foremoe.testing.strategies import plans, problems
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.pinned_host import PinnedHost
@@ -46,7 +46,13 @@ def cases(draw: st.DrawFn, **options: float) -> Case:
 
 @st.composite
 def busy_cases(
-    draw: st.DrawFn, schedule: str = "", slots: Slots | None = None, host: bool = False, max_ranks: int = 4, **options: float
+    draw: st.DrawFn,
+    schedule: str = "",
+    slots: Slots | None = None,
+    host: bool = False,
+    relays: bool = False,
+    max_ranks: int = 4,
+    **options: float,
 ) -> Case:
     """Many copies; `schedule` of `SCHEDULES` and `slots` of `SLOTS`, by default any."""
     schedule, slots = schedule or draw(st.sampled_from(SCHEDULES)), slots or draw(st.sampled_from(SLOTS))
@@ -56,6 +62,8 @@ def busy_cases(
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=1.0, evenness=20.0)
     plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
+    if relays:
+        plan = with_relays(plan, rng)
     return _case(draw, problem, by_host(plan, rng) if host else plan, rng, options)
 
 
@@ -110,6 +118,18 @@ def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
 def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slots: Slots, data: st.DataObject) -> None:
     case = data.draw(busy_cases(schedule=schedule, slots=slots))
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, data.draw(st.integers(0, 3))))
+
+
+@given(busy_cases(relays=True), st.integers(0, 3))
+@settings(max_examples=15)
+def test_plans_with_relays_equal_the_dense_model(case: Case, prefetch: int) -> None:
+    assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
+
+
+@given(busy_cases(relays=True, max_ranks=3))
+@settings(max_examples=5)
+def test_on_processes_with_relays(case: Case) -> None:
+    assert_equal(case, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))
 
 
 @given(busy_cases(unplanned=0.05))

@@ -3,17 +3,25 @@
 import dataclasses
 
 import numpy as np
-from hypothesis import given, note
+import pytest
+from hypothesis import given, note, target
 from hypothesis import strategies as st
 from solver_util import make_problem
 
+from foremoe.errors import InputError
+from foremoe.parsing import parse
 from foremoe.placement import Placement
+from foremoe.planner import Planner
 from foremoe.slots import SharedSlots
 from foremoe.solvers.deadline import Deadline, choose_paths, copy_seconds
 from foremoe.testing import describe, placements, problems
+from foremoe.testing.reference import dense_reference, run_reference
+from foremoe.testing.samples import random_sources
 from foremoe.transfers import Path, Transfers, derive_transfers
 
 PROBLEMS = problems(min_ranks=2, min_redundant=1)
+# Few experts on several ranks: the same one goes to many, and stays with some.
+SPREAD = problems(min_ranks=4, max_base=1, min_redundant=1, max_redundant=2, min_micro_steps=2, max_pairs=12, replicas=("any",))
 
 
 def copies_of(problem, placement):
@@ -54,6 +62,72 @@ def test_paths_are_those_of_list_scheduling_by_hand(data):
     assert Deadline().solve(problem, found).same_as(found)
 
 
+def relays_by_hand(problem, transfers, relay):
+    """As `paths_by_hand`, and every rank that certainly holds the expert is asked when it could pass it on."""
+    t, node_of, out = transfers, problem.cluster.node_of_rank_G, {}
+    seconds = copy_seconds(problem.cluster, problem.model.expert_bytes)
+    arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
+    kept = []  # (rank, buffer, layer, expert, use it came for) of residents and of copies from ranks
+    if problem.resident_LGS is not None:
+        for layer, g, r in np.argwhere(problem.resident_LGS[:, :, problem.B :] >= 0).tolist():
+            pool = problem.slots.num_buffers(problem.R, 1)
+            kept.append((g, layer * pool + r, layer, int(problem.resident_LGS[layer, g, problem.B + r]), -1))
+    landings = list(zip(*(a.tolist() for a in (t.dst_C, t.buffer_C, t.need_C, t.after_C)), strict=True))
+    for need in sorted(set(t.need_C.tolist())):
+        free = {}
+        for c in np.flatnonzero(t.need_C == need).tolist():
+            dst, layer, expert = int(t.dst_C[c]), int(t.layer_C[c]), int(t.expert_C[c])
+            home = int(problem.home_LE[layer, expert]) // problem.B
+            sources = [(0, home, 0.0, 0)]
+            for rank, buffer, *what, since in kept:
+                stays = not any(x[:2] == (rank, buffer) and x[2] > since and x[3] < need for x in landings)
+                ready, hops = arrived.get((need, rank, layer, expert), (0.0, 0))
+                if what == [layer, expert] and stays and rank != dst and hops < relay:
+                    sources.append((2, rank, ready, hops + 1))
+            found = []
+            for kind, src, ready, hops in sources:
+                path = Path.PEER if node_of[src] == node_of[dst] else Path.RDMA
+                links = [(path, "out", src), (path, "in", dst)]
+                end = max(ready, *(free.get(link, 0.0) for link in links)) + seconds[path]
+                found.append((end, kind, int(path), src, links, hops))
+            host = (Path.HOST, "in", dst)
+            found.append((free.get(host, 0.0) + seconds[Path.HOST], 1, int(Path.HOST), -1, [host], 0))
+            end, _, path, src, links, hops = min(found, key=lambda way: way[:4])
+            free.update(dict.fromkeys(links, end))
+            out[c] = (path, src)
+            if path != Path.HOST:
+                arrived[need, dst, layer, expert] = end, hops
+                kept.append((dst, int(t.buffer_C[c]), layer, expert, need))
+    return [out[c] for c in range(len(t))]
+
+
+@given(st.data())
+def test_relays_are_those_of_list_scheduling_by_hand(data):
+    problem = data.draw(st.one_of(PROBLEMS, SPREAD))
+    note(describe(problem))
+    relay = data.draw(st.sampled_from([1, 2, 9]))
+    transfers = copies_of(problem, data.draw(placements(problem)))
+    found = Deadline(relay=relay).solve(problem, transfers)
+    assert list(zip(found.path_C.tolist(), found.src_C.tolist(), strict=True)) == relays_by_hand(problem, transfers, relay)
+    assert Deadline(relay=relay).solve(problem, found).same_as(found)
+    assert Deadline().solve(problem, found).same_as(Deadline().solve(problem, transfers))
+
+
+@given(st.data())
+def test_plans_with_relays_obey_the_laws_and_compute_what_dense_computes(data):
+    problem = data.draw(SPREAD)
+    note(describe(problem))
+    planner = Planner(rank=(), guard=False, path=Deadline(relay=data.draw(st.sampled_from([1, 9]))))
+    plan, _ = planner.plan(problem, data.draw(placements(problem)), num_threads=1)
+    plan.check(problem)
+    assert parse(plan.header.planner) == planner
+    t = plan.transfers
+    target(float(((t.src_C >= 0) & (t.src_C != problem.home_LE[t.layer_C, t.expert_C] // problem.B)).sum()))
+    load_MLGE = random_sources(problem, np.random.default_rng(7))
+    dense = dense_reference(load_MLGE, backward=problem.schedule.trains)
+    assert all(run_reference(plan, load_MLGE, land=land).difference(dense) < 1e-10 for land in ("early", "late"))
+
+
 @given(st.data())
 def test_a_copy_never_crosses_nodes_by_peer_nor_stays_inside_by_rdma(data):
     problem = data.draw(PROBLEMS)
@@ -87,12 +161,12 @@ def test_a_way_that_is_not_there_is_not_taken(data):
     assert ((ask(Path.PEER, Path.HOST).path_C == Path.HOST) | (node_G[home_C] == node_G[transfers.dst_C])).all()
 
 
-def fan_out(num_ranks, **links):
-    """Expert 0, at home on rank 0, copied to every other rank of the node in one use."""
+def fan_out(num_ranks, alone=False, **links):
+    """Expert 0, at home on rank 0, copied to every other rank in one use; all in one node, or rank 0 `alone` in another."""
     load_E = np.zeros(num_ranks, np.int32)
     load_E[0] = 10 * num_ranks
-    problem = make_problem(load_E[None, None], np.zeros(num_ranks, int), 1)
-    cluster = dataclasses.replace(problem.cluster, peer_latency_s=0.0, host_latency_s=0.0, **links)
+    problem = make_problem(load_E[None, None], np.minimum(np.arange(num_ranks), int(alone)), 1)
+    cluster = dataclasses.replace(problem.cluster, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0, **links)
     problem = dataclasses.replace(problem, cluster=cluster, slots=SharedSlots())
     expert_NGS, quota_NGS = problem.static().expert_NGS.copy(), problem.static().quotas_NGS.copy()
     expert_NGS[0, 1:, 1], quota_NGS[0, 1:, 1], quota_NGS[0, 0, 0] = 0, 10, 10
@@ -113,6 +187,42 @@ def test_a_slow_host_link_is_left_alone():
     assert (found.path_C == Path.PEER).all() and (found.src_C == 0).all()
 
 
+def test_one_copy_crosses_nodes_and_a_rank_there_passes_it_on():
+    problem, transfers = fan_out(9, alone=True, peer_bytes_per_s=400e9, rdma_bytes_per_s=20e9, host_bytes_per_s=1e9)
+    home, relayed = Deadline().solve(problem, transfers), Deadline(relay=True).solve(problem, transfers)
+    forward_C = transfers.need_C == transfers.need_C[0]
+    assert (home.path_C[forward_C] == Path.RDMA).sum() == 8
+    assert (relayed.path_C[forward_C] == Path.RDMA).sum() == 1
+    assert relayed.src_C[forward_C].tolist() == [0] + [1] * 7
+
+
+def test_inside_a_node_relays_form_a_tree():
+    problem, transfers = fan_out(8, peer_bytes_per_s=400e9, host_bytes_per_s=1e9)
+    src_C = Deadline(relay=9).solve(problem, transfers).src_C[transfers.need_C == transfers.need_C[0]]
+    # Rounds of one copy each: 0 -> 1; 0 -> 2 and 1 -> 3; then four at once.
+    assert src_C.tolist() == [0, 0, 1, 0, 1, 2, 3]
+    assert Deadline(relay=1).solve(problem, transfers).src_C[transfers.need_C == transfers.need_C[0]].tolist() == [
+        0,
+        0,
+        1,
+        0,
+        1,
+        2,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("relay", [-1, 1.5, "yes", None])
+def test_a_senseless_number_of_relays_is_refused(relay):
+    with pytest.raises(InputError, match="relay is how many"):
+        Deadline(relay=relay)
+
+
+def test_without_relays_nothing_has_changed_its_name():
+    assert repr(Deadline()) == repr(Deadline(relay=False)) == "Deadline()" and parse("Deadline(relay=True)") == Deadline(relay=1)
+
+
 def test_no_copies_are_no_problem():
     problem, transfers = fan_out(4, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
-    assert len(Deadline().solve(problem, transfers.take(np.zeros(0, np.int64)))) == 0
+    for relay in (False, True):
+        assert len(Deadline(relay=relay).solve(problem, transfers.take(np.zeros(0, np.int64)))) == 0

@@ -121,3 +121,74 @@ class Shelf(TransferBackend):
 
     def close(self):
         self.shelf.pop(id(self.group.board), None)
+
+
+class Ordered(Local):
+    """Two-sided, and as strict about order as NCCL: the copies of a `start` begin when those of all earlier ones on this rank are
+    done, so ranks that start them in different orders wait for each other for ever."""
+
+    _lock = threading.Condition()
+
+    def open(self, rank, group, buffers):
+        super().open(rank, group, buffers)
+        self.queues = group.gather([])
+
+    def start(self, copies):
+        batch = {"copies": {one.key: one for one in copies}, "done": set()}
+        with self._lock:
+            self.queues[self._rank].append(batch)
+            self._go_on()
+        return batch
+
+    def _go_on(self):
+        moved = True
+        while moved:
+            moved = False
+            for queue in self.queues:
+                while queue and len(queue[0]["done"]) == len(queue[0]["copies"]):
+                    queue.pop(0)
+                    moved = True
+            heads = [queue[0] if queue else None for queue in self.queues]
+            for rank, head in enumerate(heads):
+                for key, one in head["copies"].items() if head is not None else ():
+                    other = heads[one.dst_rank]
+                    if rank == one.src_rank and key not in head["done"] and other is not None and key in other["copies"]:
+                        for into, have in zip(other["copies"][key].dst, one.src, strict=True):
+                            into.copy_(have)
+                        head["done"].add(key)
+                        other["done"].add(key)
+                        moved = True
+        self._lock.notify_all()
+
+    def wait(self, handle, timeout_s):
+        with self._lock:
+            if not self._lock.wait_for(lambda: len(handle["done"]) == len(handle["copies"]), timeout_s):
+                raise TransferError("copies wait for each other")
+
+
+class Lazy(Local):
+    """Two-sided; nothing moves before one of the ends waits: a source that is not waited for is read when its destination is."""
+
+    _lock = threading.Condition()
+
+    def open(self, rank, group, buffers):
+        super().open(rank, group, buffers)
+        self.ends = group.gather({})[0]
+
+    def start(self, copies):
+        with self._lock:
+            for one in copies:
+                self.ends.setdefault(one.key, {})["src" if one.src is not None else "dst"] = one
+            self._lock.notify_all()
+        return [self.ends[one.key] for one in copies]
+
+    def wait(self, handle, timeout_s):
+        with self._lock:
+            if not self._lock.wait_for(lambda: all(len(ends) >= 2 for ends in handle), timeout_s):
+                raise TransferError("the other end did not come")
+            for ends in handle:
+                if "done" not in ends:
+                    ends["done"] = True
+                    self.ends.pop(ends["src"].key)
+                    for into, have in zip(ends["dst"].dst, ends["src"].src, strict=True):
+                        into.copy_(have)

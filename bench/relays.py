@@ -1,0 +1,133 @@
+"""What relays save: when the copies of a use are in place, by list scheduling, and how often one expert crosses one link.
+
+    python -m bench.relays [--ranks 64] [--redundant 1] [--layers 4] [--micro-steps 8] [--objective time] [--out FILE]
+
+Synthetic Qwen3-30B-A3B in 8-rank nodes. Every plan is checked; its copies are then scheduled again, in the order of the plan,
+over the links that they name: seconds are those of `Deadline`'s links, no measurement. The engine starts a relay one use after
+the copy that it passes on, so a plan with relays wants that many uses of prefetch more to hide its copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from bench.run import hardware
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.plan import Plan
+from foremoe.planner import Planner
+from foremoe.problem import Problem
+from foremoe.slots import ResidentSlots
+from foremoe.solvers.deadline import choose_paths, copy_seconds
+from foremoe.synthetic import synthetic_workload
+from foremoe.transfers import Path as Link
+from foremoe.transfers import Transfers
+
+# Letters: C copies, G ranks, U uses with copies.
+
+COLUMNS = (
+    "ways", "copies per use", "relayed", "by RDMA", "by host", "mean us", "p99 us", "largest us", "largest egress", "RDMA egress",
+    "same expert, same node",
+)  # fmt: skip
+
+
+def in_place_s(plan: Plan, transfers: Transfers) -> Array:
+    """Seconds until the copies of every use are in place, [U]: each waits for its source's copy and for both ends of its link."""
+    t, seconds = transfers, copy_seconds(plan.header.cluster, plan.header.model.expert_bytes)
+    found = []
+    for need in np.unique(t.need_C):
+        free: dict[tuple[str, int, int], float] = {}
+        there: dict[tuple[int, int, int], float] = {}
+        # Deadline schedules in this order, so what a relay waits for comes before it.
+        for c in np.flatnonzero(t.need_C == need).tolist():
+            path, src, dst = int(t.path_C[c]), int(t.src_C[c]), int(t.dst_C[c])
+            what = int(t.layer_C[c]), int(t.expert_C[c])
+            ends = [("in", path, dst)] if path == Link.HOST else [("in", path, dst), ("out", path, src)]
+            end = max(there.get((src, *what), 0.0), *(free.get(link, 0.0) for link in ends)) + seconds[path]
+            free.update(dict.fromkeys(ends, end))
+            there[dst, *what] = end
+        found.append(max(there.values()))
+    return np.array(found)
+
+
+def fan_out(transfers: Transfers, mask_C: Array) -> int:
+    """The most copies of one use that leave one rank by one class of links."""
+    t = transfers.take(mask_C & (transfers.src_C >= 0))
+    return int(np.unique(np.stack([t.need_C, t.src_C, t.path_C]), axis=1, return_counts=True)[1].max(initial=0))
+
+
+def crossings(plan: Plan, transfers: Transfers) -> int:
+    """The most copies of one expert into one node by RDMA, in one use."""
+    t = transfers.take(transfers.path_C == Link.RDMA)
+    node_C = plan.header.cluster.node_of_rank_G[t.dst_C]
+    return int(np.unique(np.stack([t.need_C, t.expert_C, node_C]), axis=1, return_counts=True)[1].max(initial=0))
+
+
+def row(name: str, plan: Plan, transfers: Transfers) -> str:
+    """One line of the table."""
+    t = transfers
+    dataclasses.replace(plan, transfers=t).check()
+    home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
+    relayed_C = (t.src_C >= 0) & (t.src_C != home_C)
+    seconds_U = in_place_s(plan, t) * 1e6
+    cells = [name, f"{len(t) / len(seconds_U):.1f}", f"{relayed_C.mean():.1%}", f"{(t.path_C == Link.RDMA).mean():.1%}"]
+    cells += [f"{(t.path_C == Link.HOST).mean():.1%}", f"{seconds_U.mean():.0f}", f"{np.quantile(seconds_U, 0.99):.0f}"]
+    cells += [f"{seconds_U.max():.0f}", str(fan_out(t, t.path_C >= 0)), str(fan_out(t, t.path_C == Link.RDMA))]
+    return "| " + " | ".join([*cells, str(crossings(plan, t))]) + " |"
+
+
+def table(problem: Problem) -> str:
+    """One line per set of ways."""
+    plan, _ = Planner().plan(problem)
+    model, cluster, pool = problem.model, problem.cluster, problem.slots.num_buffers(problem.R, 1)
+    links = (Link.PEER, Link.RDMA)
+    ways: dict[str, tuple[tuple[Link, ...], int]] = {
+        "home": (links, 0), "home, host": (tuple(Link), 0), "home, relay=1": (links, 1), "home, relay=9": (links, 9),
+        "home, host, relay=1": (tuple(Link), 1), "home, host, relay=9": (tuple(Link), 9),
+    }  # fmt: skip
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    for name, (allowed, relay) in ways.items():
+        chosen = choose_paths(
+            plan.transfers, plan.home_LE, cluster, model.expert_bytes, allowed, relay=relay, buffers_per_pool=pool
+        )
+        lines.append(row(name, plan, chosen))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--redundant", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--micro-steps", type=int, default=8)
+    parser.add_argument("--objective", choices=("time", "balance"), default="time")
+    parser.add_argument("--resident", action="store_true", help="resident slots instead of shared ones")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    work = synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=args.ranks, tokens_per_rank=8192, micro_steps=args.micro_steps, num_layers=args.layers,
+        seed=args.seed,
+    )  # fmt: skip
+    problem = Problem.of(
+        work, Cluster.preset("8xh100", num_ranks=args.ranks), redundant=args.redundant, cost=CostModel(objective=args.objective),
+        **({"slots": ResidentSlots(1)} if args.resident else {}),
+    )  # fmt: skip
+    options = " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items() if name not in ("out", "resident")
+    )
+    command = f"python -m bench.relays {options}{' --resident' * args.resident}"
+    text = f"# Relays\n\nMeasured on: {hardware()}. Command: `{command}`. Seconds of list scheduling.\n\n{table(problem)}\n"
+    print(text)
+    if args.out:
+        args.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
