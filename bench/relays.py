@@ -9,13 +9,11 @@ the copy that it passes on, so a plan with relays wants that many uses of prefet
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
-from bench.run import hardware
+from bench.output import command_line, emit, hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
@@ -101,7 +99,7 @@ def table(problem: Problem) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--redundant", type=int, default=1)
     parser.add_argument("--layers", type=int, default=4)
@@ -109,7 +107,6 @@ def main() -> None:
     parser.add_argument("--objective", choices=("time", "balance"), default="time")
     parser.add_argument("--resident", action="store_true", help="resident slots instead of shared ones")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     work = synthetic_workload(
         "qwen3-30b-a3b", num_ranks=args.ranks, tokens_per_rank=8192, micro_steps=args.micro_steps, num_layers=args.layers,
@@ -124,9 +121,7 @@ def main() -> None:
     )
     command = f"python -m bench.relays {options}{' --resident' * args.resident}"
     text = f"# Relays\n\nMeasured on: {hardware()}. Command: `{command}`. Seconds of list scheduling.\n\n{table(problem)}\n"
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    emit(text, args.out)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ class Rates(NamedTuple):
     ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_N)`` (and for sends in backward ``hide_backward_N``) where t is
     the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
 
-    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for exchange:
-    it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top of the average.
+    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for
+    exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top.
     """
 
     pair_s: float
@@ -110,7 +110,7 @@ class Rates(NamedTuple):
 
     @property
     def base_N(self) -> Array:
-        """float64 [N], seconds that no placement changes: the windows, without the mean load's exchange, which is counted twice."""
+        """float64 [N], seconds that no placement changes: windows, less the mean load's exchange, which is counted twice."""
         base_N: Array = self.window_passes * self.window_N - self.late_s * self.mean_N
         return base_N
 

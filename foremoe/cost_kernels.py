@@ -26,9 +26,9 @@ def feature_rows(  # type: ignore[no-untyped-def]
     slot_s,
     out_NF,
 ):
-    """Fills ``out_NF[low:high]``: seconds of the slowest rank at `pair_s`, and at `work_s`, per pair; pairs; pairs served on their own rank; inside their own
-    node (own rank included); largest number of copies through one rank and direction on peer links; on RDMA links; copies by
-    peer; copies by RDMA.
+    """Fills ``out_NF[low:high]``: seconds of the slowest rank at `pair_s`, and at `work_s`, per pair; pairs; pairs served on
+    their own rank; inside their own node (own rank included); largest number of copies through one rank and direction on peer
+    links; on RDMA links; copies by peer; copies by RDMA.
 
     A copy is any slot that holds, with a quota, an expert whose home is another rank. Without source ranks (``located``
     False) sources count as uniform.

@@ -83,9 +83,10 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
     begin_C = np.maximum(after_C + 1, need_C - prefetch).clip(0)
     feed_C, depth_C = _feeds(plan, t)
+    # As the engine does: a use later than the copy that is passed on, or in the same one if that would be too late.
     for depth in range(1, int(depth_C.max(initial=0)) + 1):
         relays = np.flatnonzero(depth_C == depth)
-        begin_C[relays] = np.maximum(begin_C[relays], begin_C[feed_C[relays]])
+        begin_C[relays] = np.maximum(begin_C[relays], np.minimum(begin_C[feed_C[relays]] + 1, need_C[relays]))
     order_C = np.lexsort((depth_C, need_C, begin_C))
     ahead_C = order_C[~late_C[order_C]]
     by_need_C = np.lexsort((depth_C, need_C))

@@ -31,6 +31,25 @@ def exchange_seconds(problem, plan, n):
     return max(out) * pair / cluster.peer_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
 
 
+def feeds(plan):
+    """Per copy: the copy that a relay passes on, else None; and how many relays it comes after."""
+    t, feed, depth_of = plan.transfers, [], {}
+    for c in range(len(t)):
+        home = plan.home_LE[t.layer_C[c], t.expert_C[c]] // plan.B
+        wanted = (t.layer_C[c], t.expert_C[c], t.src_C[c])
+        same = [
+            i for i in range(len(t)) if (t.layer_C[i], t.expert_C[i], t.dst_C[i]) == wanted and t.need_C[i] <= t.need_C[c]
+        ]  # fmt: skip
+        relay = t.src_C[c] not in (-1, home) and same
+        feed.append(max(same, key=lambda i: t.need_C[i]) if relay else None)
+    for c in range(len(t)):
+        at, depth = c, 0
+        while feed[at] is not None:
+            at, depth = feed[at], depth + 1
+        depth_of[c] = depth
+    return feed, depth_of
+
+
 def stage_seconds(problem, plan, prefetch, known, plan_s):
     """Seconds of the stage, and (start, end) of every copy."""
     cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
@@ -68,22 +87,24 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     def copy(c, release_G):
         src, dst = int(t.src_C[c]), int(t.dst_C[c])
         ready = max(release_G[g] for g in {src, dst} - {-1})
-        home = plan.home_LE[t.layer_C[c], t.expert_C[c]] // B
-        if src not in (-1, home):
-            same = [
-                i for i in times
-                if (t.layer_C[i], t.expert_C[i], t.dst_C[i]) == (t.layer_C[c], t.expert_C[c], src) and t.need_C[i] <= t.need_C[c]
-            ]  # fmt: skip
-            ready = max([ready, *(times[i][1] for i in sorted(same)[-1:])])
+        if feed[c] is not None:
+            ready = max(ready, times[feed[c]][1])
         times[c] = send(src, dst, Path(int(t.path_C[c])), model.expert_bytes, ready)
 
     uses = problem.schedule.uses(problem.L)
     triples = list(zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
     blocks = {(m, layer) for m, layer, phase in triples if phase == Phase.REFORWARD}
+    feed, depth_of = feeds(plan)
+    late = {c for c in range(len(t)) if known == "router" and t.phase_C[c] == Phase.FORWARD}
+    begin = {c: max(0, t.need_C[c] - prefetch, t.after_C[c] + 1) for c in range(len(t))}
+    for c in sorted(range(len(t)), key=lambda c: depth_of[c]):
+        if feed[c] is not None:
+            begin[c] = max(begin[c], min(begin[feed[c]] + 1, t.need_C[c]))
+    in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], c))
     begins = defaultdict(list)
-    for c in range(len(t)):
-        if not (known == "router" and t.phase_C[c] == Phase.FORWARD):
-            begins[max(0, t.need_C[c] - prefetch, t.after_C[c] + 1)].append(c)
+    for c in in_order:
+        if c not in late:
+            begins[begin[c]].append(c)
     shared = isinstance(problem.slots, SharedSlots)
     depth = problem.slots.num_buffers(1, 1)
     gone = defaultdict(list)  # buffer -> ends of gradients that left it
@@ -106,7 +127,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 compute_G[g] += quota * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
                 if quota > 0 or (s < B and problem.load_NE[n, e] > 0):
                     compute_G[g] += cluster.slot_overhead_s
-        needed = [c for c in range(len(t)) if t.need_C[c] == u]
+        needed = [c for c in in_order if t.need_C[c] == u]
         again = phase == Phase.BACKWARD and problem.schedule.reforward and (int(uses.micro_step_U[u]), l) not in blocks
         if phase != Phase.BACKWARD or again:
             now = max(ready_G[g] + window_G[g] + slow.pop(g, 0.0) for g in range(G))

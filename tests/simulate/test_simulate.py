@@ -14,6 +14,7 @@ from foremoe.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange
 from foremoe.testing import strategies as draws
+from foremoe.testing.samples import with_relays
 
 PREFETCH = st.integers(0, 3)
 KNOWN = st.sampled_from(["rollout", "router"])
@@ -22,7 +23,9 @@ KNOWN = st.sampled_from(["rollout", "router"])
 @st.composite
 def cases(draw, **limits):
     problem = draw(draws.problems(sources=True, max_micro_steps=3, max_layers=3, **limits))
-    return problem, draw(draws.plans(problem))
+    plan = draw(draws.plans(problem))
+    seed = draw(st.none() | st.integers(0, 2**32 - 1))
+    return problem, plan if seed is None else with_relays(plan, np.random.default_rng(seed))
 
 
 def faster(problem, factor=4.0):
