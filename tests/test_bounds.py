@@ -12,7 +12,9 @@ from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel, Rates
 from foremoe.model import Model
+from foremoe.planner import Planner
 from foremoe.problem import Problem
+from foremoe.schedule import Schedule
 from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
 from foremoe.solvers.kernels.bound import bound_row, least_load
 from foremoe.solvers.kernels.time_bound import fill_level
@@ -118,6 +120,26 @@ def test_small_experts_leave_hot_ranks_hot() -> None:
     # The cold rank takes 20 and the warm one, which is below the maximum, only fills up: giving its 30 away would not help.
     load_GB = np.array([[20, 20, 20, 20], [30, 18, 1, 1], [1, 1, 1, 1]], np.int64)
     assert least_load(np.int64(0), np.ones(3, bool), 1, load_GB) == 55
+
+
+def test_a_rank_just_above_the_bound_may_take_some_where_the_maximum_lies_higher() -> None:
+    # Two ranks lie between the mean and the least maximum: once it is above their load, they, too, take what others give.
+    load_E = [
+        3201, 20011, 1341, 1724, 2317, 1294, 3269, 5907, 1000, 66, 917, 3655, 799, 3931, 4778, 9547, 3936, 6216, 982, 1509, 3848,
+        12020, 1151, 3145, 6742, 9043, 8168, 11595, 16994, 5391, 60, 2318, 2972, 2322, 2169, 1270, 1985, 147, 11273, 4063, 1494,
+        448, 3453, 13702, 1218, 1604, 6387, 158, 3968, 1681, 6398, 1144, 4188, 2381, 1302, 60, 1277, 4046, 2983, 2067, 2638, 132,
+        3730, 5190, 1567, 2834, 1294, 2192, 2858, 3761, 4891, 10159, 2510, 2719, 5957, 3700, 1382, 6514, 396, 13425, 8177, 7399,
+        712, 694, 0, 3522, 15173, 1947, 2661, 522, 2780, 344, 6033, 8427, 9, 11843, 18792, 14182, 973, 1639, 3006, 945, 1811,
+        4491, 832, 399, 2837, 5388, 7582, 0, 1333, 2359, 2427, 2734, 894, 2644, 2290, 4, 3338, 3941, 736, 680, 878, 5911, 18610,
+        3808, 12882, 4815,
+    ]  # fmt: skip
+    problem = Problem(
+        model=Model.preset("qwen3-30b-a3b"), cluster=Cluster.preset("8xh100", num_ranks=8), load_MLE=[[load_E]],
+        home_LE=[list(range(128))], schedule=Schedule.accumulate(1), cost=CostModel(objective="balance"), moe_layer_L=[0],
+    )  # fmt: skip
+    plan, _ = Planner().plan(problem)
+    plan.check(problem)
+    assert plan.load_NG.max() == plan.load_bound_ML[0, 0] == 66190
 
 
 def test_the_load_bound_is_often_tight() -> None:

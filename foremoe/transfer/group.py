@@ -146,7 +146,10 @@ class TorchGroup(Group):
                     work.wait(timedelta(seconds=max(min(left_s, 1.0), 0.001)))
                     return
                 except RuntimeError:
-                    if work.is_completed() or left_s <= 0 or self._reports():
+                    if work.is_completed():
+                        work.wait()  # it may have come in just after the second was over; what failed raises again
+                        return
+                    if left_s <= 0 or self._reports():
                         raise
         except RuntimeError as error:
             raise self._blame(verb, time.monotonic() - begin, error) from error

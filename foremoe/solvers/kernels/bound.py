@@ -50,7 +50,7 @@ def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
     net no more than its ranks lie below T together. Hence for every set A of j ranks below T: into groups with a rank of A go
     at most the j largest experts of H, and into the rest at most what ranks below T outside A lack to T. The least of that is
     found with the j least loaded ranks as A. If it is less than what H has above T, T cannot be reached, nor can any T up to
-    the load of a rank above T outside H.
+    the load of the least loaded rank above T outside H: above that, this rank takes some, too.
     """
     num, B = rank_I.size, load_GB.shape[1]
     hot = np.empty(num * B, np.int64)
@@ -78,7 +78,7 @@ def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
                 if held > reached * members:  # a division each time would take most of the planning of a large row
                     reached = -(-held // members)
             if k < above:
-                reached = min(reached, load_G[rank_I[k]] + 1)
+                reached = min(reached, load_G[rank_I[above - 1]] + 1)
             best = max(best, reached)
         if best == target:
             return target
