@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-megatron test-verl bench clean
+.PHONY: demo test lint types unit test-megatron test-verl smoke-verl bench clean
 
 demo: .venv/.test
 	$(BIN)/foremoe demo --ranks 2
@@ -29,6 +29,10 @@ test-megatron: .venv/.megatron
 # veRL pins many packages of its own, so it gets an environment of its own; kept from one run to the next.
 test-verl: .venv-verl/.verl
 	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m pytest tests/verl; fi
+
+# veRL's own engine on two CPU ranks, with foremoe and without; prints a table.
+smoke-verl: .venv-verl/.verl
+	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -W ignore examples/verl_cpu_smoke.py; fi
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run

@@ -40,6 +40,8 @@ options=(
     # foremoe's two: an engine config that knows one more key, and one slot per GPU for replicas of hot experts.
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1
+    # Micro-batches whose samples want different experts, within each rank's share of a mini-batch.
+    # +actor_rollout_ref.actor.megatron.foremoe.packing=True
     # Keep every stage's counts, to compare strategies off line: foremoe compare --workload ...
     # +actor_rollout_ref.actor.megatron.foremoe.dump="$PWD/foremoe-workloads"
 

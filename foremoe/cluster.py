@@ -21,7 +21,10 @@ _POSITIVE = ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_
 _FROM_ZERO = ("slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s")
 _WHOLE = {"num_ranks": (1, _MAX_RANKS), "nic_sharing": (1, _MAX_RANKS), "memory_bytes": (1, toml.MAX_WHOLE)}
 # What only a fit knows, and its value where nothing was fitted.
-_FITTED = {"attention_efficiency": None, "backward_ratio": 2.0, "layer_overhead_s": 0.0, "pair_overhead_s": 0.0}
+_FITTED = {
+    "attention_efficiency": None, "backward_ratio": 2.0, "attention_backward_ratio": None, "layer_overhead_s": 0.0,
+    "pair_overhead_s": 0.0,
+}  # fmt: skip
 _OPTIONAL = ("nic_sharing", "calibrated", *_FITTED)
 
 
@@ -56,7 +59,8 @@ class Cluster(ArrayValue):
         copy_contention: seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: accelerator memory of one rank.
         attention_efficiency: share of the peak which attention reaches, in (0, 1]; None: that of the experts.
-        backward_ratio: seconds of a backward pass over those of a forward, on the compute stream; 2 by counting GEMMs.
+        backward_ratio: seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
+        attention_backward_ratio: the same of what precedes the experts; None: that of the experts.
         layer_overhead_s: fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
         calibrated: True once the figures were fitted on real hardware.
@@ -84,6 +88,7 @@ class Cluster(ArrayValue):
     memory_bytes: int
     attention_efficiency: float | None = None
     backward_ratio: float = 2.0
+    attention_backward_ratio: float | None = None
     layer_overhead_s: float = 0.0
     pair_overhead_s: float = 0.0
     calibrated: bool = False
@@ -105,6 +110,8 @@ class Cluster(ArrayValue):
         if self.attention_efficiency is not None:
             put("attention_efficiency", toml.real(self.attention_efficiency, "attention_efficiency", 0.0, 1.0))
         put("backward_ratio", toml.real(self.backward_ratio, "backward_ratio"))
+        if self.attention_backward_ratio is not None:
+            put("attention_backward_ratio", toml.real(self.attention_backward_ratio, "attention_backward_ratio"))
         put("copy_contention", toml.real(self.copy_contention, "copy_contention", 0.0, 1.0, open_low=False))
         put("calibrated", toml.flag(self.calibrated, "calibrated"))
         given: Array | None = self.node_of_rank_G
@@ -223,6 +230,11 @@ class Cluster(ArrayValue):
         """FLOP/s that attention of one rank reaches."""
         share = self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency
         return self.flops_per_s * share
+
+    @property
+    def window_backward_ratio(self) -> float:
+        """Backward over forward of what precedes the experts."""
+        return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
 
     @property
     def remote_shares(self) -> tuple[float, float]:

@@ -184,7 +184,7 @@ class CostModel:
             replica_peer_s=price * (sends * copy_peer_s + backward * gradient_peer_s),
             replica_rdma_s=price * (sends * copy_rdma_s + backward * gradient_rdma_s),
             window_N=window_N,
-            window_passes=gemm_passes,
+            window_passes=1.0 + cluster.window_backward_ratio * backward + reforward,
             mean_N=mean_N,
             hide_forward_N=hide_N,
             hide_backward_N=(cluster.backward_ratio + reforward) * hide_N,

@@ -59,6 +59,7 @@ def clusters(draw):
         compute_efficiency=draw(st.floats(0, 1, exclude_min=True)),
         attention_efficiency=draw(st.none() | st.floats(0, 1, exclude_min=True)),
         backward_ratio=draw(speed),
+        attention_backward_ratio=draw(st.none() | speed),
         nic_sharing=draw(st.integers(1, 32767)),
         copy_contention=draw(st.floats(0, 1)),
         memory_bytes=draw(st.integers(1, 2**53)),
@@ -75,7 +76,7 @@ def refusal(call, *args, **kwargs):
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
-    assert "\n" not in message and message.endswith(".") and len(message) < 400
+    assert "\n" not in message and message.endswith(".") and len(message) < 450
     return message
 
 

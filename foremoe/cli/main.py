@@ -15,11 +15,14 @@ import click
 
 import foremoe
 from foremoe.cli.ablate import ablate
+from foremoe.cli.calibrate import calibrate
 from foremoe.cli.check import check
 from foremoe.cli.compare import compare
 from foremoe.cli.demo import demo
 from foremoe.cli.inspect import inspect
 from foremoe.cli.plan import plan
+from foremoe.cli.report import report
+from foremoe.cli.simulate import simulate
 from foremoe.cli.solvers import solvers
 from foremoe.errors import InputError, PlanError
 
@@ -87,5 +90,5 @@ def main() -> None:
     """
 
 
-for command in (plan, compare, inspect, check, ablate, solvers, demo):
+for command in (plan, compare, simulate, inspect, check, ablate, solvers, demo, calibrate, report):
     main.add_command(command)

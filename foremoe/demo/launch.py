@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -24,33 +24,57 @@ def launch(settings: Settings, *, num_ranks: int, num_steps: int, redundant: int
     Raises:
         TransferError: a rank failed or died; the others are ended.
     """
+    figures: dict[str, Any] = start_ranks(_rank, (settings, num_steps, redundant), num_ranks, "demo")[0]
+    return figures
+
+
+def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
+    """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
+
+    Args:
+        rank: a function of a module; it finds what it needs to join a process group in its environment.   what: for errors.
+
+    Raises:
+        TransferError: a rank failed or died; the others are ended.
+    """
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-demo-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
+        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, start_method="spawn", monitor_interval=0.2,
     )  # fmt: skip
     with _quiet(), _single_threaded():
         try:
-            figures: dict[int, dict[str, Any]] = elastic_launch(config, _rank)(settings, num_steps, redundant)
+            results: dict[int, Any] = elastic_launch(config, _recorded)(rank, *args)
         except ChildFailedError as error:
-            raise _failure(error) from None
+            raise _failure(error, what) from None
         except SignalException:
             raise KeyboardInterrupt from None
-    return figures[0]
+    return results
 
 
 @record
+def _recorded(rank: Callable[..., Any], *args: Any) -> Any:
+    return rank(*args)
+
+
 def _rank(settings: Settings, num_steps: int, redundant: int | None) -> dict[str, Any]:
     from foremoe.demo.worker import run
 
     return run(settings, num_steps, redundant)
 
 
-def _failure(error: ChildFailedError) -> TransferError:
-    """The rank that failed first; one that was killed comes before those that noticed it."""
-    rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp, item[0]))
-    message = failure.message["message"] if isinstance(failure.message, dict) else failure.message
-    first_line = (str(message).strip().splitlines() or ["no message"])[0].rstrip(".")
-    return TransferError(f"rank {rank} failed and the demo was stopped ({first_line}).", (rank,))
+def _failure(error: ChildFailedError, what: str) -> TransferError:
+    """The rank that failed first; one that was killed, or failed by itself, comes before those that noticed it."""
+
+    def said(failure: Any) -> str:
+        return str(failure.message["message"] if isinstance(failure.message, dict) else failure.message)
+
+    def order(item: tuple[int, Any]) -> tuple[bool, bool, int, int]:
+        rank, failure = item
+        return failure.exitcode >= 0, said(failure).startswith("TransferError"), failure.timestamp, rank
+
+    rank, failure = min(error.failures.items(), key=order)
+    first_line = (said(failure).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return TransferError(f"rank {rank} failed and the {what} was stopped ({first_line}).", (rank,))
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ class Policy(nn.Module):
             # The softmax over all experts, scaled so that the chosen ones sum to 1, is the softmax over the chosen ones.
             weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
             x_TH = x_TH + experts(layer, inner_TH, topk_TK, weight_TK)
-        return self.head(self.norm(x_TH)), torch.stack(topk_LTK, dim=1)
+        no_TLK = torch.zeros(len(x_TH), 0, self.settings.num_topk, dtype=torch.long)
+        return self.head(self.norm(x_TH)), torch.stack(topk_LTK, dim=1) if topk_LTK else no_TLK
 
     def choose(self, score_TE: torch.Tensor) -> torch.Tensor:
         """int64 [T, K]: the best experts of the best groups; a group is as good as its best expert."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from foremoe.arrays import Array
 from foremoe.errors import InputError
+from foremoe.parallel import for_rows, row_runner
 
 # Letters: T tokens, L layers counted, K top-k, E experts, M micro-steps, G ranks, X ranges.
 
@@ -52,6 +53,25 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
     return load_LE
 
 
+def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int | None = None) -> Array:
+    """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core).
+
+    Raises:
+        InputError: as `count_pairs`, or micro-steps of different numbers of layers.
+    """
+    loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
+
+    def block(low: int, high: int) -> None:
+        for m in range(low, high):
+            loads[m] = count_pairs(topk_of[m], num_experts)
+
+    with row_runner(num_threads):
+        for_rows(block, len(loads), 1, whole=True)
+    if any(load.shape != loads[0].shape for load in loads):
+        raise InputError("the micro-steps have routing of different numbers of layers; give the same layers in all.")
+    return np.stack(loads)
+
+
 def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Tally) -> None:
     """Adds the pairs of ranges of tokens to the cells of their micro-steps and source ranks, in place.
 
@@ -91,6 +111,14 @@ def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array,
         end = first + len(ids_TLK)
         fault = narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK[first:end], known_T[first:end], tally.num)
         _require_none(fault, first, topk_TLK, num_experts)
+
+
+def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
+    """bool [T]: no -1 in the chosen layers, and not all 0, as engines pad (top-1 excepted)."""
+    ids_TLK = topk_TLK[:, layer_L]
+    blank_T = (ids_TLK == 0).all(axis=(1, 2)) & (topk_TLK.shape[2] > 1)
+    known_T: Array = (ids_TLK >= 0).all(axis=(1, 2)) & ~blank_T
+    return known_T
 
 
 def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy.typing as npt
 
 from foremoe.arrays import Array, frozen_array
 from foremoe.errors import InputError
+from foremoe.integrations.counting import known_rows
 from foremoe.integrations.payloads import Expected, decoded, integer_dtype
-from foremoe.integrations.sequences import Routed
+from foremoe.integrations.sequences import Routed, routed
 from foremoe.model import Model
 from foremoe.routing_checks import checked_experts, layer_numbers
 from foremoe.workload_checks import whole_number
@@ -98,6 +100,8 @@ class Reader:
         Raises:
             InputError: no routing, or rows that do not fit the sequence.
         """
+        if item.segments:
+            return self._joined(item)
         length, start, pieces = item.length, item.start, []
         if item.prompt is not None:
             told = item.prompt_length
@@ -133,6 +137,36 @@ class Reader:
         used = min(num_rows, length - start)
         pieces.append(self._piece(start, rows_TLK[:used]))
         return Read(num_tokens=length, pieces=pieces, num_padding=num_rows - used)
+
+    def _joined(self, item: Routed) -> Read:
+        """The segments of one sequence, each token from one of them; see `Routed.segments`."""
+        reads = []
+        for i, segment in enumerate(item.segments):
+            try:
+                reads.append(self.read(routed(segment)))
+            except InputError as error:
+                raise InputError(f"segment {i}: {error}") from None
+        num_tokens = max(read.num_tokens for read in reads)
+        if item.length is not None and num_tokens > item.length:
+            raise InputError(
+                f"the segments reach token {num_tokens} of a sequence of {item.length} tokens; correct lengths or start."
+            )
+        pieces = [piece for read in reads for piece in read.pieces]
+        owner_T, known_T = np.full(num_tokens, -1), np.zeros(num_tokens, bool)
+        for i, (first, layer_L, rows_TLK) in enumerate(pieces):
+            here = slice(first, first + len(rows_TLK))
+            new_T = known_rows(rows_TLK, layer_L)
+            takes_T = new_T | ~known_T[here]
+            owner_T[here][takes_T] = i
+            known_T[here] |= new_T
+        found = []
+        cuts = np.flatnonzero(np.diff(owner_T, prepend=-2, append=-2))
+        for low, high in itertools.pairwise(cuts.tolist()):
+            if owner_T[low] >= 0:
+                first, layer_L, rows_TLK = pieces[owner_T[low]]
+                found.append((low, layer_L, rows_TLK[low - first : high - first]))
+        num_tokens = num_tokens if item.length is None else item.length
+        return Read(num_tokens=num_tokens, pieces=found, num_padding=sum(read.num_padding for read in reads))
 
     def _decoded(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
         expected = Expected(

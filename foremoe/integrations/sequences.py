@@ -30,6 +30,9 @@ class Routed:
         start: the token that the first row belongs to.
         num_last_missing: tokens after the last row, if `length` does not tell.
         dtype, shape: of `data`, where they were told beside it, or None.
+        segments: instead of `data`, what the engine sent in several requests (turns, resumed rollouts), in their order; each a
+            payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and
+            the earlier one's is. Tokens in none are not known.
     """
 
     data: Any = None
@@ -40,8 +43,12 @@ class Routed:
     num_last_missing: int = 0
     dtype: Any = None
     shape: Any = None
+    segments: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", tuple(self.segments))
+        if self.segments and (self.data is not None or self.prompt is not None or self.start):
+            raise InputError("a sequence of several segments has no data, prompt or start of its own; give them in its segments.")
         for name, low in (("start", 0), ("num_last_missing", 0), ("length", 1), ("prompt_length", 0)):
             value = getattr(self, name)
             if value is not None:

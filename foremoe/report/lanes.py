@@ -49,7 +49,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
         "tick_s": tick_s,
         "total_s": total_s,
         "copies": False,
-        "backward_ratio": plan.header.cluster.backward_ratio,
+        "backward_ratio": plan.header.cluster.window_backward_ratio,
         "again_L": reforwarded_alone(plan).tolist(),
     }
     num_copies = len(simulation.copy_start_C) + len(simulation.return_start_A)

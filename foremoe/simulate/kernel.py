@@ -28,7 +28,7 @@ class Stage(NamedTuple):
 
     row_U, micro_step_U, phase_U; again_U: this backward runs the layer's forward first. window_MG, compute_NG: seconds of one
     forward. peer_N, rdma_N: seconds that one exchange keeps a link class busy. kept_NG: bytes of activations. slot_layer_N: which
-    gradient buffers a row uses. The rest are seconds, and the ratio of backward to forward.
+    gradient buffers a row uses. The rest are seconds, and the ratios of backward to forward: of experts, and of the window.
     """
 
     row_U: Array
@@ -46,6 +46,7 @@ class Stage(NamedTuple):
     nic_G: Array
     latency_s: float
     backward_ratio: float
+    window_ratio: float
     contention: float
     copy_s: Array  # by Path
     gradient_s: Array  # by Path
@@ -175,7 +176,7 @@ def run_uses(low, high, stage, copies, returns, state, record):  # type: ignore[
             _exchange(n, DISPATCH, stage, state, record)
             begin = clock[NOW]
             for g in range(G):
-                window = stage.backward_ratio * stage.window_MG[m, g]
+                window = stage.window_ratio * stage.window_MG[m, g]
                 record.window_UG[u, g] += window
                 free_G[g] = begin + window
                 clock[NOW] = max(clock[NOW], free_G[g])

@@ -66,6 +66,7 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
         nic_G=nic_of_rank(cluster),
         latency_s=latency_s,
         backward_ratio=cluster.backward_ratio,
+        window_ratio=cluster.window_backward_ratio,
         contention=cluster.copy_contention,
         copy_s=np.array([model.expert_bytes / bandwidth + latency for bandwidth, latency in links]),
         gradient_s=np.array([model.gradient_bytes / bandwidth + latency for bandwidth, latency in links]),

@@ -54,7 +54,7 @@ def simulate(
         plan_s: seconds of planning per forward of a layer that nothing hides.
         share_links: copies wait for exchanges on their link class; False: they have links of their own.
         outside_s_MG: float64, seconds of a forward outside the MoE layers (embedding, head, loss); backward takes
-            `backward_ratio` times that.
+            `window_backward_ratio` of the cluster times that.
 
     Raises:
         InputError: plan and problem do not fit, or the problem has no counts by source rank.
@@ -126,7 +126,7 @@ class StageRun:
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
         """Runs pass `x`, not before `ready_s`; returns when it is over on all ranks. Passes run in order."""
-        state, ratio = self._state, self._stage.backward_ratio
+        state, ratio = self._state, self._stage.window_ratio
         kernel.hold(ready_s, kernel.BUBBLE, state)
         backward = self._phase_X[x] == Phase.BACKWARD
         outside_G = np.zeros(self.problem.G)

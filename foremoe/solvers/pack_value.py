@@ -45,12 +45,12 @@ class PackValue:
         self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
     ) -> None:
         model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
-        passes = 1.0 + cluster.backward_ratio
+        passes, window_passes = 1.0 + cluster.backward_ratio, 1.0 + cluster.window_backward_ratio
         self.skew_weight = skew_weight
         self.rank_LE = home_ranks(trace, G, home_LE)
         self.pairs_XLG = home_pairs(trace, G, self.rank_LE)
         self.attention_Q = attention_flops(trace)
-        self.window_s = trace.L * passes / cluster.attention_flops_per_s
+        self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
         # Exchanges, too, wait for the rank with the most pairs; see `Rates.late_s`.
         near, far = cluster.remote_shares
@@ -59,7 +59,7 @@ class PackValue:
         several = cluster.num_nodes > 1
         latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if several else cluster.peer_latency_s
         self.micro_step_s = trace.L * (
-            _EXCHANGES * latency_s + passes * (cluster.slot_overhead_s * -(-E // G) + cluster.layer_overhead_s)
+            _EXCHANGES * latency_s + passes * cluster.slot_overhead_s * -(-E // G) + window_passes * cluster.layer_overhead_s
         )
         peer_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.peer_bytes_per_s)
         rdma_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)

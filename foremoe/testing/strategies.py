@@ -32,6 +32,7 @@ from foremoe.testing.samples import plan_of, random_placement, random_residency
 _FITTED: dict[str, Any] = {
     "attention_efficiency": 0.25,
     "backward_ratio": 1.5,
+    "attention_backward_ratio": 1.25,
     "layer_overhead_s": 1e-6,
     "pair_overhead_s": 1e-10,
 }

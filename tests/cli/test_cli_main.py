@@ -31,7 +31,7 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["ablate", "check", "compare", "demo", "inspect", "plan", "solvers"]
+    assert COMMANDS == ["ablate", "calibrate", "check", "compare", "demo", "inspect", "plan", "report", "simulate", "solvers"]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -60,7 +60,7 @@ def test_every_command_shows_an_example_and_explains_every_option(name: str) -> 
         if isinstance(option, click.Option) and not option.hidden:
             record = option.get_help_record(click.Context(main.commands[name]))
             assert record is not None and record[1], option.name
-            assert "default" in record[1] or option.is_flag, option.name
+            assert "default" in record[1] or "required" in record[1] or option.is_flag, option.name
 
 
 def test_help_names_what_there_is() -> None:

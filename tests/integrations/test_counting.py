@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foremoe.errors import InputError
 from foremoe.integrations import counting
-from foremoe.integrations.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_pairs, count_ranges
+from foremoe.integrations.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_micro_steps, count_pairs, count_ranges
 
 DTYPES = ("u1", "i1", "u2", "i2", "i4", "i8", ">i4", "u8")
 
@@ -103,3 +104,14 @@ def test_the_payload_is_read_in_place():
     ids = np.ones((50, 2, 3), np.uint8)
     ((first, view),) = counting.blocks(ids)
     assert first == 0 and np.shares_memory(view, ids) and not view.flags.writeable
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_micro_steps_are_counted_each_by_itself(num_threads):
+    rng = np.random.default_rng(0)
+    routing = [rng.integers(-1, 6, (T, 2, 3)).astype(np.int16) for T in (5, 0, 9, 1)]
+    load_MLE = count_micro_steps(routing, 6, num_threads)
+    assert load_MLE.dtype == np.int32
+    np.testing.assert_array_equal(load_MLE, np.stack([count_pairs(topk_TLK, 6) for topk_TLK in routing]))
+    with pytest.raises(InputError, match="different numbers of layers"):
+        count_micro_steps([*routing, routing[0][:, :1]], 6, num_threads)

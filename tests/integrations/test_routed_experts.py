@@ -74,6 +74,35 @@ def test_sglang(routing, start, counted, listed):
     assert report.num_missing_tokens == start + 1
 
 
+@given(routings(), st.data())
+def test_sglang_segments_of_one_sequence(routing, data):
+    """Requests of one sequence, each from a start of its own: gaps are unknown, later rows hold, unknown rows take nothing."""
+    topk_TLK, E, moe, all_layers = routing
+    T, K = len(topk_TLK), topk_TLK.shape[2]
+    turns, want_TLK, known_T, total = [], np.zeros_like(topk_TLK), np.zeros(T, bool), 0
+    for i in range(data.draw(st.integers(1, 4))):
+        end = data.draw(st.integers(2, T))
+        start = data.draw(st.integers(0, end - 1))
+        rows = topk_TLK[start : end - 1] if i == 0 else distinct(np.random.default_rng(i), (end - 1 - start, len(moe)), E, K)
+        rows = rows.copy()
+        lost = data.draw(st.integers(start, 2 * T)) - start  # a token whose routing is lost, or none
+        rows[lost : lost + 1] = -1
+        sure = [start + t for t in range(len(rows)) if t != lost and rows[t].any()]
+        want_TLK[sure], known_T[sure], total = rows[np.array(sure, int) - start], True, max(total, end)
+        payload = b64(spread(rows, moe, all_layers).astype(np.int32).tobytes())
+        meta = {"routed_experts": payload, "routed_experts_start_len": start, "prompt_tokens": end - 1, "completion_tokens": 1}
+        turns.append({"meta_info": meta})
+    options = {"num_experts": E, "num_topk": K, "num_layers": all_layers, "moe_layer_L": moe, "dtype": "int32"}
+    for items in (sglang.payloads([turns, turns]), [Routed(segments=turns)] * 2):
+        found = from_routed_experts(items, **options)
+        check(found, np.concatenate([want_TLK[:total]] * 2), known_T[:total].tolist() * 2, moe, [total, total])
+    longer, _ = from_routed_experts(Routed(segments=turns, length=T), **options)
+    assert longer.seq_len_Q.tolist() == [T]
+    work, _ = count_workload(items, num_ranks=1, micro_step_Q=[0, 1], rank_Q=[0, 0], **options)
+    want = Workload.from_trace(found[0], num_ranks=1, assign=(np.repeat([0, 1], total), np.zeros(2 * total, int)))
+    assert (work.load_MLGE == want.load_MLGE).all() and (work.unknown_ML == want.unknown_ML).all()
+
+
 @given(routings(), st.booleans())
 def test_sglang_openai_route_and_tensor(routing, tensor):
     topk_TLK, E, moe, all_layers = routing

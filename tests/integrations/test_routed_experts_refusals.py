@@ -117,6 +117,8 @@ GARBAGE = {
     "layer numbers twice": (I32, {"moe_layer_L": [0, 0, 1]}, "moe_layer_L"),
     "fewer experts than top-k": (I32, {"num_experts": 1}, "impossible"),
     "counts of tokens as text": ({"routed_experts": I32, "prompt_tokens": "1", "completion_tokens": 3}, {}, "count of tokens"),
+    "segments beyond the end": (Routed(segments=[{"data": I32, "start": 2}], length=5), {}, "reach token 6 of a sequence of 5"),
+    "a segment of garbage": (Routed(segments=[I32, {"data": "AAAA", "shape": [3, -1]}]), {}, "segment 1: .*shape must be"),
     "a prompt that is too short": (
         Routed(data=I32, prompt=I32, prompt_length=5, length=9), {}, "4 rows of prompt from token 0 on do not make its 5"
     ),
@@ -194,6 +196,8 @@ def test_places_that_do_not_exist_are_refused(places, message):
         (vllm.payloads, SimpleNamespace(outputs=[]), "needs outputs or choices"),
         (vllm.payloads, {"choices": [{}], "prompt_token_ids": 3}, "token ids must be a list"),
         (sglang.payloads, "text", "meta_info or choices"),
+        (sglang.payloads, [[]], "0 requests"),
+        (sglang.payloads, [[{"choices": [{"routed_experts": I32}] * 2}]], "they have 2 together"),
         (sglang.payloads, {"text": "a", "meta_info": {"id": 1}}, "needs routed_experts"),
     ],
 )

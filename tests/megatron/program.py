@@ -66,10 +66,10 @@ class Program:
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         RouterReplay.clear_global_router_replay_instances()
-        self.config = _config(layout)
-        self.bare = [_chunk(self.config, layout, v) for v in range(layout.vpp or 1)]
+        self.config = model_config(layout)
+        self.bare = [model_chunk(self.config, layout, v) for v in range(layout.vpp or 1)]
         for module in self.bare:
-            _fill(module, ps.get_expert_model_parallel_rank(), seed)
+            fill_experts(module, ps.get_expert_model_parallel_rank(), seed)
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True, overlap_grad_reduce=layout.overlap_grad,
             overlap_param_gather=layout.overlap_param, bucket_size=3000 if layout.overlap_grad else None,
@@ -185,7 +185,8 @@ def _lay_out(ps, layout):
         _laid_out[dist.group.WORLD, sizes] = state()
 
 
-def _config(layout):
+def model_config(layout):
+    """Megatron's config of the program's model."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     dtype = torch.bfloat16 if layout.bf16 else torch.float32
@@ -227,7 +228,12 @@ class RMSNorm(torch.nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
 
-def _chunk(config, layout, v):
+def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None):
+    """Model chunk `v` of this pipeline stage.
+
+    Args:
+        core_attention: a module class in place of Megatron's own.
+    """
     from megatron.core import parallel_state as ps
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -240,8 +246,11 @@ def _chunk(config, layout, v):
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        if core_attention is not None:
+            layer.submodules.self_attention.submodules.core_attention = core_attention
     module = GPTModel(
-        config, spec, vocab_size=VOCABULARY, max_sequence_length=layout.sequence, position_embedding_type="rope",
+        config, spec, vocab_size=VOCABULARY, max_sequence_length=max_sequence_length or layout.sequence,
+        position_embedding_type="rope",
         share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
         post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
     )  # fmt: skip
@@ -249,7 +258,7 @@ def _chunk(config, layout, v):
     return module.to(config.params_dtype)
 
 
-def _fill(module, ep_rank, seed):
+def fill_experts(module, ep_rank, seed):
     """Weights as a function of their layer and expert, so that layouts start alike."""
     with torch.no_grad():
         for layer in module.decoder.layers:

@@ -163,5 +163,5 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 returned = max(returned, end)
             for c in begins[u + 1]:
                 copy(c, done_G)
-            ready_G = done_G.max() + swap_s + cluster.backward_ratio * window_G
+            ready_G = done_G.max() + swap_s + cluster.window_backward_ratio * window_G
     return max(ready_G.max(), returned), times

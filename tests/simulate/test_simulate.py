@@ -131,18 +131,21 @@ def test_even_routing_keeps_pairs_and_is_even(problem):
 def test_one_rank_is_the_sum_of_its_work(case):
     problem, plan = case
     found, cluster = simulate(problem, plan), problem.cluster
-    forward_ML = problem.cost.rates(problem).window_N.reshape(problem.M, problem.L) + (
-        (problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s) * problem.load_MLE.sum(axis=2)
-        + cluster.slot_overhead_s * (problem.load_MLE > 0).sum(axis=2)
-    )
+    window_ML = problem.cost.rates(problem).window_N.reshape(problem.M, problem.L)
+    pair_s = problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
+    experts_ML = pair_s * problem.load_MLE.sum(axis=2) + cluster.slot_overhead_s * (problem.load_MLE > 0).sum(axis=2)
     forwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.FORWARD)
     backwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.BACKWARD)
     if problem.schedule.num_chunks > 1:
         return
-    passes_M = forwards_M + backwards_M * (cluster.backward_ratio + problem.schedule.reforward)
-    passes_M = passes_M[np.argsort(plan.order_M)]
+    again = problem.schedule.reforward
+    ratios = ((window_ML, cluster.window_backward_ratio), (experts_ML, cluster.backward_ratio))
+    total_s = 0.0
+    for forward_ML, ratio in ratios:
+        passes_M = (forwards_M + backwards_M * (ratio + again))[np.argsort(plan.order_M)]
+        total_s += (forward_ML.sum(axis=1) * passes_M).sum()
     if problem.schedule.block_L is None:
-        assert found.total_s == pytest.approx((forward_ML.sum(axis=1) * passes_M).sum(), rel=1e-9)
+        assert found.total_s == pytest.approx(total_s, rel=1e-9)
     assert found.parts.dispatch_s == found.parts.transfer_s == found.parts.gradient_s == 0.0
 
 

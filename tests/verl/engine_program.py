@@ -11,7 +11,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "megatron"))
 import cpu
-from program import VOCABULARY, E, K, Layout, RMSNorm, _config, _fill
+from program import VOCABULARY, E, K, Layout, fill_experts, model_chunk, model_config
 
 # Letters: L MoE layers of the model, E experts, K top-k.
 
@@ -38,10 +38,10 @@ class EngineProgram:
     """One rank: the engine with a small GPT, and samples as veRL's trainer hands them over.
 
     Args:
-        mode: "R2" or "R3".   settings: of foremoe, or None.
+        mode: "R2" or "R3".   settings: of foremoe, or None.   mixed: samples of two domains, each with experts of its own.
     """
 
-    def __init__(self, layout: Layout, mode="R3", settings=None, seed=1):
+    def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False):
         warnings.simplefilter("ignore")
         cpu.run_on_cpu()
         from megatron.core import parallel_state as ps
@@ -51,7 +51,7 @@ class EngineProgram:
         from verl.workers.engine.megatron import transformer_impl  # noqa: F401 (registers the engines)
 
         apply_router_replay_patch()
-        self.layout, self.mode, self.ps = layout, mode, ps
+        self.layout, self.mode, self.ps, self.mixed = layout, mode, ps, mixed
         ps.destroy_model_parallel()
         ps.initialize_model_parallel(
             layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
@@ -67,21 +67,27 @@ class EngineProgram:
     def samples(self, step):
         """Token ids, masks and what rollout recorded, for this data-parallel rank: padded left and right."""
         generator = torch.Generator().manual_seed(1000 * step + self.ps.get_data_parallel_rank())
-        prompt = torch.randint(2, PROMPT + 1, (SEQUENCES,), generator=generator)
-        response = torch.randint(3, RESPONSE + 1, (SEQUENCES,), generator=generator)
-        mask = torch.zeros(SEQUENCES, PROMPT + RESPONSE, dtype=torch.long)
-        for q in range(SEQUENCES):
+        num = 2 * SEQUENCES if self.mixed else SEQUENCES
+        prompt = torch.randint(2, PROMPT + 1, (num,), generator=generator)
+        response = torch.randint(3, RESPONSE + 1, (num,), generator=generator)
+        mask = torch.zeros(num, PROMPT + RESPONSE, dtype=torch.long)
+        for q in range(num):
             mask[q, PROMPT - prompt[q] : PROMPT + response[q]] = 1
         ids = torch.randint(1, VOCABULARY, mask.shape, generator=generator) * mask
         weight = torch.ones(self.layout.num_layers, E)
         weight[:, : E // 2] = 3.0
         weight.scatter_(1, torch.randint(0, E, (len(weight), 1), generator=torch.Generator().manual_seed(step)), 9.0)
-        many = weight.expand(*mask.shape, *weight.shape).reshape(-1, E)
+        weight = weight.expand(*mask.shape, *weight.shape).clone()
+        if self.mixed:
+            first = torch.rand(num, generator=generator) < 0.5
+            weight[first, ..., : E // 2] = 0.05
+            weight[~first, ..., E // 2 :] = 0.05
+        many = weight.reshape(-1, E)
         routes = torch.multinomial(many, K, generator=generator).view(*mask.shape, -1, K)
         return {
             "input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0),
             "response_mask": mask[:, PROMPT:].clone(), "responses": ids[:, PROMPT:].clone(), "prompts": ids[:, :PROMPT].clone(),
-            "temperature": torch.ones(SEQUENCES),
+            "temperature": torch.ones(num),
             "routed_experts": routes.to(torch.int16) * mask[:, :, None, None].to(torch.int16),
         }  # fmt: skip
 
@@ -112,24 +118,30 @@ class EngineProgram:
 
 
 def policy_loss(model_output, data, dp_group=None):
-    """Stands in for PPO's."""
-    log_probs = model_output["log_probs"]
-    values = log_probs.values() if log_probs.is_nested else log_probs
-    return -values.mean(), {"policy_loss": float(-values.mean())}
+    """Stands in for PPO's; like it, a sum over tokens that does not depend on micro-batches.
+
+    The last log-prob of a sequence is left out: veRL looks at the token that happens to come after it.
+    """
+    num_tokens = data["batch_num_tokens"] / data["dp_size"]
+    loss = -sum(sequence[:-1].sum() for sequence in model_output["log_probs"].unbind()) / num_tokens
+    return loss, {"policy_loss": float(loss)}
 
 
 def _bare_engine(engine_class, layout, mode, settings, seed):
     """The engine, with what `initialize` makes from downloads set by hand."""
+    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     engine = engine_class.__new__(engine_class)
-    config = _config(layout)
+    config = model_config(layout)
     config.variable_seq_lengths = True
     config.finalize_model_grads_func = finalize_model_grads
-    chunks = [_chunk(config, layout, v) for v in range(layout.vpp or 1)]
+    chunks = [
+        model_chunk(config, layout, v, core_attention=PackedAttention, max_sequence_length=64) for v in range(layout.vpp or 1)
+    ]
     for chunk in chunks:
-        _fill(chunk, engine_rank(), seed)
+        fill_experts(chunk, parallel_state.get_expert_model_parallel_rank(), seed)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True)
     engine.module = [DistributedDataParallel(config, ddp, chunk) for chunk in chunks]
     options = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0)
@@ -146,32 +158,3 @@ def _bare_engine(engine_class, layout, mode, settings, seed):
         hf_config=space(architectures=["Qwen3MoeForCausalLM"]), model_type="language_model",
     )  # fmt: skip
     return engine
-
-
-def engine_rank():
-    from megatron.core import parallel_state
-
-    return parallel_state.get_expert_model_parallel_rank()
-
-
-def _chunk(config, layout, v):
-    from megatron.core import parallel_state as ps
-    from megatron.core.enums import ModelType
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-
-    stage = {"vp_stage": v} if layout.vpp else {}
-    if layout.vpp:
-        ps.set_virtual_pipeline_model_parallel_rank(v)
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", **stage)
-    spec.layer_norm = RMSNorm
-    for layer in spec.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-        layer.submodules.self_attention.submodules.core_attention = PackedAttention
-    module = GPTModel(
-        config, spec, vocab_size=VOCABULARY, max_sequence_length=64, position_embedding_type="rope", parallel_output=True,
-        share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
-        post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
-    )  # fmt: skip
-    module.model_type = ModelType.encoder_or_decoder
-    return module

@@ -8,6 +8,7 @@ import pytest
 
 from foremoe.errors import InputError
 from foremoe.integrations.verl.settings import Settings
+from foremoe.slots import ResidentSlots, SharedSlots
 
 
 def look():
@@ -69,6 +70,8 @@ def test_the_config_takes_one_more_key():
         ({"planner": "Chian()"}, "Chian"),
         ({"objective": "tiem"}, "tiem"),
         ({"slots": "Quota()"}, "no slot policy"),
+        ({"slots": "shared:x"}, "no slot policy"),
+        ({"packing": "ExpertAware()"}, "packing must be true or false"),
         ({"plan_limit_s": 0}, "plan_limit_s"),
         (3, "mapping of settings"),
     ],
@@ -76,3 +79,8 @@ def test_the_config_takes_one_more_key():
 def test_settings_that_make_no_sense_are_refused_when_the_job_starts(given, said):
     with pytest.raises(InputError, match=said):
         Settings.of(given)
+
+
+@pytest.mark.parametrize(("text", "slots"), [("shared:2", SharedSlots(depth=2)), ("ResidentSlots(copies=1)", ResidentSlots())])
+def test_slots_are_written_as_on_the_command_line_or_in_code(text, slots):
+    assert Settings.of({"slots": text}).options()["slots"] == slots

@@ -2,6 +2,8 @@
 
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,20 +87,75 @@ def test_metrics_are_in_verls_dictionary(arms):
         if stage == "recompute" and mode == "R2":
             assert not metrics
             continue
-        wanted = (
-            "skew_before",
-            "skew_after",
-            "replicas",
-            "received_bytes",
-            "plan_s",
-            "begin_exposed_s",
-            "exposed_s",
-            "drift",
-            "slot_bytes",
-        )
+        wanted = ("plan_s", "begin_exposed_s", "exposed_s", "drift", "slot_bytes", "received_bytes", "replicas")
         assert {f"foremoe/{stage}/{name}" for name in wanted} <= set(metrics)
         assert metrics[f"foremoe/{stage}/unplanned"] == 0.0
         assert metrics[f"foremoe/{stage}/skew_after"] < metrics[f"foremoe/{stage}/skew_before"]
+
+
+def test_metrics_are_those_of_all_stages_and_ranks_of_a_model_copy(arms):
+    _, layout, _, planned = arms
+    told = 0
+    for member, copy in zip(planned, copies(planned, layout), strict=True):
+        for stage, metrics in enumerate(member.metrics):
+            if not metrics:
+                continue
+            told += 1
+            of = {name.rpartition("/")[2]: value for name, value in metrics.items() if "layer_" not in name}
+            reports = [[other.reports[stage] for other in group] for group in copy]
+            plans, ranks = [group[0].plan for group in reports], [report for group in reports for report in group]
+            assert of["replicas"] == sum(plan.num_replicas for plan in plans)
+            assert of["skew_after"] == pytest.approx(np.mean(np.concatenate([plan.skew_ML.ravel() for plan in plans])))
+            assert of["drift"] == sum(report.drift_ML.sum() for report in ranks)
+            received = [sum(report.timeline.bytes_by_backend.values()) for report in ranks]
+            assert of["received_bytes"] == sum(received) > 0
+            assert of["slot_bytes"] == max(report.slot_bytes for report in ranks)
+            assert of["plan_s"] == max(report.plan_s for report in ranks)
+            assert of["begin_exposed_s"] >= of["plan_s"]
+    assert told >= len(planned) // layout.pp // layout.tp
+
+
+def test_a_pipeline_stage_without_experts_runs_along(pool):
+    layout = Layout(ep=2, pp=2, num_layers=4, dense=(0, 1))
+    plain = pool.run(run, layout, "R3", None, 1, timeout_s=120, limit_s=900)
+    planned = pool.run(run, layout, "R3", SETTINGS, 1, timeout_s=120, limit_s=900)
+    assert [member.reports[0] is None for member in planned] == [True, True, False, False]
+    for a, b in zip(plain, planned, strict=True):
+        assert b.grad_norms[0] == (a.grad_norms[0] and pytest.approx(a.grad_norms[0], rel=1e-4))
+    assert any(member.metrics[1].get("foremoe/update/replicas", 0) > 0 for member in planned)
+
+
+@pytest.mark.parametrize("layout", [Layout(ep=4), Layout(ep=2, pp=2, num_layers=4), Layout(ep=4, tp=2)], ids=str)
+def test_packing_changes_micro_batches_and_no_result(pool, layout):
+    """Samples of several domains: micro-batches that mix them have less skew at home, in all stages together."""
+    packing = dataclasses.replace(SETTINGS, packing=True)
+    plain, apart, packed = (
+        pool.run(run, layout, "R3", settings, STEPS, True, True, timeout_s=120, limit_s=900)
+        for settings in (None, SETTINGS, packing)
+    )
+    changed, skews = 0, []
+    for a, b, c in zip(plain, apart, packed, strict=True):
+        assert not c.warned
+        for x, y in zip(a.log_probs, c.log_probs, strict=True):
+            if x is not None:
+                torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-5)  # in the order of the samples
+        for x, y in zip(a.losses, c.losses, strict=True):
+            assert x is None or (len(x) == len(y) and sum(y) == pytest.approx(sum(x), rel=1e-5))
+        for x, y in zip(a.grad_norms, c.grad_norms, strict=True):
+            assert y == (None if x is None else pytest.approx(x, rel=1e-4))
+        for name, weight in a.weights.items():
+            torch.testing.assert_close(c.weights[name], weight, rtol=0, atol=2e-4)
+        for x, y in zip(b.reports, c.reports, strict=True):
+            assert x.plan.load_MLE.shape == y.plan.load_MLE.shape
+            np.testing.assert_array_equal(x.plan.load_MLE.sum(axis=0), y.plan.load_MLE.sum(axis=0))
+            changed += (x.plan.load_MLE != y.plan.load_MLE).any()
+        for x, y in zip(b.metrics, c.metrics, strict=True):
+            for name in x:
+                if name.endswith("skew_before"):
+                    skews.append((x[name], y[name]))
+                    assert y[name.replace("skew_before", "pack_s")] > 0
+    assert changed and all(after <= before for before, after in skews)
+    assert sum(after for _, after in skews) < sum(before for before, _ in skews)
 
 
 def test_interleaved_pipeline_recomputes_the_same(pool):
@@ -112,6 +169,13 @@ def test_interleaved_pipeline_recomputes_the_same(pool):
         if a.log_probs[0] is not None:
             torch.testing.assert_close(b.log_probs[0], a.log_probs[0], rtol=1e-5, atol=1e-5)
         assert b.reports[0].plan.header.schedule.num_chunks == 2 and b.reports[0].plan.num_replicas > 0
+
+
+def copies(members, layout):
+    """For each rank the runs of its model copy, EP group by EP group: the like of its own in every pipeline stage."""
+    groups = list(ep_groups(members, layout))
+    per_stage = len(groups) // layout.pp
+    return [groups[(rank // layout.ep) % per_stage :: per_stage] for rank in range(len(members))]
 
 
 def ep_groups(members, layout):

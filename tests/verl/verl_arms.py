@@ -29,19 +29,23 @@ class Run:
     engine: str = ""
 
 
-def run(_group, layout, mode, settings, num_steps, update=True):
-    """Steps of the engine on this rank; `settings` None: without foremoe; `update` False: recompute alone."""
+def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
+    """Steps of the engine on this rank.
+
+    Args:
+        settings: of foremoe; None: without it.   update: False: recompute alone.   mixed: of `EngineProgram`.
+    """
     torch.set_num_threads(1)
     from engine_program import EngineProgram, policy_loss
 
-    program = EngineProgram(layout, mode, settings)
+    program = EngineProgram(layout, mode, settings, mixed=mixed)
     found = Run(engine=type(program.engine).__name__)
     watched = Watched(program, found) if settings is not None else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(num_steps):
             output = program.engine.infer_batch(program.batch(step), loss_function=None)
-            found.log_probs.append(output["model_output"]["log_probs"].values().clone() if output else None)
+            found.log_probs.append(log_probs_of(output["model_output"]["log_probs"]) if output else None)
             if watched:
                 watched.note(output, "recompute")
             if not update:
@@ -55,8 +59,13 @@ def run(_group, layout, mode, settings, num_steps, update=True):
     found.warned = [str(w.message) for w in caught if "foremoe" in str(w.message)]
     found.weights = program.weights()
     if settings is not None:
-        program.engine._foremoe.attached.detach()
+        program.engine._foremoe.close()
     return found
+
+
+def log_probs_of(nested):
+    """Of all tokens but the last of each sequence, see `policy_loss`."""
+    return torch.cat([sequence[:-1] for sequence in nested.unbind()]).clone()
 
 
 def recorded_routes(program, output):

@@ -13,7 +13,7 @@ from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.errors import InputError
-from foremoe.integrations.counting import count_pairs
+from foremoe.integrations.counting import count_micro_steps
 from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
 from foremoe.integrations.shared_planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.plan import Plan
@@ -53,7 +53,8 @@ class Planning:
 
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
-        ((task, load_MLE, tokens_M),) = self._agreed([(work, stage)], self.home_LE if home_LE is None else home_LE)
+        homes = self.home_LE if home_LE is None else home_LE
+        ((task, load_MLE, tokens_M),) = self._agreed([(work, stage)], homes, num_threads)
         return plan_together(
             self.group, self.planner, task, load_MLE, tokens_M,
             device=self.device, num_threads=num_threads, limit_s=self.limit_s,
@@ -72,12 +73,14 @@ class Planning:
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
-    def _agreed(self, stages: Sequence[tuple[Work, str]], home_LE: Array) -> list[tuple[PlanningTask, Array, Array]]:
+    def _agreed(
+        self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
+    ) -> list[tuple[PlanningTask, Array, Array]]:
         """Each stage's task and this source's counts, or one error on all ranks."""
         fault, found = "", []
         try:
             for work, stage in stages:
-                load_MLE, tokens_M = self._counts(work)
+                load_MLE, tokens_M = self._counts(work, num_threads)
                 found.append((self._task(stage, len(load_MLE), home_LE), load_MLE, tokens_M))
         except InputError as error:
             fault = str(error)
@@ -86,7 +89,7 @@ class Planning:
             raise InputError(fault)
         return found
 
-    def _counts(self, work: Any) -> tuple[Array, Array]:
+    def _counts(self, work: Any, num_threads: int | None) -> tuple[Array, Array]:
         """int32 [M, L, E] pairs and int64 [M] tokens of this source."""
         rank, num_ranks, num_experts = self.group.rank, self.group.size, int(self.config.num_moe_experts)
         if isinstance(work, Workload):
@@ -100,10 +103,8 @@ class Planning:
             raise InputError(
                 f"work must be a Plan, a Workload, or a list with one array [T, L, K] per micro-step; got {type(work).__name__}."
             )
-        loads = [count_pairs(topk_TLK, num_experts) for topk_TLK in work]
-        if any(load.shape != loads[0].shape for load in loads):
-            raise InputError("the micro-steps have routing of different numbers of layers; give the same layers in all.")
-        return np.stack(loads)[:, self._local(len(loads[0]))], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
+        load_MLE = count_micro_steps(work, num_experts, num_threads)
+        return load_MLE[:, self._local(load_MLE.shape[1])], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
 
     def _local(self, num_layers: int) -> list[int]:
         """Which of the layers that were given are this rank's."""

@@ -11,7 +11,6 @@ from foremoe.arrays import Array
 from foremoe.plan import Plan
 from foremoe.runtime.remap import remap_dense
 from foremoe.runtime.stage import PlannedStage
-from foremoe.schedule import Phase
 
 if TYPE_CHECKING:
     from foremoe.transfer.engine import Engine
@@ -52,12 +51,3 @@ class MegatronStage(PlannedStage):
     def settle(self) -> None:
         """All gradients sent so far are at home when this returns."""
         self._engine.settle()
-
-    def is_over(self, layer: int) -> bool:
-        """True if the plan has no pass of the layer left."""
-        return all(self._num_done[phase][layer] >= len(self._order[phase][layer]) for phase in Phase)
-
-    def drift_ML(self) -> Array:
-        """Pairs of this rank that the plan did not know."""
-        drift_ML, _ = self.counts(self.num_micro_steps)
-        return np.asarray(drift_ML)

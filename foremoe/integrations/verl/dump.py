@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foremoe.arrays import Array
-from foremoe.integrations.counting import count_pairs
+from foremoe.integrations.counting import count_micro_steps
 from foremoe.workload import Workload
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, numb
     import torch.distributed as dist
 
     num_experts = attached.num_experts
-    load_MLE = np.stack([count_pairs(topk_TLK, num_experts) for topk_TLK in routing])
+    load_MLE = count_micro_steps(routing, num_experts)
     tokens_M = np.array([len(topk_TLK) for topk_TLK in routing])
     sources = attached.group.gather((load_MLE, tokens_M))
     if attached.group.rank:

@@ -55,14 +55,12 @@ def engine_class(module: ModuleType) -> type:
 
 
 @contextlib.contextmanager
-def _prepared(module: Any, begin: Callable[[list[Any]], None]) -> Iterator[None]:
-    """Calls `begin` with the micro-batches as soon as veRL has formed them."""
+def _prepared(module: Any, begin: Callable[[Any, list[Any], Any], tuple[list[Any], Any]]) -> Iterator[None]:
+    """Calls `begin` with the micro-batches as soon as veRL has formed them, and lets it form others."""
     prepare = module.prepare_micro_batches
 
-    def then_begin(*args: Any, **kwargs: Any) -> Any:
-        micro_batches, indices = prepare(*args, **kwargs)
-        begin(micro_batches)
-        return micro_batches, indices
+    def then_begin(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return begin(data, *prepare(data, *args, **kwargs))
 
     module.prepare_micro_batches = then_begin
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from foremoe.arrays import Array
@@ -14,7 +13,7 @@ from foremoe.arrays import Array
 
 
 def routing_of(engine: Any, micro_batches: Sequence[Any]) -> list[Array]:
-    """int64 [T, L, K] per micro-batch, in the order of the rank's MoE layers; -1 where veRL lets the router choose.
+    """int16 [T, L, K] per micro-batch, in the order of the rank's MoE layers; -1 where veRL lets the router choose.
 
     veRL's own code lays the routes out: it sets the targets of every micro-batch as it will before the forward, they are read,
     and cleared again. So packing, padding and every kind of parallelism are veRL's by construction.
@@ -24,8 +23,12 @@ def routing_of(engine: Any, micro_batches: Sequence[Any]) -> list[Array]:
     from verl.utils.megatron_utils import unwrap_model
 
     chunks = [unwrap_model(chunk) for chunk in engine.module]
+    # Found once: it is a walk over all modules, of which there are as many as experts.
+    find = replay.iter_model_routers
+    routers = {id(chunk): list(find(chunk)) for chunk in chunks}
     rollout_routes = engine.engine_config.router_replay.mode == "R3"
     found = []
+    replay.iter_model_routers = lambda chunk: routers[id(chunk)]
     try:
         for batch in micro_batches:
             routes, input_ids, mask = batch["routed_experts"], batch["input_ids"], None
@@ -38,16 +41,18 @@ def routing_of(engine: Any, micro_batches: Sequence[Any]) -> list[Array]:
                     routes, batch.get("attention_mask", None), engine.tf_config, getattr(chunk, "vp_stage", None) or 0,
                     replay_mask=mask, model=chunk,
                 )  # fmt: skip
-                layers += [_target(router) for _, router in replay.iter_model_routers(chunk)]
-            found.append(np.stack(layers, axis=1))
+                layers += [_target(router) for _, router in routers[id(chunk)]]
+            # A quarter of what veRL holds leaves the GPU, in one copy.
+            found.append(torch.stack(layers, dim=1).cpu().numpy())
     finally:
+        replay.iter_model_routers = find
         RouterReplay.clear_global_indices()
     return found
 
 
-def _target(router: Any) -> Array:
-    """int64 [T, K]: what one layer's router will replay."""
-    topk_TK: torch.Tensor = router.target_topk_idx
+def _target(router: Any) -> torch.Tensor:
+    """int16 [T, K]: what one layer's router will replay."""
+    topk_TK: torch.Tensor = router.target_topk_idx.to(torch.int16)
     if router.target_replay_mask is not None:
         topk_TK = topk_TK.masked_fill(~router.target_replay_mask.bool().view(-1, 1), -1)
-    return topk_TK.cpu().numpy()
+    return topk_TK

@@ -6,13 +6,19 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+from megatron.core import parallel_state
 
 from foremoe.errors import InputError
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.verl.dump import dump_workload
+from foremoe.integrations.verl.metrics import Figures, joined
+from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 from foremoe.integrations.verl.settings import Settings
+from foremoe.transfer.group import TorchGroup
 
 
 class Session:
@@ -28,30 +34,48 @@ class Session:
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
+        # An EP group and its like in the other pipeline stages: what one rank of the last stage speaks for.
+        self.copy = TorchGroup(parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+        self.packer = Packer(engine, self.attached.num_experts) if settings.packing else None
         self.num_stages = {"recompute": 0, "update": 0}
-        self._warned = False
+        self._warned: set[str] = set()
 
     def plans(self, data: Any, forward_only: bool) -> bool:
-        """Whether a pass replays routing that is known now: not for the reference model, nor where R2 records."""
+        """Whether a pass replays routing that is known now: not for the reference model, nor where R2 records.
+
+        The same on all ranks, those without MoE layers included.
+        """
         from verl.utils import tensordict_utils as tu
 
         wanted = self.settings.recompute if forward_only else self.settings.update
         replayed = tu.get_non_tensor_data(data, key="enable_routing_replay", default=False)
         known = data.get("routed_experts", None) is not None
         static = not self.engine.engine_config.dynamic_context_parallel
-        return bool(self.attached.active and wanted and replayed and known and static)
+        return bool(self.attached.group.size > 1 and wanted and replayed and known and static)
 
     @contextlib.contextmanager
     def running(self, forward_only: bool) -> Iterator[RunningStage]:
         """One pass over all micro-batches."""
-        with contextlib.ExitStack() as stack:
-            yield RunningStage(self, "recompute" if forward_only else "update", stack)
+        try:
+            with contextlib.ExitStack() as stack:
+                yield RunningStage(self, "recompute" if forward_only else "update", stack)
+        except BaseException as error:
+            self.copy.report(f"{type(error).__name__}: {error}")
+            raise
 
-    def warn(self, message: str) -> None:
-        """Says it once."""
-        if not self._warned:
-            self._warned = True
+    def warn(self, kind: str, message: str) -> None:
+        """Says it once of every kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             warnings.warn(message, stacklevel=2)
+
+    def close(self) -> None:
+        """Gives everything back: the engine is veRL's own again."""
+        self.attached.detach()
+        self.copy.close()
+        if self.packer is not None:
+            self.packer.close()
+        self.engine._foremoe = None
 
 
 class RunningStage:
@@ -64,31 +88,42 @@ class RunningStage:
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
         self._session, self._stage, self._stack = session, stage, stack
         self._planned = False
-        self._exposed_s = 0.0
+        self._seconds: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
 
-    def begin(self, micro_batches: list[Any]) -> None:
-        """Plans the micro-batches, and enters the stage; collective over the EP group."""
+    def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
+        """Forms the micro-batches anew if that is wanted, plans them, and enters the stage; collective.
+
+        Returns:
+            the micro-batches, and which samples of `data` are in each, as veRL has them.
+        """
         session, attached = self._session, self._session.attached
         number = session.num_stages[self._stage]
         session.num_stages[self._stage] += 1
         begin_s = time.perf_counter()
-        try:
-            routing = routing_of(session.engine, micro_batches)
-            if session.settings.dump is not None:
-                dump_workload(attached, routing, self._stage, number, session.settings.dump)
-            planned = attached.plan(routing, self._stage)
-        except InputError as error:  # the same on all ranks of the EP group
-            session.warn(f"foremoe runs the {self._stage} stage without a plan: {error}")
-        else:
-            self._stack.enter_context(attached.stage(planned, self._stage))
-            self._planned = True
-        self._exposed_s = time.perf_counter() - begin_s
+        if session.packer is not None:
+            micro_batches, indices = session.packer.repacked(data, micro_batches, indices, partial(session.warn, "pack"))
+            self._seconds["pack_s"] = time.perf_counter() - begin_s
+        if attached.active:
+            try:
+                routing = routing_of(session.engine, micro_batches)
+                if session.settings.dump is not None:
+                    dump_workload(attached, routing, self._stage, number, session.settings.dump)
+                planned = attached.plan(routing, self._stage)
+            except InputError as error:  # the same on all ranks of the EP group
+                session.warn("plan", f"foremoe runs the {self._stage} stage without a plan: {error}")
+            else:
+                self._stack.enter_context(attached.stage(planned, self._stage))
+                self._planned = True
+        self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
+        return micro_batches, indices
 
     def end(self) -> None:
-        """Ends the stage and collects its metrics."""
+        """Ends the stage and collects its metrics; collective over all ranks of a model copy."""
         self._stack.close()
-        figures = {"unplanned": float(not self._planned), "begin_exposed_s": self._exposed_s}
-        if self._planned:
-            figures.update(self._session.attached.metrics())
-        self.metrics = {f"foremoe/{self._stage}/{name}": value for name, value in figures.items()}
+        attached, copy = self._session.attached, self._session.copy
+        mine = Figures(first=False, num_rows=0, values={})
+        if attached.active:
+            report = attached.report if self._planned else None
+            mine = Figures.of(attached.group.rank == 0, report, unplanned=float(not self._planned), **self._seconds)
+        self.metrics = {f"foremoe/{self._stage}/{name}": value for name, value in joined(copy.gather(mine)).items()}

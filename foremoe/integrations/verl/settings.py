@@ -22,18 +22,19 @@ class Settings:
     Attributes:
         redundant: slots per rank for replicas.
         planner: a strategy's name, a solver's text, or ``module:name``.   objective: "time" or "balance".
-        slots: text of a slot policy.   replicas: "any" or "node".
+        slots: text of a slot policy, "shared:3" or "SharedSlots(depth=3)".   replicas: "any" or "node".
         backends: transfer backends in order of preference.   prefetch, timeout_s, debug: of the engine.
         cluster: path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
         plan_limit_s: planning that takes longer is given up, and the stage runs at home.
         recompute, update: whether the stage runs by a plan.
+        packing: form micro-batches anew, so that their experts balance; see `packing`.
         dump: folder for counts-only workloads of every stage, or None.
     """
 
     redundant: int = 1
     planner: str = "hierarchical"
     objective: str = "time"
-    slots: str = "SharedSlots(depth=3)"
+    slots: str = "shared:3"
     replicas: str = "any"
     backends: tuple[str, ...] = ("collective",)
     prefetch: int = 2
@@ -43,6 +44,7 @@ class Settings:
     plan_limit_s: float = 20.0
     recompute: bool = True
     update: bool = True
+    packing: bool = False
     dump: str | None = None
 
     @staticmethod
@@ -70,11 +72,15 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """The arguments for `foremoe.integrations.megatron.attach`, all but `cluster`."""
+        from foremoe.cli.texts import slots_of
         from foremoe.strategies import resolve
 
-        slots = parse(self.slots)
+        slots = parse(self.slots) if "(" in self.slots else slots_of(self.slots)
         if not isinstance(slots, Slots):
-            raise InputError(f"slots={self.slots!r} is no slot policy; write SharedSlots(depth=3) or ResidentSlots(copies=1).")
+            raise InputError(f"slots={self.slots!r} is no slot policy; write shared:3 or resident:1.")
+        for name in ("recompute", "update", "packing", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.plan_limit_s <= 0:
             raise InputError(f"plan_limit_s must be above 0; got {self.plan_limit_s}.")
         return {

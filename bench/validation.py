@@ -1,0 +1,486 @@
+"""Predicted against measured: stages of the demo on processes of this machine, and what `foremoe.simulate` says of them.
+
+    python -m bench.validation [--quick] [--out bench/results/validation_HARDWARE_DATE.md]
+
+Calibrates for two hidden sizes as `foremoe calibrate` does, predicts every configuration, and only then runs it: recompute and
+update of the demo with given routing, three arms in turn. Run nothing beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bench.output import command_line, emit, hardware
+from foremoe.calibrate import Case, Fit, fit
+from foremoe.calibrate.measure import measure
+from foremoe.calibrate.nonnegative import robust
+from foremoe.calibrate.stopwatch import Lap, Stopwatch
+from foremoe.cluster import Cluster
+from foremoe.demo.arms import ARMS, Arms
+from foremoe.demo.experts import ClockedSwiGLU
+from foremoe.demo.given import given_plans, given_samples
+from foremoe.demo.grpo import Batch, log_probs, policy_loss
+from foremoe.demo.planning import StagePlan, model_of
+from foremoe.demo.policy import Block, Policy, WholeSequences
+from foremoe.demo.settings import SIZES, Settings
+from foremoe.demo.step import _batches
+from foremoe.demo.task import MAX_ANSWER
+from foremoe.model import Model
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.runtime import Runtime
+from foremoe.schedule import STAGES
+from foremoe.simulate import force_balanced, simulate
+from foremoe.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.strategies import resolve
+from foremoe.testing.ranks import RankPool
+from foremoe.transfer.group import Group
+
+# Letters: M micro-steps, G ranks, T tokens, H hidden size, Q sequences, N positions.
+
+LENGTHS = (14, 16, 18, 20)  # what the demo's sequences have, in tokens that are fed
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One stage pair that is predicted and run.
+
+    Attributes:
+        hidden: hidden size; experts are three times as wide.   tokens: of a micro-step, over all ranks.
+        skew: static, mean over rows.   redundant: R.   slots: policy.   held_out: nothing was fitted near it.
+    """
+
+    hidden: int
+    tokens: int
+    skew: float
+    redundant: int
+    slots: Slots
+    held_out: bool
+    num_ranks: int = 2
+
+    @property
+    def settings(self) -> Settings:
+        """Of the demo; two micro-steps."""
+        # A few sequences fewer than there is room for: those left over would be a micro-step of their own.
+        num = int(1.97 * self.tokens / np.mean(LENGTHS) / 8)
+        return dataclasses.replace(
+            SIZES["default"], num_layers=3, hidden_size=self.hidden, ffn_size=3 * self.hidden, num_heads=self.hidden // 32,
+            num_prompts=num, group_size=8, recompute_tokens=self.tokens, update_tokens=self.tokens,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Its sizes in one word each."""
+        kind, count = ("shared", self.slots.depth) if isinstance(self.slots, SharedSlots) else ("resident", self.slots.copies)
+        return f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, {kind}:{count}"
+
+
+FITTED_SIZES = (96, 160)
+
+
+def configurations() -> list[Configuration]:
+    """All of them: those whose sizes were calibrated and those that were kept out."""
+    make = lambda h, t, s, r, slots, out: Configuration(hidden=h, tokens=t, skew=s, redundant=r, slots=slots, held_out=out)  # noqa: E731
+    return [
+        make(96, 3072, 1.2, 2, SharedSlots(3), False),
+        make(96, 6144, 1.4, 2, SharedSlots(3), False),
+        make(96, 6144, 1.6, 4, SharedSlots(3), False),
+        make(160, 3072, 1.2, 2, SharedSlots(3), False),
+        make(160, 3072, 1.6, 4, SharedSlots(3), False),
+        make(160, 6144, 1.4, 2, SharedSlots(3), False),
+        make(128, 4608, 1.3, 3, SharedSlots(3), True),
+        make(128, 4608, 1.5, 2, ResidentSlots(1), True),
+        make(128, 2304, 1.7, 6, SharedSlots(2), True),
+        make(128, 7680, 1.4, 1, SharedSlots(1), True),
+        make(96, 8192, 1.5, 3, ResidentSlots(1), True),
+        make(160, 2048, 1.3, 1, ResidentSlots(1), True),
+        make(160, 4608, 1.7, 6, SharedSlots(2), True),
+    ]
+
+
+class DemoLayer(nn.Module):
+    """The demo's block as `foremoe.calibrate` times a layer."""
+
+    def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        settings = dataclasses.replace(
+            SIZES["default"], hidden_size=model.hidden_size, num_heads=model.num_heads, num_experts=num_experts
+        )
+        self.block, self.num_heads = Block(settings, dense=False), model.num_heads
+
+    def forward(self, x_TH: torch.Tensor, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        block = self.block
+        attend = WholeSequences(_valid(len(x_TH)), self.num_heads)
+        x_TH = x_TH + block.out(attend(0, block.qkv(block.attention_norm(x_TH))))
+        inner_TH = block.ffn_norm(x_TH)
+        assert block.router is not None
+        return x_TH, inner_TH, block.router(inner_TH)
+
+
+def _valid(tokens: int) -> torch.Tensor:
+    """bool [Q, N]: sequences as the demo has them, the last one cut."""
+    length_Q = np.resize(LENGTHS, -(-tokens // min(LENGTHS)))
+    length_Q = length_Q[: int(np.searchsorted(np.cumsum(length_Q), tokens)) + 1]
+    length_Q[-1] -= length_Q.sum() - tokens
+    return torch.from_numpy(np.arange(max(LENGTHS)) < length_Q[:, None])
+
+
+# What ranks run.
+
+
+def calibrate_rank(group: Group, case: Case) -> Any:
+    """The points of `foremoe calibrate`."""
+    return measure(group, case, torch.device("cpu"), lambda *_: None)
+
+
+class Rank:
+    """One rank with the policy, the bank and the runtime of a configuration."""
+
+    def __init__(self, group: Group, config: Configuration, cluster: Cluster) -> None:
+        s = self.settings = config.settings
+        torch.manual_seed(s.seed)
+        self.group, self.policy, self.clock = group, Policy(s), ClockedSwiGLU()
+        self.samples = given_samples(s, config.skew, group.size)
+        self.plans = given_plans(self.samples, s, cluster, config.redundant, config.slots, group.rank)
+        self.batches = {stage: _batches(self.samples, planned, group.rank) for stage, planned in self.plans.items()}
+        self.bank = ExpertBank(
+            num_layers=s.num_layers, num_experts=s.num_experts, hidden_size=s.hidden_size, ffn_size=s.ffn_size, rank=group.rank,
+            num_ranks=group.size, seed=s.seed, math=self.clock,
+            num_buffers=config.slots.num_buffers(config.redundant, s.num_layers),
+        )  # fmt: skip
+        self.runtime = Runtime(self.bank, group=group, backends=("collective", "pinned_host"), timeout_s=TIMEOUT_S)
+
+    def drop_gradients(self) -> None:
+        """As the demo does after an arm."""
+        for p in (*self.policy.parameters(), *self.bank.parameters()):
+            p.grad = None
+
+
+def outside_rank(group: Group, config: Configuration, cluster: Cluster, budget_s: float) -> dict[str, Any]:
+    """Seconds outside the MoE layers: of a policy without any, by tokens; and of a stage's begin and end."""
+    rank = Rank(group, config, cluster)
+    watch = Stopwatch(group, torch.device("cpu"))
+    s = dataclasses.replace(rank.settings, num_layers=0)
+    policy = Policy(s)
+    found: dict[str, Any] = {"points": []}
+    with rank.runtime:
+        for share in (0.25, 1.0):
+            num = int(len(rank.samples.length_Q) * share / 2 / group.size)
+            batch = Batch.of(rank.samples, np.arange(num))
+            old_A = torch.zeros(len(batch.place_A))
+
+            def run(lap: Lap, batch: Batch = batch, old_A: torch.Tensor = old_A) -> None:
+                with torch.no_grad():
+                    float(-log_probs(policy, batch, _no_experts, batch.topk_TLK).sum())
+                lap()
+                new_A = log_probs(policy, batch, _no_experts, batch.topk_TLK)
+                policy_loss(new_A, old_A, old_A + 1.0, s.clip).sum().backward()
+                lap()
+
+            laps = watch.laps(run, budget_s / 3)
+            found["points"].append((len(batch.token_T), *(seconds for seconds, _ in laps)))
+
+        def stage(lap: Lap) -> None:
+            rank.drop_gradients()
+            group.barrier()
+            lap()
+            rank.runtime.begin_home()
+            rank.runtime.end()
+            lap()
+            for i, name in enumerate(STAGES):
+                planned = rank.plans[name]
+                rank.drop_gradients()
+                rank.runtime.begin(planned.plan, planned.split_MLP, same_weights=bool(i))
+                # A stage that ends before its first use has copies under way, as one that goes on.
+                rank.runtime.end(partial=True)
+                lap()
+
+        laps = watch.laps(stage, budget_s / 3)
+        found["home_s"], found["recompute_s"], found["update_s"] = (seconds for seconds, _ in laps[1:])
+    return found
+
+
+def _no_experts(layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("there are no MoE layers")
+
+
+def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: int) -> list[dict[tuple[str, str], float]]:
+    """Wall seconds by (stage, arm), repeat by repeat; the order of arms turns."""
+    rank = Rank(group, config, cluster)
+    out = []
+    with rank.runtime:
+        for i in range(repeats + 1):
+            arms = Arms(rank.policy, rank.runtime, rank.clock, rank.plans)
+            turn = i % len(ARMS)
+            seconds = {}
+            for arm in (*ARMS[turn:], *ARMS[:turn]):
+                run, old = arms.recompute(arm, rank.batches["recompute"])
+                seconds["recompute", arm] = run.wall_s
+                # Both stages have the same micro-steps here, so log-probabilities need no sorting.
+                advantage = [torch.ones_like(old_A) for old_A in old]
+                num_tokens = len(rank.samples.length_Q) * MAX_ANSWER
+                run = arms.update(arm, rank.batches["update"], old, advantage, num_tokens)
+                seconds["update", arm] = run.wall_s
+                assert run.report["drift"] == run.report["fell_back"] == 0
+                rank.drop_gradients()
+            if i:  # the first one warms up
+                out.append(seconds)
+    return out
+
+
+# What is predicted.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """All that predictions need, for one hidden size."""
+
+    cluster: Cluster
+    runtime: dict[str, float]
+    outside: dict[str, float]
+
+    @staticmethod
+    def between(low: Constants, high: Constants, share: float) -> Constants:
+        """`share` of the way from one to the other, on a logarithmic scale."""
+        fields = {f.name: getattr(low.cluster, f.name) for f in dataclasses.fields(low.cluster)}
+        others = {name: getattr(high.cluster, name) for name in fields}
+        mixed = {name: _mix(value, others[name], share) for name, value in fields.items() if isinstance(value, float)}
+        dicts = [{k: _mix(a[k], b[k], share) for k in a} for a, b in ((low.runtime, high.runtime), (low.outside, high.outside))]
+        return Constants(cluster=dataclasses.replace(low.cluster, **mixed), runtime=dicts[0], outside=dicts[1])
+
+
+def _mix(low: float, high: float, share: float) -> float:
+    if low <= 0.0 or high <= 0.0:
+        return (1.0 - share) * low + share * high
+    return float(low ** (1.0 - share) * high**share)
+
+
+def constants_of(fitted: Fit, found: dict[str, Any]) -> Constants:
+    """From a fit and what lies outside MoE layers, which grows with tokens from a fixed part."""
+    points = np.array(found["points"])
+    outside = {name: found[name] for name in ("home_s", "recompute_s", "update_s")}
+    factor_N2 = np.stack([np.ones(len(points)), points[:, 0]], axis=1)
+    for column, name in ((1, "forward"), (2, "both")):
+        outside[f"{name}_s"], outside[f"{name}_token_s"] = robust(factor_N2, points[:, column]).tolist()
+    return Constants(cluster=fitted.cluster, runtime=fitted.runtime, outside=outside)
+
+
+def predicted(constants: Constants, planned: StagePlan, stage: str, arm: str) -> float:
+    """Seconds of a stage in an arm."""
+    problem = dataclasses.replace(planned.problem, cluster=_with_ranks(constants.cluster, planned.problem.G))
+    o, r, L = constants.outside, constants.runtime, problem.L
+    assert problem.tokens_MG is not None
+    tokens_MG = problem.tokens_MG.astype(np.float64)
+    name = "forward" if stage == "recompute" else "both"
+    seconds_MG = o[f"{name}_s"] + o[f"{name}_token_s"] * tokens_MG
+    if arm == "foremoe":
+        passes = 1.0 if stage == "recompute" else 2.0
+        seconds_MG = seconds_MG + L * (r["planned_layer_s"] + r["planned_token_s"] * tokens_MG)
+        seconds_MG = seconds_MG + (passes - 1.0) * L * r["planned_backward_s"]
+    # The simulator counts backward as a ratio of what it is given.
+    outside_s_MG = seconds_MG / (1.0 if stage == "recompute" else 1.0 + problem.cluster.window_backward_ratio)
+    if arm == "balanced":
+        found = force_balanced(problem, outside_s_MG=outside_s_MG)
+    else:
+        plan = planned.plan if arm == "foremoe" else resolve("static").plan(problem, num_threads=1)[0]
+        found = simulate(problem, plan, outside_s_MG=outside_s_MG)
+    return found.total_s + o[f"{stage}_s" if arm == "foremoe" else "home_s"]
+
+
+def _with_ranks(cluster: Cluster, num_ranks: int) -> Cluster:
+    return cluster if cluster.num_ranks == num_ranks else cluster.with_ranks(num_ranks, num_ranks)
+
+
+# Tables.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One stage of one configuration: seconds by arm, predicted, and measured repeat by repeat."""
+
+    config: Configuration
+    stage: str
+    predicted: dict[str, float]
+    measured: dict[str, list[float]]
+
+    def error(self, arm: str) -> float:
+        """(predicted - measured) / measured, by medians."""
+        return self.predicted[arm] / float(np.median(self.measured[arm])) - 1.0
+
+    @property
+    def ratio(self) -> tuple[float, float]:
+        """Seconds of static over those of foremoe: predicted, measured."""
+        measured = {arm: float(np.median(values)) for arm, values in self.measured.items()}
+        return self.predicted["static"] / self.predicted["foremoe"], measured["static"] / measured["foremoe"]
+
+    def spread(self, arm: str) -> float:
+        """Quartile distance of the repeats over their median."""
+        low, middle, high = np.quantile(self.measured[arm], (0.25, 0.5, 0.75))
+        return float((high - low) / middle)
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown; cells are measured -> predicted seconds and the error."""
+    heads = ["configuration", "stage", *ARMS, "static / foremoe", "spread", "part"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for row in rows:
+        cells = [f"{np.median(row.measured[arm]):.3f} -> {row.predicted[arm]:.3f} ({row.error(arm):+.1%})" for arm in ARMS]
+        by_model, real = row.ratio
+        cells.append(f"{real:.3f} -> {by_model:.3f} ({by_model / real - 1.0:+.1%})")
+        cells += [f"{np.median([row.spread(arm) for arm in ARMS]):.1%}", "held out" if row.config.held_out else "sizes measured"]
+        lines.append("| " + " | ".join([row.config.name, row.stage, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """Errors of both halves, against the bound for those held out."""
+    lines = ["| part | rows | median error | worst error | median error of static / foremoe | worst | run-to-run spread |"]
+    lines.append("|" + " --- |" * 7)
+    figures = {}
+    for name, mine in (
+        ("held out", [r for r in rows if r.config.held_out]),
+        ("sizes measured", [r for r in rows if not r.config.held_out]),
+    ):
+        if not mine:
+            continue
+        errors = [abs(row.error(arm)) for row in mine for arm in ARMS]
+        ratios = [abs(row.ratio[0] / row.ratio[1] - 1.0) for row in mine]
+        spread = float(np.median([row.spread(arm) for row in mine for arm in ARMS]))
+        figures[name] = float(np.median(errors)), max(errors), spread
+        cells = [
+            name,
+            str(len(mine)),
+            *(f"{x:.1%}" for x in (np.median(errors), max(errors), np.median(ratios), max(ratios), spread)),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    median, worst, spread = figures["held out"]
+    limit = max(0.10, 2.0 * spread)
+    verdict = "met" if median <= limit and worst <= 0.25 else "MISSED"
+    lines += [
+        "",
+        f"Bound for the rows held out: median at most {limit:.0%} (10 %, or twice the spread), worst 25 %: **{verdict}**.",
+    ]
+    return "\n".join(lines)
+
+
+ABOUT = """\
+Measured: wall seconds of whole stages from barrier to barrier, medians over {repeats} repeats in which the three arms take turns;
+2 processes over gloo, one thread each, on the machine above. Predicted: `foremoe.simulate` of the same plan, before the run.
+Every cell is measured -> predicted (error).
+
+What predictions know: the points of `foremoe calibrate` at hidden sizes {sizes} ({tokens} tokens per rank, the demo's own block
+and expert math), the demo's work outside MoE layers timed alone at the same sizes, and begin and end of a stage without
+micro-steps. No stage time is used anywhere, of either half. Of the rows held out, those of hidden size 128 have constants
+interpolated between the two sizes, so nothing of that size was ever timed; the others have a slot policy, R, number of tokens and
+skew that no other row has.
+
+Not in the cost model, so added as seconds outside the layers: embedding, dense layer, head and loss; what the runtime does more
+by a plan than at home (`planned_*` of the fit); begin and end of a stage.
+"""
+
+LIMITS = """\
+What this does not validate: copies that hide under compute on a GPU (on a CPU every copy costs a core's time, at both ends);
+several ranks that share NVLink, a NIC or a host's memory; links across nodes; fused kernels, grouped GEMMs and tensor cores;
+pipelines, re-forward, more than two ranks. Two ranks of one machine are the smallest EP group there is: late ranks, fan-out from
+one home and relays hardly occur.
+"""
+
+
+def run(quick: bool) -> str:
+    """Everything, as markdown."""
+    begin_s = time.monotonic()
+    repeats, seconds, budget_s = (2, 6.0, 1.0) if quick else (5, 60.0, 9.0)
+    configs = configurations()[3:9:2] if quick else configurations()
+    case_tokens = 3072
+    with RankPool(2) as pool:
+        by_size: dict[int, Constants] = {}
+        fits = {}
+        for hidden in FITTED_SIZES:
+            config = Configuration(hidden=hidden, tokens=6144, skew=1.3, redundant=2, slots=SharedSlots(3), held_out=False)
+            model = model_of(config.settings)
+            case = Case(
+                model=model,
+                num_ranks=2,
+                tokens=case_tokens,
+                sequence_length=17,
+                seconds=seconds,
+                math=ClockedSwiGLU,
+                layer=DemoLayer,
+            )
+            measured = pool.run(calibrate_rank, case, limit_s=600.0, timeout_s=TIMEOUT_S)[0]
+            fits[hidden] = fit(measured, model, name="this machine", source="bench.validation")
+            found = pool.run(outside_rank, config, fits[hidden].cluster, budget_s, limit_s=600.0, timeout_s=TIMEOUT_S)[0]
+            by_size[hidden] = constants_of(fits[hidden], found)
+            say(f"calibrated hidden size {hidden}", begin_s)
+        rows = [row for config in configs for row in compared(pool, config, by_size, repeats, begin_s)]
+    crowded = dataclasses.replace(configurations()[0], num_ranks=4, held_out=False)
+    with RankPool(4) as pool:
+        over = compared(pool, crowded, by_size, max(2, repeats // 2), begin_s)
+    parts = [
+        "# Predicted and measured stages of the demo",
+        f"`python -m bench.validation{' --quick' if quick else ''}`, {time.monotonic() - begin_s:.0f} s in all."
+        f" Measured on: {hardware()}, torch {torch.__version__}.",
+        ABOUT.format(repeats=repeats, sizes=" and ".join(map(str, FITTED_SIZES)), tokens=case_tokens),
+        summary(rows),
+        table(rows),
+        "4 ranks on 2 cores, oversubscribed, outside the bound: predictions take a core for every rank.",
+        table(over).replace("sizes measured", "oversubscribed"),
+        "Constants:",
+        constants_table(fits),
+        LIMITS,
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def compared(pool: RankPool, config: Configuration, by_size: dict[int, Constants], repeats: int, begin_s: float) -> list[Row]:
+    """Both stages of a configuration: predicted first, then run."""
+    low, high = FITTED_SIZES
+    share = float(np.log(config.hidden / low) / np.log(high / low))
+    constants = by_size[config.hidden] if config.hidden in by_size else Constants.between(by_size[low], by_size[high], share)
+    cluster = _with_ranks(constants.cluster, config.num_ranks)
+    samples = given_samples(config.settings, config.skew, config.num_ranks)
+    plans = given_plans(samples, config.settings, cluster, config.redundant, config.slots, 0)
+    expected = {stage: {arm: predicted(constants, plans[stage], stage, arm) for arm in ARMS} for stage in STAGES}
+    by_repeat = pool.run(stages_rank, config, cluster, repeats, limit_s=600.0, timeout_s=TIMEOUT_S)[0]
+    measured = {stage: {arm: [seconds[stage, arm] for seconds in by_repeat] for arm in ARMS} for stage in STAGES}
+    rows = [Row(config=config, stage=stage, predicted=expected[stage], measured=measured[stage]) for stage in STAGES]
+    say(f"{config.name}: " + ", ".join(f"{r.stage} {r.error(arm):+.0%} {arm}" for r in rows for arm in ARMS), begin_s)
+    return rows
+
+
+def constants_table(fits: dict[int, Fit]) -> str:
+    """Constants of both sizes with their residuals."""
+    heads = ["constant", *(f"hidden {hidden}" for hidden in fits), "unit", "median and worst residual"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for several in zip(*(f.constants for f in fits.values()), strict=True):
+        off = ", ".join("-" if c.median is None else f"{c.median:.1%} / {c.worst:.1%}" for c in several)
+        lines.append("| " + " | ".join([several[0].name, *(f"{c.value:.3g}" for c in several), several[0].unit, off]) + " |")
+    return "\n".join(lines)
+
+
+def say(line: str, begin_s: float) -> None:
+    """A line of progress on stderr."""
+    print(f"{time.monotonic() - begin_s:5.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Prints markdown."""
+    parser = command_line(__doc__)
+    parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
+    options = parser.parse_args()
+    emit(run(options.quick), options.out)
+
+
+if __name__ == "__main__":
+    # Ranks find functions by their module's name, which is __main__ here alone.
+    from bench import validation
+
+    validation.main()

@@ -1,0 +1,305 @@
+"""Planning inside veRL's update: what a pass waits for before it starts, on one rank of the EP group; prints markdown.
+
+    python -m bench.verl_planning [CASE ...] [--out bench/results/verl_planning_HARDWARE_DATE.md]
+
+The rank runs `plan_together` and the checks before a stage as it would among the others, whose answers were made beforehand; what
+it sends and receives is pickled as ever and charged with a modelled network. Counts are synthetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bench.output import command_line, emit, hardware
+from bench.packing import markdown
+from foremoe.arrays import Array
+from foremoe.cluster import Cluster
+from foremoe.cost import CostModel
+from foremoe.integrations import shared_planning as sharing
+from foremoe.integrations.counting import count_micro_steps
+from foremoe.model import Model
+from foremoe.plan import Plan
+from foremoe.runtime.stage import agree_on_split
+from foremoe.schedule import Schedule
+from foremoe.slots import SharedSlots
+from foremoe.strategies import resolve
+from foremoe.synthetic import synthetic_workload
+from foremoe.transfer.admission import fingerprint, refusal
+from foremoe.transfer.group import Group
+from foremoe.transfer.programme import Programme
+from foremoe.workload import Workload
+
+# Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks, T tokens, K top-k.
+
+MODEL, PLANNER, MICRO_STEPS, TOKENS = "qwen3-30b-a3b", "hierarchical", 32, 8192
+# Control messages go over TCP between hosts, not over the links that experts' tokens take.
+BYTES_PER_S, MESSAGE_S = 1e9, 100e-6
+PREFETCH, REPEATS = 2, 3
+
+CASES = {"ep64": 64, "ep8": 8}  # ranks of the EP group
+PARTS = {
+    "count": "count the routing of own tokens",
+    "counts": "exchange counts",
+    "plan": "plan own layers",
+    "placements": "gather plans of the others",
+    "derive": "merge, derive transfers",
+    "splits": "exchange splits",
+    "check": "check on all ranks, begin the engine",
+}
+
+
+class Call(NamedTuple):
+    """One call of a group: this rank's seconds before and in it, modelled seconds on the network, and bytes received."""
+
+    before_s: float
+    work_s: float
+    network_s: float
+    num_bytes: int
+
+
+@dataclass
+class OneRank(Group):
+    """Rank 0 of a group whose other ranks' answers are known.
+
+    Attributes:
+        answers: one per call, in order: what this rank gives -> what all ranks give, or the rows that it receives.
+        clock: seconds.   calls: what came of them.   at: when the last one ended.
+    """
+
+    size: int
+    answers: list[Callable[[Any], Any]]
+    clock: Callable[[], float]
+    rank: int = 0
+    timeout_s: float = 60.0
+    calls: list[Call] = field(default_factory=list)
+    at: float = 0.0
+
+    def start(self) -> None:
+        """The clock of the work before the next call."""
+        self.at = self.clock()
+
+    def gather(self, value: Any) -> list[Any]:
+        before = self.clock() - self.at
+        others = self.answers[len(self.calls)](value)
+        packed = [pickle.dumps(other) for other in others]
+        begin = self.clock()
+        pickle.dumps(value)
+        values = [pickle.loads(data) for data in packed]
+        self._note(before, self.clock() - begin, sum(map(len, packed)))
+        return values
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
+        before = self.clock() - self.at
+        begin = self.clock()
+        received.copy_(self.answers[len(self.calls)](sent).reshape(received.shape))
+        self._note(before, self.clock() - begin, received.numel() * received.element_size())
+
+    def report(self, message: str) -> None:
+        """Nobody reads it."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _note(self, before_s: float, local_s: float, num_bytes: int) -> None:
+        network_s = (self.size - 1) * MESSAGE_S + num_bytes / BYTES_PER_S
+        self.calls.append(Call(before_s, local_s, network_s, num_bytes))
+        self.start()
+
+
+def a_task(stage: str, num_ranks: int, num_micro_steps: int, num_layers: int) -> sharing.PlanningTask:
+    """qwen3-30b-a3b on 8xh100 nodes, in an update with full recomputation of every layer."""
+    model = Model.preset(MODEL)
+    update = stage == "update"
+    schedule = Schedule.accumulate(num_micro_steps, True) if update else Schedule.forward_only(num_micro_steps)
+    return sharing.PlanningTask(
+        model=model, cluster=Cluster.preset("8xh100", num_ranks=num_ranks), stage=stage, schedule=schedule, redundant=1,
+        slots=SharedSlots(), cost=CostModel(),
+        moe_layer_L=model.moe_layer_L[:num_layers],
+        home_LE=np.tile(np.arange(model.num_experts, dtype=np.int32), (num_layers, 1)),
+    )  # fmt: skip
+
+
+def of_layers(task: sharing.PlanningTask, work: Workload, layers: list[int]) -> Workload:
+    """The counts that the rank with these layers has."""
+    return Workload.from_counts(
+        work.load_MLGE[:, layers], num_topk=work.num_topk, stage=task.stage, tokens_MG=work.tokens_MG,
+        moe_layer_L=task.moe_layer_L[layers],
+    )  # fmt: skip
+
+
+@dataclass
+class Measured:
+    """What one rank waits for, in seconds.
+
+    Attributes:
+        work_s, network_s, received: by part; planning is that of the slowest rank, for which all wait.
+        plan_G: planning of every rank that has layers.   first_s: planning micro-step 0 alone.   stage_s: predicted.
+    """
+
+    work_s: dict[str, float]
+    network_s: dict[str, float]
+    received: dict[str, int]
+    plan_G: list[float]
+    first_s: float
+    stage_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return sum(self.work_s.values()) + sum(self.network_s.values())
+
+
+def best_of(runs: list[Measured]) -> Measured:
+    """The least of every figure: the machine has other work, too."""
+    plan_G = [min(seconds) for seconds in zip(*(run.plan_G for run in runs), strict=True)]
+    work_s = {part: min(run.work_s[part] for run in runs) for part in PARTS}
+    return dataclasses.replace(
+        runs[0], work_s=work_s | {"plan": max(plan_G)}, plan_G=plan_G, first_s=min(run.first_s for run in runs)
+    )
+
+
+def measured(work: Workload, stage: str, num_threads: int) -> Measured:
+    """One rank's part in planning a stage."""
+    M, L, G, E = work.load_MLGE.shape
+    clock = time.process_time if num_threads == 1 else time.perf_counter
+    task, planner = a_task(stage, G, M, L), resolve(PLANNER)
+    layers_G = [list(range(g, L, G)) for g in range(G)]
+
+    def plan_layers(of: sharing.PlanningTask, some: Workload, layers: list[int]) -> tuple[float, tuple[Plan, Array]]:
+        mine = of_layers(of, some, layers)
+        begin = clock()
+        made = sharing._plan_layers(planner, of, mine, layers, num_threads, Event())
+        return clock() - begin, made
+
+    plan_layers(a_task(stage, G, 1, L), work[:1], [0])  # loads the kernels
+    plan_G, made = zip(*(plan_layers(task, work, layers) for layers in layers_G if layers), strict=True)
+    first_s, _ = plan_layers(a_task(stage, G, 1, L), work[:1], layers_G[0])
+
+    mine_MLE, tokens_M = work.load_MLGE[:, :, 0], work.tokens_MG[:, 0].astype(np.int64)
+    parts = [("", part) for part, _ in made] + [("", None)] * (G - len(made))
+    load_GLME = np.ascontiguousarray(work.load_MLGE[:, layers_G[0]].transpose(2, 1, 0, 3))
+    # What the planner of each layer gives to source 0, in the order in which it arrives there.
+    splits = np.concatenate([split_GLMP[0].reshape(split_GLMP.shape[1], -1) for _, split_GLMP in made])
+    group = OneRank(G, [
+        lambda _: [(mine_MLE.shape, tokens_M)] * G, lambda _: torch.from_numpy(load_GLME), lambda _: parts,
+        lambda _: torch.from_numpy(splits),
+    ], clock)  # fmt: skip
+    group.start()
+    planned = sharing.plan_together(group, planner, task, mine_MLE, tokens_M, num_threads=num_threads)
+    after_s = clock() - group.at
+    # Before the third call lies planning, which is counted by itself.
+    counts, placements, splits_ = group.calls[:2], group.calls[2], group.calls[3]
+
+    plan: Plan = planned.plan
+    to_0_GMLS = np.empty((G, M, L, plan.S), np.int64)
+    for (_, split_GLMP), layers in zip(made, layers_G, strict=False):
+        to_0_GMLS[:, :, layers] = split_GLMP[..., : plan.S].transpose(0, 2, 1, 3)
+    alike = lambda value: [value] * G  # noqa: E731
+    check = OneRank(G, [alike, lambda _: torch.from_numpy(to_0_GMLS), alike], clock)
+    check.start()
+    begin = clock()
+    agree_on_split(check, plan, planned.split_MLP, plan.home_LE, torch.device("cpu"))
+    refused = refusal(plan, 0, G, SharedSlots().num_buffers(1, L), None, debug=False)
+    assert not refused, refused
+    fingerprint(plan)
+    Programme.of(plan, 0, PREFETCH)
+    check_s = clock() - begin
+    return Measured(
+        work_s={
+            "count": counted_s(M, L, E, int(tokens_M[0]), work.num_topk, num_threads, clock),
+            "counts": sum(c.before_s + c.work_s for c in counts),
+            "plan": max(plan_G), "placements": placements.work_s, "derive": splits_.before_s, "splits": splits_.work_s + after_s,
+            "check": check_s,
+        },
+        network_s={
+            "counts": sum(c.network_s for c in counts), "placements": placements.network_s, "splits": splits_.network_s,
+            "check": sum(c.network_s for c in check.calls),
+        },
+        received={
+            "counts": sum(c.num_bytes for c in counts), "placements": placements.num_bytes, "splits": splits_.num_bytes,
+            "check": sum(c.num_bytes for c in check.calls),
+        },
+        plan_G=list(plan_G), first_s=first_s, stage_s=float(plan.cost_ML.sum().total_s),
+    )  # fmt: skip
+
+
+def counted_s(M: int, L: int, E: int, num_tokens: int, num_topk: int, num_threads: int, clock: Callable[[], float]) -> float:
+    """Seconds to count one rank's routing, int16."""
+    rng = np.random.default_rng(0)
+    few = [
+        ((rng.integers(0, E, (num_tokens, L, 1)) + np.arange(num_topk)) % E).astype(np.int16) for _ in range(8)
+    ]  # beyond caches
+    routing = [few[m % len(few)] for m in range(M)]
+    count_micro_steps([topk_TLK[:1] for topk_TLK in few], E)
+    begin = clock()
+    count_micro_steps(routing, E, num_threads)
+    return clock() - begin
+
+
+def case_table(name: str, num_micro_steps: int, tokens: int) -> str:
+    """One EP group: update and recompute, and the update with two threads."""
+    G = CASES[name]
+    work = synthetic_workload(MODEL, num_ranks=G, tokens_per_rank=tokens, micro_steps=num_micro_steps, seed=0)
+    kinds = {"update": ("update", 1), "recompute": ("recompute", 1), "update, 2 threads, wall": ("update", 2)}
+    runs = {kind: best_of([measured(work, *options) for _ in range(REPEATS)]) for kind, options in kinds.items()}
+    one = runs["update"]
+    rows = []
+    for part, what in PARTS.items():
+        moved = part in one.received
+        network = [f"{one.network_s[part]:.3f}", f"{one.received[part] / 1e6:.1f}"] if moved else ["-", "-"]
+        rows.append([what, *(f"{run.work_s[part]:.3f}" for run in runs.values()), *network])
+    rows.append(["all, network included", *(f"{run.total_s:.3f}" for run in runs.values()), "-", "-"])
+    rows.append(["the stage, predicted", *(f"{run.stage_s:.1f}" for run in runs.values()), "-", "-"])
+    rows.append(["exposed, of the stage", *(f"{run.total_s / run.stage_s:.1%}" for run in runs.values()), "-", "-"])
+    table = markdown(("seconds on a rank", *runs, "network, modelled", "MB received"), rows)
+    num_layers = -(-work.L // G)
+    later = 1 - 1 / num_micro_steps
+    hidden_s = later * one.work_s["count"] + max(one.work_s["plan"] - one.first_s, 0.0)
+    agreed_s = (num_micro_steps - 1) * (G - 1) * MESSAGE_S
+    return (
+        f"## {name}: {work.L} layers, {num_micro_steps} micro-steps, {G} ranks\n\n{table}\n\nUpdate: a rank plans {num_layers}"
+        f" layer{'s' * (num_layers != 1)} in {min(one.plan_G):.3f} to {max(one.plan_G):.3f} s, micro-step 0 of them in"
+        f" {one.first_s:.3f} s. Counting and planning the other micro-steps while the pass runs would hide {hidden_s:.3f} s,"
+        f" {hidden_s / one.stage_s:.1%} of the stage; agreeing on each of them, one gather before each, would take"
+        f" {agreed_s:.3f} s of the modelled network."
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("--micro-steps", type=int, default=MICRO_STEPS, help=f"default {MICRO_STEPS}")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of a rank in a micro-step; default {TOKENS}")
+    args = parser.parse_args()
+    wrong = [name for name in args.cases if name not in CASES]
+    if wrong:
+        parser.error(f"there is no case {', '.join(wrong)}; choose from {', '.join(CASES)}")
+    torch.set_num_threads(1)
+    about = (
+        f"Measured on: {hardware()}. Command: `python -m bench.verl_planning`. {MODEL}, {args.tokens} tokens per rank and"
+        f" micro-step, regime mid, `{PLANNER}` under `time`, R = 1, the update with every layer re-forwarded. CPU seconds of one"
+        f" rank of the EP group with one thread, best of {REPEATS}; planning is that of the slowest rank, for which all"
+        f" wait. Network: modelled, {BYTES_PER_S / 1e9:g} GB/s and {MESSAGE_S * 1e6:g} us per peer and message. A stage's length"
+        " is the cost model's, uncalibrated. Laying out the routing (veRL's own code) and what backends prepare are not in it."
+    )
+    sections = [f"# Planning before a stage\n\n{about}"]
+    for name in args.cases or CASES:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        sections.append(case_table(name, args.micro_steps, args.tokens))
+        print(sections[-1], file=sys.stderr, flush=True)
+    emit("\n\n".join(sections) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What a rank computes in one layer and micro-step: expert compute alone, and whole layers whose experts pass tokens through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.calibrate.case import Case
+from foremoe.calibrate.layer import Layer, PassThrough, PlainLayer
+from foremoe.calibrate.points import Point
+from foremoe.calibrate.routing import Routing
+from foremoe.calibrate.stopwatch import Lap, Stopwatch
+from foremoe.cluster import Cluster
+from foremoe.plan import Plan
+from foremoe.problem import Problem
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, SwiGLU
+from foremoe.runtime.runtime import Runtime
+from foremoe.runtime.stage import HomeStage
+from foremoe.schedule import Phase
+from foremoe.strategies import resolve
+from foremoe.transfer.group import Group
+from foremoe.workload import Workload
+
+# Letters: T tokens of a rank, K top-k, H hidden size, M micro-steps, L layers, G ranks, P physical slots.
+
+_LAYERS = 2
+_MICRO_STEPS = 2  # the second one is timed: memory is warm then
+_TIMEOUT_S = 120.0
+
+
+class ExpertCompute:
+    """Grouped expert compute of this rank, in the runtime's own function."""
+
+    def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+        self.group, self.case = group, case
+        self.bank = ExpertBank(
+            num_layers=_LAYERS, num_experts=case.num_experts, hidden_size=case.model.hidden_size, ffn_size=case.model.ffn_size,
+            rank=group.rank, num_ranks=group.size, dtype=dtype, device=device, math=(case.math or SwiGLU)(), seed=case.seed,
+        )  # fmt: skip
+        self.stage = HomeStage(self.bank)
+
+    def inputs(self, num_S: Sequence[int]) -> torch.Tensor:
+        """Received pairs, sorted by slot."""
+        return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
+
+    def forward(self, x_YH: torch.Tensor, num_S: list[int], layer: int) -> torch.Tensor:
+        """The outputs of one layer's experts."""
+        row = Row(0, layer, num_S, tuple(self.bank.shapes.values()), self.bank.math, self.stage, ComputeTime())
+        y_YH: torch.Tensor = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
+        return y_YH
+
+    def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
+        """Few pairs in all slots and in some, where weights are read for little work; then loads as routing makes them."""
+        G, per_rank = self.group.size, self.bank.num_base
+        loads = [
+            (0, [[num] * busy + [0] * (per_rank - busy)] * G) for num in (8, 48) for busy in sorted({per_rank, -(-per_rank // 4)})
+        ]
+        for share in (0.125, 0.5, 1.0):
+            for heavy in (False, True):
+                tokens = max(8, int(self.case.tokens * share))
+                routing = drawn(self.case, tokens, heavy)
+                loads.append((tokens, [routing.busy(g) for g in range(G)]))
+        out: list[Point] = []
+        for tokens, num_GS in loads:
+            num_S, x_YH = num_GS[self.group.rank], self.inputs(num_GS[self.group.rank])
+
+            def run(lap: Lap, num_S: list[int] = num_S, x_YH: torch.Tensor = x_YH) -> None:
+                found = [self.forward(x_YH.detach().requires_grad_(True), num_S, layer) for layer in range(_LAYERS)]
+                lap()
+                for y_YH in reversed(found):
+                    y_YH.backward(x_YH)
+                lap()
+
+            most = max(num_GS, key=sum)
+            for backward, (seconds, spread) in enumerate(watch.laps(run, budget_s / len(loads))):
+                out.append(
+                    Point(kind="experts", seconds=seconds, spread=spread, backward=bool(backward), tokens=_LAYERS * tokens,
+                          pairs=_LAYERS * sum(most), busy=_LAYERS * sum(num > 0 for num in most))
+                )  # fmt: skip
+        return out
+
+
+class Layers:
+    """Whole layers on this rank, run by the runtime at home and by a plan without replicas."""
+
+    def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device, node_of_rank: Sequence[int]) -> None:
+        self.group, self.case, self.device, self.dtype, self.node_of_rank = group, case, device, dtype, tuple(node_of_rank)
+        torch.manual_seed(case.seed)
+        make = case.layer or PlainLayer
+        self.layers: list[Layer] = [make(case.model, case.num_experts, dtype, device) for _ in range(_LAYERS)]
+        bank = ExpertBank(
+            num_layers=_LAYERS, num_experts=case.num_experts, hidden_size=1, ffn_size=1, rank=group.rank, num_ranks=group.size,
+            num_buffers=3, dtype=dtype, device=device, math=PassThrough(),
+        )  # fmt: skip
+        self.runtime = Runtime(bank, group=group, timeout_s=_TIMEOUT_S)
+
+    def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
+        """Several numbers of tokens, spread evenly and heavily; each at home and by a plan in turn."""
+        cases = [(share, heavy) for share in (0.125, 0.5, 1.0) for heavy in (False, True)]
+        return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
+
+    def close(self) -> None:
+        """Gives back what the runtime holds."""
+        self.runtime.close()
+
+    def _at(self, watch: Stopwatch, share: float, heavy: bool, budget_s: float) -> list[Point]:
+        case, model = self.case, self.case.model
+        length = case.sequence_length
+        tokens = max(length, int(case.tokens * share) // length * length)
+        routing = drawn(case, tokens, heavy)
+        plan, split_MLP = planned(case, routing, tokens, self.group.rank)
+        topk_TK = torch.from_numpy(routing.topk_GTK[self.group.rank]).to(self.device)
+        x_TH = torch.randn(tokens, model.hidden_size, dtype=self.dtype, device=self.device)
+
+        def stage(lap: Lap, begin: Any) -> None:
+            begin()
+            for m in range(_MICRO_STEPS):
+                timed = m == _MICRO_STEPS - 1
+                self.group.barrier()
+                skip(lap, timed)
+                y_TH = self._forward(x_TH.detach().requires_grad_(True), topk_TK)
+                skip(lap, timed)
+                y_TH.backward(x_TH)
+                skip(lap, timed)
+            self.runtime.end()
+
+        def run(lap: Lap) -> None:
+            stage(lap, self.runtime.begin_home)
+            stage(lap, lambda: self.runtime.begin(plan, split_MLP))
+
+        across = len(set(self.node_of_rank)) > 1
+        row_bytes = 2 * _LAYERS * model.hidden_size * x_TH.element_size()  # there and back
+        work: dict[str, float] = {
+            "layers": _LAYERS, "tokens": _LAYERS * tokens, "moved": _LAYERS * routing.largest, "exchanges": 2 * _LAYERS,
+            "attention_flops": _LAYERS * float(model.attention_flops(tokens, tokens * length)),
+            "exchange_bytes": row_bytes * routing.off_rank(self.node_of_rank, across),
+        }  # fmt: skip
+        found = watch.laps(run, budget_s)
+        where = [("layer", False, found[1]), ("layer", True, found[2]), ("planned", False, found[4]), ("planned", True, found[5])]
+        return [Point(kind=kind, backward=back, seconds=s, spread=spread, **work) for kind, back, (s, spread) in where]
+
+    def _forward(self, x_TH: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x_TH, inner_TH, score_TE = layer(x_TH, self.case.sequence_length)
+            weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
+            x_TH = x_TH + self.runtime.moe(number, inner_TH, topk_TK, weight_TK)
+        return x_TH
+
+
+def skip(lap: Lap, timed: bool) -> None:
+    """Ends a lap in the micro-step that is timed."""
+    if timed:
+        lap()
+
+
+def drawn(case: Case, tokens: int, heavy: bool) -> Routing:
+    """Routing of so many tokens on every rank."""
+    return Routing.draw(tokens, case.num_ranks, case.num_experts, case.model.num_topk, heavy=heavy, seed=case.seed)
+
+
+def planned(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
+    """A plan with a slot to spare and no replicas for layers that all have this routing, and a rank's split."""
+    G, E = routing.load_GE.shape
+    load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, _LAYERS, G, E))
+    work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))
+    any_cluster = Cluster.preset("8xh100", num_ranks=G)
+    sizes = {"num_layers": _LAYERS, "num_experts": E, "num_expert_groups": 1}
+    problem = Problem.of(work, any_cluster, model=type(case.model).from_dict(case.model.to_dict() | sizes))
+    plan, _ = resolve("static").plan(problem, num_threads=1)
+    return plan, plan.rows_for(work, rank)

@@ -1,0 +1,138 @@
+"""Measure: everything that a calibration times, on one rank of a group; all ranks call it together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+
+import torch
+
+import foremoe
+from foremoe.calibrate.case import Case
+from foremoe.calibrate.computing import ExpertCompute, Layers, drawn
+from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
+from foremoe.calibrate.points import Measured, Point
+from foremoe.calibrate.stopwatch import Lap, Stopwatch
+from foremoe.errors import TransferError
+from foremoe.transfer.group import Group
+
+# Letters: G ranks.
+
+Progress = Callable[[str, int, int], None]  # (what comes now, seconds of the budget done, in all)
+_SHARES = {"peak": 0.02, "experts": 0.33, "layers": 0.33, "exchanges": 0.12, "copies": 0.1, "copies beside compute": 0.1}
+
+
+def measure(
+    group: Group, case: Case, device: torch.device, progress: Progress, node_of_rank: Sequence[int] | None = None
+) -> Measured:
+    """All points; collective, the same on all ranks.
+
+    Args:
+        device: of experts and layers.   progress: told what is being measured.
+        node_of_rank: node of every rank; None: by host name.
+    """
+    names = group.gather(socket.gethostname())
+    nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)
+    nodes = tuple(sorted(set(nodes)).index(node) for node in nodes)
+    dtype = torch.float32 if case.model.bytes_per_weight == 4.0 else torch.bfloat16
+    watch = Stopwatch(group, device)
+    points: list[Point] = []
+    done = 0.0
+
+    def next_s(what: str) -> float:
+        nonlocal done
+        progress(what, round(100 * done), 100)
+        done += _SHARES[what]
+        return case.seconds * _SHARES[what]
+
+    peak = _peak(watch, dtype, next_s("peak"))
+    experts = ExpertCompute(group, case, dtype, device)
+    points += experts.points(watch, next_s("experts"))
+    layers = Layers(group, case, dtype, device, nodes)
+    try:
+        points += layers.points(watch, next_s("layers"))
+    finally:
+        layers.close()
+
+    links = _links(nodes)
+    budget_s = next_s("exchanges") / len(links)
+    pairs = case.tokens * case.model.num_topk
+    for across in links:
+        rows = sorted({group.size, max(group.size, pairs // 16), max(group.size, pairs // 4), max(group.size, pairs)})
+        points += exchange_points(group, watch, nodes, across, rows, case.model, dtype, budget_s)
+
+    ways = [(f"copy{' across nodes' if across else ''}", _step(nodes, across), False) for across in links]
+    ways.append(("copy from host", 1, True))
+    copy_s, beside_s = next_s("copies") / len(ways), case.seconds * _SHARES["copies beside compute"] / len(ways)
+    num_S = drawn(case, max(8, case.tokens // 32), False).busy(group.rank)
+    x_YH = experts.inputs(num_S)
+
+    def compute() -> None:
+        with torch.no_grad():
+            experts.forward(x_YH, num_S, 0)
+
+    compute_s = watch.laps(lambda lap: _then(compute, lap), beside_s / 10)[0][0]
+    for kind, step, on_host in ways:
+        copies = Copies(group, case.model, device, step=step, on_host=on_host)
+        try:
+            found = copy_points(copies, watch, kind, copy_s)
+            progress("copies beside compute", round(100 * done), 100)
+            points += [*found, beside_point(copies, watch, kind, compute, found[-1].seconds, compute_s, beside_s)]
+        finally:
+            copies.close()
+    progress("copies beside compute", 100, 100)
+    return Measured(
+        points=tuple(points), flops_per_s=peak, memory_bytes=_memory_bytes(device, nodes, group.rank), node_of_rank=nodes,
+        hardware=_hardware(device), versions={
+            "foremoe": foremoe.__version__, "torch": str(torch.__version__), "python": platform.python_version()
+        },
+    )  # fmt: skip
+
+
+def _then(compute: Callable[[], object], lap: Lap) -> None:
+    compute()
+    lap()
+
+
+def _links(nodes: Sequence[int]) -> list[bool]:
+    """Which link classes there are: inside nodes, across nodes."""
+    inside, several = len(set(nodes)) < len(nodes), len(set(nodes)) > 1
+    return [across for across, there in ((False, inside), (True, several)) if there]
+
+
+def _step(nodes: Sequence[int], across: bool) -> int:
+    """How many ranks further every rank finds one on its node, or on another."""
+    G = len(nodes)
+    for step in range(1, G):
+        if all((nodes[g] != nodes[(g + step) % G]) == across for g in range(G)):
+            return step
+    # Nodes with several ranks: neighbours in a ring are mostly of one node, and ranks half the ring apart of different ones.
+    return G // 2 if across else 1
+
+
+def _peak(watch: Stopwatch, dtype: torch.dtype, budget_s: float) -> float:
+    n = 8192 if watch.device.type == "cuda" else 768
+    left, right = (torch.randn(n, n, dtype=dtype, device=watch.device) for _ in range(2))
+    ((seconds, _),) = watch.laps(lambda lap: _then(lambda: torch.mm(left, right), lap), budget_s)
+    return 2.0 * n**3 / seconds
+
+
+def _memory_bytes(device: torch.device, nodes: Sequence[int], rank: int) -> int:
+    """Of one rank: of its GPU, or its part of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // list(nodes).count(nodes[rank])
+    except (OSError, ValueError):
+        raise TransferError("the machine does not say how much memory it has.") from None
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {platform.system()} {platform.machine()}"
+    from foremoe.demo.results import hardware
+
+    found = hardware()
+    return f"{found['processor']}, {found['cores']} cores, {found['system']}"

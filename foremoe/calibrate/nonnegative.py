@@ -1,0 +1,66 @@
+"""Nonnegative least squares for a handful of unknowns, by relative residuals, with little weight on outliers."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from foremoe.arrays import Array
+
+# Letters: N points, F unknowns.
+
+_ROUNDS = 8
+_OUTLIER = 1.5  # residuals beyond so many times the median one lose weight
+
+
+def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Array) -> Array:
+    """float64 [F]: x >= 0 with the least sum of ``weight * ((factor @ x - seconds) / scale)**2``.
+
+    Tries every set of unknowns that may be above 0, so F should be small.
+
+    Args:
+        factor_NF: amounts, >= 0.   seconds_N: any.   scale_N: above 0, what residuals are relative to.   weight_N: >= 0.
+    """
+    root_N = np.sqrt(weight_N) / scale_N
+    a_NF, b_N = factor_NF * root_N[:, None], seconds_N * root_N
+    # Columns of like size: seconds per byte and seconds per layer differ by ten orders of magnitude.
+    scale_F = np.maximum(np.abs(a_NF).max(axis=0, initial=0.0), np.finfo(float).tiny)
+    a_NF = a_NF / scale_F
+    F = factor_NF.shape[1]
+    best_F, best = np.zeros(F), float(b_N @ b_N)
+    for size in range(F, 0, -1):
+        if size == F - 1 and (best_F > 0).all():
+            break  # the least without the constraint keeps it
+        for chosen in combinations(range(F), size):
+            found = np.linalg.lstsq(a_NF[:, chosen], b_N, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            rest = float(np.square(a_NF[:, chosen] @ found - b_N).sum())
+            if rest < best * (1.0 - 1e-12):
+                best_F, best = np.zeros(F), rest
+                best_F[list(chosen)] = found
+    out: Array = best_F / scale_F
+    return out
+
+
+def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> Array:
+    """`nonnegative` in rounds, in which points far off get less weight than near ones.
+
+    Args:
+        scale_N: default: the seconds themselves, which must then be above 0.
+    """
+    scale_N = seconds_N if scale_N is None else scale_N
+    weight_N = np.ones(len(seconds_N))
+    for _ in range(_ROUNDS):
+        x_F = nonnegative(factor_NF, seconds_N, scale_N, weight_N)
+        off_N = np.abs(factor_NF @ x_F - seconds_N) / scale_N
+        limit = max(_OUTLIER * float(np.median(off_N)), 1e-9)
+        weight_N = np.square(limit / np.maximum(off_N, limit))
+    return x_F
+
+
+def residuals(fitted_N: Array, seconds_N: Array) -> Array:
+    """float64 [N]: (fitted - measured) / measured."""
+    out: Array = (np.asarray(fitted_N) - seconds_N) / seconds_N
+    return out

@@ -1,0 +1,61 @@
+"""Routing drawn for measurements: popular and neglected experts, the load even over ranks or heavy on the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.arrays import Array
+
+# Letters: T tokens of a rank, K top-k, E experts, G ranks.
+
+_SPREAD = 0.7  # standard deviation of the log popularity of experts
+_HEAVY = 1.5  # what the first rank's experts have more of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """One layer's routing on all ranks.
+
+    Attributes:
+        topk_GTK: int64, distinct experts of every token.
+        load_GE: int64, pairs by source and expert.   sent_GG: int64, by source and the expert's home.
+    """
+
+    topk_GTK: Array
+    load_GE: Array
+    sent_GG: Array
+
+    @staticmethod
+    def draw(tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Routing:
+        """`tokens` of every rank; with `heavy` most go to the first rank."""
+        rng = np.random.default_rng([seed, tokens, int(heavy)])
+        popularity_E = _SPREAD * rng.standard_normal(num_experts)
+        if heavy:
+            popularity_E[: num_experts // num_ranks] += _HEAVY
+        # The largest of popularity plus Gumbel noise are draws without repeats in proportion to popularity.
+        noisy_GTE = popularity_E + rng.gumbel(size=(num_ranks, tokens, num_experts))
+        topk_GTK = np.argpartition(-noisy_GTE, num_topk - 1, axis=2)[:, :, :num_topk].astype(np.int64)
+        load_GE = np.stack([np.bincount(topk_TK.ravel(), minlength=num_experts) for topk_TK in topk_GTK])
+        return Routing(topk_GTK, load_GE, load_GE.reshape(num_ranks, num_ranks, -1).sum(axis=2))
+
+    @property
+    def largest(self) -> int:
+        """Pairs of the rank that serves most."""
+        return int(self.sent_GG.sum(axis=0).max())
+
+    def busy(self, rank: int) -> list[int]:
+        """Pairs of every expert at home on a rank."""
+        served_E = self.load_GE.sum(axis=0)
+        per_rank = len(served_E) // len(self.load_GE)
+        out: list[int] = served_E[rank * per_rank : (rank + 1) * per_rank].tolist()
+        return out
+
+    def off_rank(self, node_of_rank: tuple[int, ...], across: bool) -> int:
+        """Pairs in the busiest direction of a rank, to or from ranks of its node or (`across`) of others."""
+        node_G = np.array(node_of_rank)
+        same_GG = node_G[:, None] == node_G
+        counted_GG = ~same_GG if across else same_GG & ~np.eye(len(node_G), dtype=bool)
+        pairs_GG = np.where(counted_GG, self.sent_GG, 0)
+        return int(max(pairs_GG.sum(axis=0).max(), pairs_GG.sum(axis=1).max()))

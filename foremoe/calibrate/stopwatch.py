@@ -1,0 +1,66 @@
+"""Stopwatch: medians over repeats of what all ranks do at once, with the slowest rank's seconds in every repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from foremoe.arrays import Array
+from foremoe.transfer.group import Group
+
+_FEWEST, _MOST = 3, 40
+
+Lap = Callable[[], None]
+
+
+class Stopwatch:
+    """Times functions on all ranks of a group; every method is collective.
+
+    Args:
+        group: the ranks.   device: whose work is waited for.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group, self.device = group, device
+
+    def laps(self, run: Callable[[Lap], None], budget_s: float) -> list[tuple[float, float]]:
+        """(median, spread) of every lap of `run`; see `repeats`."""
+        low, middle, high = np.quantile(self.repeats(run, budget_s), (0.25, 0.5, 0.75), axis=0)
+        return [(float(m), float((h - w) / m) if m > 0 else 0.0) for w, m, h in zip(low, middle, high, strict=True)]
+
+    def repeats(self, run: Callable[[Lap], None], budget_s: float) -> Array:
+        """float64 [repeats, laps]: seconds of the slowest rank, over as many repeats as the budget allows, 3 at least.
+
+        Args:
+            run: calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
+        """
+        begin_s = time.perf_counter()
+        self._once(run)  # warms up
+        first_s = max(self.group.gather(time.perf_counter() - begin_s))
+        repeats = int(np.clip(budget_s / max(first_s, 1e-9) - 1, _FEWEST, _MOST))
+        mine = [self._once(run) for _ in range(repeats)]
+        slowest: Array = np.array(self.group.gather(mine)).max(axis=0)
+        return slowest
+
+    def _once(self, run: Callable[[Lap], None]) -> list[float]:
+        found: list[float] = []
+        self.group.barrier()
+        self._settle()
+        begin_s = time.perf_counter()
+
+        def lap() -> None:
+            nonlocal begin_s
+            self._settle()
+            now_s = time.perf_counter()
+            found.append(now_s - begin_s)
+            begin_s = now_s
+
+        run(lap)
+        return found
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,188 @@
+"""``foremoe calibrate``: the cost model's constants, measured on this machine and written as a cluster file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, plain, require_writable
+from foremoe.cli.options import MODELS
+from foremoe.cli.tables import Column, percent, render
+from foremoe.cli.texts import Seconds, Whole
+from foremoe.errors import InputError, TransferError
+
+if TYPE_CHECKING:
+    from foremoe.calibrate import Case, Fit, Measured
+    from foremoe.model import Model
+
+FAILED = 1
+_HEAD_COLUMNS = 64  # of a model that is given by sizes
+
+
+@click.command(cls=JsonCommand, short_help="Measure this machine's constants for the cost model.")
+@click.option(
+    "--ranks", type=Whole(2, 1024), help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]"
+)
+@click.option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
+@click.option("--hidden", type=Whole(), help="Instead of --model: hidden size.")
+@click.option("--ffn", type=Whole(), help="Instead of --model: intermediate size of one expert.")
+@click.option("--experts", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a layer.")
+@click.option("--topk", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a token.")
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of weights and tokens.  [default: the model's; bfloat16]"
+)
+@click.option(
+    "--tokens", type=Whole(8), default=2048, show_default=True, help="Tokens of a rank and micro-step: constants hold near it."
+)
+@click.option("--sequence-length", type=Whole(), default=512, show_default=True, help="Tokens of a sequence, at most --tokens.")
+@click.option("--seconds", type=Seconds(), default=90.0, show_default=True, help="Time to measure for, about.")
+@click.option(
+    "-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json beside it."
+)
+@json_option
+@click.pass_context
+def calibrate(
+    ctx: click.Context, ranks: int | None, model: str | None, hidden: int | None, ffn: int | None, experts: int | None,
+    topk: int | None, dtype: str | None, tokens: int, sequence_length: int, seconds: float, output: str, json_file: str | None,
+) -> None:  # fmt: skip
+    """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
+
+    The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
+    beside it. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too.
+
+    \b
+    Examples:
+      foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
+    """
+    fit_file = str(Path(output).with_suffix(".fit.json"))
+    require_writable({"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [model])
+    if not output.lower().endswith(".toml"):
+        raise InputError(f"the cluster file must end in .toml, so that --cluster knows it for a file; got {output!r}.")
+    chosen = _sizes(model, hidden, ffn, experts, topk, dtype)
+    try:
+        from foremoe.calibrate.launch import join, launch, under_torchrun
+    except ModuleNotFoundError:
+        raise InputError("calibrate needs torch; pip install 'foremoe[torch]'.") from None
+    from foremoe.calibrate import Case, fit
+
+    joined = under_torchrun()
+    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (2 if ranks is None else ranks)
+    if joined and ranks not in (None, num_ranks):
+        raise InputError(f"torchrun has started {num_ranks} ranks; leave --ranks out.")
+    case = Case(model=chosen, num_ranks=num_ranks, tokens=tokens, sequence_length=min(sequence_length, tokens), seconds=seconds)
+    try:
+        measured = join(case, bar) if joined else launch(case, bar)
+    except TransferError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        ctx.exit(FAILED)
+    if joined and os.environ["RANK"] != "0":
+        return
+    found = fit(measured, chosen, name=f"calibrated: {measured.hardware}", source=source_of(case, measured))
+    found.cluster.to_toml(output)
+    record = {"case": _record(case), "hardware": measured.hardware, "versions": measured.versions, **found.to_dict()}
+    points = [point.to_dict() for point in measured.points]
+    Path(fit_file).write_text(json.dumps(plain(record | {"points": points}), indent=2) + "\n", encoding="ascii")
+    emit(json_file, record, report(found, measured, output))
+
+
+def bar() -> Bar:
+    """What the telling rank tells with."""
+    return Bar()
+
+
+class Bar:
+    """The progress bar of a terminal; elsewhere one line for each part."""
+
+    def __init__(self) -> None:
+        from foremoe.cli.progress import Progress
+
+        self._bar, self._what = Progress(), ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """`what` comes now; `done` of `total` are over."""
+        if self._bar.terminal:
+            self._bar(f"measuring {what}", done, total)
+            if done >= total:
+                self._bar.__exit__(None, None, None)  # clears it
+        elif what != self._what:
+            self._bar.note(f"measuring {what}")
+        self._what = what
+
+
+def source_of(case: Case, measured: Measured) -> str:
+    """One line: where the constants come from."""
+    m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
+    nodes = len(set(measured.node_of_rank))
+    where = "" if nodes > 1 else "; links across nodes not measured, taken for those inside the node"
+    return (
+        f"foremoe calibrate, {datetime.date.today().isoformat()}, {measured.hardware}; {versions}; {case.num_ranks} ranks on"
+        f" {nodes} node{'s' if nodes > 1 else ''}; hidden {m.hidden_size}, ffn {m.ffn_size}, top-{m.num_topk} of"
+        f" {case.num_experts} experts, {m.bytes_per_weight:g} bytes per weight, {case.tokens} tokens per rank{where}"
+    )
+
+
+def report(found: Fit, measured: Measured, output: str) -> str:
+    """The table of constants and what stands below it."""
+    from foremoe.calibrate.fitting import copy_seconds
+
+    columns = [
+        Column("constant", left=True), Column("value", lambda value: f"{value:.4g}"), Column("unit", left=True),
+        Column("points"), Column("median residual", percent), Column("worst", percent),
+    ]  # fmt: skip
+    rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst] for c in found.constants]
+    spread = sorted(point.spread for point in measured.points)[len(measured.points) // 2]
+    copies = copy_seconds(measured.points, found.cluster)
+    share = sorted(by_constants / seconds for seconds, by_constants in copies)
+    lines = [
+        f"{len(measured.points)} points on {measured.hardware}",
+        "",
+        render(columns, rows),
+        "",
+        f"residual: |fitted - measured| / measured; repeats of a point spread by {spread:.1%} (median of quartile distances)",
+        f"copies between ranks were not fitted: the links' constants give {share[0]:.2f} to {share[-1]:.2f} of their seconds",
+        f"written: {output}, and residuals and points beside it",
+    ]
+    return "\n".join(lines)
+
+
+def _sizes(
+    model: str | None, hidden: int | None, ffn: int | None, experts: int | None, topk: int | None, dtype: str | None
+) -> Model:
+    """The model that is named, or one of the given sizes."""
+    from foremoe.model import Model
+
+    given = {"--hidden": hidden, "--ffn": ffn, "--experts": experts, "--topk": topk}
+    if model is not None and any(value is not None for value in given.values()):
+        raise InputError("--model already tells the sizes; leave --hidden, --ffn, --experts and --topk out.")
+    lacking = [name for name, value in given.items() if value is None]
+    if model is None and lacking:
+        raise InputError(f"constants depend on sizes: give --model, or {', '.join(given)}; {', '.join(lacking)} are missing.")
+    if model is not None:
+        from foremoe.cli.files import model_of
+
+        table = model_of(model).to_dict()
+    else:
+        assert hidden is not None
+        heads = max(1, hidden // _HEAD_COLUMNS)
+        table = {
+            "name": "sizes", "num_layers": 1, "first_moe_layer": 0, "num_experts": experts, "num_topk": topk,
+            "hidden_size": hidden, "ffn_size": ffn, "attention_params": 4 * hidden * hidden, "num_heads": heads,
+            "qk_head_dim": max(1, hidden // heads), "v_head_dim": max(1, hidden // heads), "source": "the command line",
+        }  # fmt: skip
+    if dtype is not None:
+        num_bytes = 4.0 if dtype == "float32" else 2.0
+        table |= {"bytes_per_weight": num_bytes, "bytes_per_activation": num_bytes}
+    return Model.from_dict(table)
+
+
+def _record(case: Case) -> dict[str, Any]:
+    return {
+        "model": case.model.to_dict(), "ranks": case.num_ranks, "experts": case.num_experts, "tokens": case.tokens,
+        "sequence_length": case.sequence_length, "seconds": case.seconds,
+    }  # fmt: skip

@@ -1,0 +1,137 @@
+"""Packing: which samples of a mini-batch share a micro-batch, by what their experts make of the ranks' loads.
+
+veRL's own split knows lengths. This one starts from it and changes nothing but which samples of a data-parallel rank stand
+together: samples stay on their rank and in their optimizer step, and a rank keeps its number of micro-batches, their token limit
+and the attention of its longest one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from foremoe.integrations.counting import count_micro_steps
+from foremoe.integrations.megatron.layout import model_of, moe_numbers
+from foremoe.integrations.verl.repacking import UNIT, repack
+from foremoe.solvers import ExpertAware
+from foremoe.transfer.group import TorchGroup
+
+# Letters: Q samples (or groups of samples that veRL keeps together), M micro-batches, J layers of a sample of layers, E experts,
+# D data-parallel ranks, G ranks of the EP group, C counts of a sample: one for each of J layers and G home ranks.
+
+# Layers that stand for all; every rank searches for the whole EP group.
+_LAYERS = 8
+
+
+class Packer:
+    """Forms micro-batches anew; one per engine.
+
+    Args:
+        engine: veRL's, initialized.
+    """
+
+    def __init__(self, engine: Any, num_experts: int) -> None:
+        from megatron.core import parallel_state as ps
+
+        self._config, self._num_experts = engine.tf_config, num_experts
+        self._ep_size, self._ep_rank = ps.get_expert_model_parallel_world_size(), ps.get_expert_model_parallel_rank()
+        self._ep_first = min(_ranks(ps.get_expert_model_parallel_group()))
+        self._data = TorchGroup(engine.get_data_parallel_group())
+        # The ranks that hold the same samples.
+        self._alike = [
+            TorchGroup(group)
+            for group in (ps.get_tensor_and_context_parallel_group(), ps.get_pipeline_model_parallel_group())
+            if group.size() > 1
+        ]
+
+    def repacked(self, data: Any, micro_batches: list[Any], indices: Any, warn: Callable[[str], None]) -> tuple[list[Any], Any]:
+        """Micro-batches and samples of each; veRL's own where its split is of fixed size, or something fails. Collective."""
+        from verl.utils import tensordict_utils as tu
+
+        if indices is None:
+            return micro_batches, indices
+        fault, mine = "", None
+        try:
+            mine = self._samples(data, indices)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        answers = self._data.gather((fault, mine))
+        fault = next((other for other, _ in answers if other), "")
+        split: list[list[int]] = []
+        if not fault:
+            try:
+                split = _split(answers, self._data.rank)
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+        # All ranks that hold the same samples must form the same micro-batches.
+        found = (fault, zlib.crc32(repr(split).encode()))
+        for group in self._alike:
+            others = group.gather(found)
+            if any(other != others[0] or other[0] for other in others):
+                found = (next((why for why, _ in others if why), "ranks with the same samples disagree"), 0)
+        if found[0]:
+            warn(f"foremoe leaves veRL's micro-batches as they are: {found[0]}")
+            return micro_batches, indices
+        return [tu.index_select_tensor_dict(data, samples) for samples in split], split
+
+    def close(self) -> None:
+        """Gives the groups back."""
+        for group in (self._data, *self._alike):
+            group.close()
+
+    def _samples(self, data: Any, indices: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """This rank's samples, as whole numbers: all ranks that look at them must come to the same split."""
+        from verl.utils import tensordict_utils as tu
+
+        together = int(tu.get_non_tensor_data(data, key="force_group_size", default=1))
+        limit = int(data["max_token_len_per_gpu"]) * int(tu.get_non_tensor_data(data, key="sp_size", default=1))
+        len_S = data["input_ids"].offsets().diff().cpu().numpy().astype(np.int64)
+        len_QT = len_S.reshape(-1, together)
+        model = model_of(self._config, len(moe_numbers(self._config)), 2.0)
+        layers = self._layers(data["routed_experts"].shape[2])
+        pair_flops = ExpertAware().skew_weight * model.flops_per_pair * model.num_layers / len(layers)
+        flops_S = np.asarray(model.attention_flops(len_S.astype(np.float64), len_S.astype(np.float64) ** 2))
+        attention_Q = np.rint(flops_S * (model.num_layers * UNIT / pair_flops)).astype(np.int64).reshape(-1, together).sum(axis=1)
+        # The last row of a sample holds no routing.
+        rows = [routes[:-1, layers].cpu() for routes in data["routed_experts"].unbind()]
+        pairs_SJE = count_micro_steps(rows, self._num_experts)
+        pairs_SJG = pairs_SJE.reshape(*pairs_SJE.shape[:2], self._ep_size, -1).sum(axis=3, dtype=np.int32)
+        micro_step_S = np.empty(len(len_S), np.int64)
+        for m, samples in enumerate(indices):
+            micro_step_S[list(samples)] = m
+        return {
+            "ep": self._ep_first, "together": together, "limit": limit, "M": len(indices), "len_Q": len_QT.sum(axis=1),
+            "attention_Q": attention_Q, "micro_step_Q": micro_step_S.reshape(-1, together)[:, 0],
+            "pairs_QC": pairs_SJG.reshape(len(len_QT), together, -1).sum(axis=1, dtype=np.int32), "G": self._ep_size,
+        }  # fmt: skip
+
+    def _layers(self, num_given: int) -> list[int]:
+        """Positions, among the layers that routing is given for, of some MoE layers of the whole model."""
+        numbers = moe_numbers(self._config)
+        at = list(range(len(numbers))) if num_given == len(numbers) else numbers
+        chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _LAYERS)).round().astype(int))
+        return [at[i] for i in chosen]
+
+
+def _ranks(group: Any) -> list[int]:
+    import torch.distributed as dist
+
+    return dist.get_process_group_ranks(group)
+
+
+def _split(answers: Sequence[tuple[str, Any]], rank: int) -> list[list[int]]:
+    """The samples of each of this rank's micro-batches, from what all data-parallel ranks have."""
+    mine = answers[rank][1]
+    # Ranks of other EP groups do not meet these in any layer.
+    parts = [(d, part) for d, (_, part) in enumerate(answers) if part["ep"] == mine["ep"]]
+    cat = lambda name: np.concatenate([part[name] for _, part in parts])  # noqa: E731
+    rank_Q = np.repeat(np.arange(len(parts)), [len(part["len_Q"]) for _, part in parts])
+    limit_D = np.array([part["limit"] for _, part in parts])
+    micro_step_Q, pairs_QJG = cat("micro_step_Q"), cat("pairs_QC").reshape(len(rank_Q), -1, mine["G"])
+    repack(cat("len_Q"), cat("attention_Q"), pairs_QJG, rank_Q, limit_D, mine["M"], micro_step_Q)
+    of_mine_Q = micro_step_Q[rank_Q == [d for d, _ in parts].index(rank)]
+    k = mine["together"]
+    return [[int(q) * k + i for q in np.flatnonzero(of_mine_Q == m) for i in range(k)] for m in range(mine["M"])]
