@@ -29,10 +29,10 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
     "--ranks", type=Whole(2, 1024), help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]"
 )
 @click.option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
-@click.option("--hidden", type=Whole(), help="Instead of --model: hidden size.")
-@click.option("--ffn", type=Whole(), help="Instead of --model: intermediate size of one expert.")
-@click.option("--experts", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a layer.")
-@click.option("--topk", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a token.")
+@click.option("--hidden", type=Whole(), help="Instead of --model: hidden size.  [default: none]")
+@click.option("--ffn", type=Whole(), help="Instead of --model: intermediate size of one expert.  [default: none]")
+@click.option("--experts", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a layer.  [default: none]")
+@click.option("--topk", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a token.  [default: none]")
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of weights and tokens.  [default: the model's; bfloat16]"
 )

@@ -164,7 +164,7 @@ def test_no_quotas_cost_less_than_the_bound_and_the_best_cost_as_much(problem, s
         expert_GS[:, problem.B :], quota_GS = expert_GR, prepared.quota_GS.copy()
         for g, i in np.argwhere(expert_GR >= 0):
             h, b = divmod(int(prepared.slot_E[expert_GR[g, i]]), problem.S)
-            amount = int(rng.integers(0, quota_GS[h, b] + 1)) if quota_GS[h, b] > 1 else 0
+            amount = int(rng.integers(0, int(quota_GS[h, b]) + 1)) if quota_GS[h, b] > 1 else 0
             quota_GS[h, b] -= amount
             quota_GS[g, problem.B + i] += amount
         if (quota_GS[:, problem.B :] > 0).sum() == (expert_GR >= 0).sum():
@@ -269,7 +269,7 @@ def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
 
 def test_copies_that_pay_only_together_are_found():
     """The first copy across nodes is exposed and costs more than it saves; the others then hide behind it."""
-    problem = small(16, 4, 2, 1, 4096, overlap=0.0, seed=3, layers=1)
+    problem = small(16, 4, 1, 1, 3072, overlap=0.0, seed=22, layers=1)
     prepared = Prepared(problem)
     bare_s = prepared.price(prepared.expert_GS, prepared.quota_GS)
     alone_s = []
