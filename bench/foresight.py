@@ -13,13 +13,14 @@ import sys
 from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
 from bench.systems import ULTRAEP_S, group_problems, mean_skew, recorded_workload, synthetic_groups
+from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
 from foremoe.foresight import Noisy
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.simulate import System, simulate_systems
 
-# On line nothing hides under what came before, so that replicas must pay for their copies.
+# A planner that takes no copy as hidden: a replica must pay for all of its weights' way.
 EXPOSED = CostModel(overlap=0.0)
 HEAD = (
     "| what is known | stage ms | x static | share of force-balanced | skew | replicas per rank | waits for weights ms |"
@@ -30,12 +31,13 @@ HEAD = (
 def rows() -> dict[str, System]:
     """Row name -> system."""
     views = {f"noisy foresight, {drift:g}": Noisy(drift) for drift in (0.5, 0.3, 0.1, 0.03)}
+    views["full foresight, sources unknown"] = Noisy(0.0)
     return {
         "static": System(planner=Planner(rank=())),
         "history: the micro-step before": System(planner=Planner(foresight="previous")),
         "history: the step's sum": System(planner=Planner(foresight="step")),
-        "on line, exact": System(known="router", plan_s=ULTRAEP_S, changes={"cost": EXPOSED}),
-        "on line, exact, planned for nothing": System(known="router", changes={"cost": EXPOSED}),
+        "on line, exact": System(known="router", plan_s=ULTRAEP_S),
+        "on line, exact, copies priced as exposed": System(known="router", plan_s=ULTRAEP_S, changes={"cost": EXPOSED}),
         **{name: System(planner=Planner(foresight=view)) for name, view in views.items()},
         "full foresight": System(),
         "full foresight, R = 2": System(changes={"redundant": 2}),
@@ -46,7 +48,8 @@ def rows() -> dict[str, System]:
 def table(problems: list[Problem]) -> str:
     """Markdown of one load."""
     lines = [HEAD, "|" + " --- |" * 8]
-    for row in simulate_systems(problems, rows()):
+    history = [problem.load_MLE[0] for problem in problems]
+    for row in simulate_systems([problem[1:] for problem in problems], rows(), history_LE=history):
         lines.append(
             f"| {row['solver']} | {row['stage_s'] * 1e3:.1f} | {row['stage_speedup_vs_static']:.3f} |"
             f" {row['share_of_balanced']:.1%} | {row['skew_mean']:.3f} | {row['replicas_per_layer'] / problems[0].G:.2f} |"
@@ -60,10 +63,8 @@ def loads(micro_steps: int) -> dict[str, list[Problem] | None]:
     out: dict[str, list[Problem] | None] = {}
     for kind in ("8xh100", "8xpcie"):
         for tokens in (1024, 8192):
-            problems = synthetic_groups("qwen3-30b-a3b", num_ranks=64, ep=64, tokens_per_rank=tokens, micro_steps=micro_steps)
+            problems = synthetic_groups("qwen3-30b-a3b", num_ranks=64, ep=64, tokens_per_rank=tokens, micro_steps=micro_steps + 1)
             if kind != "8xh100":
-                from foremoe.cluster import Cluster
-
                 box = Cluster.preset(kind, num_ranks=64)
                 problems = [dataclasses.replace(problem, cluster=box) for problem in problems]
             out[f"Qwen3-30B-A3B, EP 64 of {kind}, {tokens} tokens per rank (synthetic, mid)"] = problems
@@ -87,14 +88,16 @@ def main() -> None:
         if problems is None:
             sections.append(f"## {title}\n\nSkipped: the recordings are not at hand.")
             continue
-        about = f"{problems[0].M} micro-steps x {problems[0].L} layers, skew at home {mean_skew(problems):.3f}."
+        about = f"{problems[0].M - 1} micro-steps x {problems[0].L} layers, skew at home {mean_skew(problems):.3f}."
         sections.append(f"## {title}\n\n{about}\n\n{table(problems)}")
     head = (
         f"# The value of foresight (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.foresight"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated. Update stage, R = 1 unless the row says otherwise,"
         f" hierarchical planner without home level in all rows. On line: the load is known after each layer's router;"
-        f" {ULTRAEP_S * 1e6:.0f} us of planning and the copies for forward are exposed, and the planner knows that nothing hides"
-        " them. History: replicas placed for a predicted load, quotas split on the real one.\n\n"
+        f" {ULTRAEP_S * 1e6:.0f} us of planning and the copies for forward are exposed; two planners, one that prices copies as"
+        " ever and one that takes none as hidden (too careful: those of backward are). History and noise: replicas placed for a"
+        " predicted load whose sources are not known, quotas split on the real one; the first micro-step has the one before the"
+        " stage for history.\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 

@@ -103,7 +103,9 @@ def main() -> None:
         f" --micro-steps {args.micro_steps} --groups {args.groups}`. Update stage, {args.micro_steps} micro-steps of 8192 tokens"
         " per GPU, synthetic load (regime mid), nodes of 8 (8xh100, uncalibrated), R = 1, every group its own load; one"
         " group after"
-        " the other here, the slowest group is the stage. Plan: every row checked, transfers derived.\n\n"
+        " the other here, the slowest of the planned groups is the stage (seeds are group numbers: cases with more"
+        " groups than were planned repeat those of smaller ones)."
+        " Plan: every row checked, transfers derived.\n\n"
     )
     emit(text + "\n".join([HEAD, "|" + " --- |" * 14, *rows]) + "\n", args.out)
 

@@ -77,22 +77,35 @@ def systems() -> dict[str, System]:
         "UltraEP-like, R = 2": System(planner=quota, known="router", plan_s=ULTRAEP_S, changes={**in_node, "redundant": 2}),
         "FEPLB-like": System(planner=Planner(rank=(WholeExperts(),), guard=False), plan_s=FEPLB_S, changes=in_node),
         "ReLibra-like": System(planner=Planner(home=Anneal(), rank=(Greedy(),)), changes=in_node),
-        "RoutePack-like": System(planner=Planner(home=Lpt(), rank=())),
+        "ReLibra-like, our solver": System(planner=foremoe_planner(), changes=in_node),
+        "LPT homes": System(planner=Planner(home=Lpt(), rank=())),
         "foremoe": System(planner=foremoe_planner()),
         "force-balanced": System(even=True),
     }
 
 
 NOTES = (
-    "static: experts at home. eplb-history, -step, -exact: DeepSeek's policy on the micro-step before, the step's sum, the load"
-    " itself; the weights that it moves are in no stage time but beside it (*apart*), so its rows are bounds.",
-    f"LPLB: fixed replica graph, {LPLB_S * 1e6:.0f} us of planning exposed per layer. UltraEP-like: quota search inside the node,"
-    f" on line: {ULTRAEP_S * 1e6:.0f} us and the push of weights exposed. FEPLB-like: whole experts inside the node,"
+    "static: experts at home. eplb-history, -step, -exact: DeepSeek's policy on the micro-step before (the first one on the one"
+    " that came before the stage), the stage's sum, the load itself. The weights that EPLB moves are in no stage time;"
+    " *apart* has"
+    " them, spread evenly over all links, without optimizer state: its rows are bounds.",
+    f"LPLB: our `lplb`: a ring of replicas of each rank's hottest expert, chosen with foresight and prefetched, optimal split,"
+    f" {LPLB_S * 1e6:.0f} us of planning exposed per layer; the published one keeps its replicas and places experts by"
+    " EPLB first."
+    f" UltraEP-like: quota search without token floor, inside the node, on line: {ULTRAEP_S * 1e6:.0f} us and the push of weights"
+    " exposed; it is published with R = 2, for NVLink domains that hold the whole EP group (one node of 72: see"
+    " `python -m bench.sensitivity`). FEPLB-like: whole experts inside the node, as many as R slots hold,"
     f" {FEPLB_S * 1e6:.0f} us exposed, copies as hidden as foremoe's.",
-    "ReLibra-like: homes annealed once for the step, incremental greedy replicas inside the node, hidden. RoutePack-like: LPT"
-    " homes, no replicas; its packing needs samples, see the tables at the end. foremoe: hierarchical with the home level.",
-    "force-balanced: the same tokens, routing forced to be even, experts at home. Placement that serves tokens near their source"
-    " can beat it.",
+    "ReLibra-like: homes annealed once for the step, incremental greedy replicas inside the node, hidden, never worse"
+    " than none by"
+    " the cost model; *our solver* is foremoe's own planner kept inside nodes. LPT homes: RoutePack's placement without"
+    " its packing,"
+    " which needs samples, see the tables at the end. Moves of homes (weights and optimizer state) are charged to this one stage"
+    " and its few micro-steps; over a whole step they weigh less. foremoe: hierarchical with the home level.",
+    "Homes are the same in all EP groups, which hold the same layers. force-balanced: the same tokens, routing forced to be even,"
+    " experts at home. Placement that serves tokens near their source can beat it.",
+    "Every (token, expert) pair travels, as in a plain all-to-all: exchanges are most of a stage across nodes, and balance gains"
+    " less where a token is sent once per node.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -199,11 +200,15 @@ class Cluster(ArrayValue):
         toml.write(path, self.to_dict())
 
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Cluster:
-        """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order."""
-        return Cluster.from_dict(
+        """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order.
+
+        With more nodes than these figures were fitted on, they count as not calibrated.
+        """
+        other = Cluster.from_dict(
             {"name": self.name, "num_ranks": num_ranks, "ranks_per_node": ranks_per_node}
             | {key: value for key, value in toml.scalars(self).items() if key not in ("name", "num_ranks")}
         )
+        return dataclasses.replace(other, calibrated=self.calibrated and other.num_nodes <= self.num_nodes)
 
     @property
     def num_nodes(self) -> int:

@@ -16,7 +16,7 @@ from foremoe.cli.texts import Whole, planner_of, split_list
 from foremoe.errors import InputError
 
 FOREMOE, BALANCED = "foremoe", "force-balanced"
-FIGURES = (
+COLUMNS = (
     ("skew mean", number(3), "skew_mean"),
     ("replicas", number(1), "replicas_per_layer"),
     ("stage ms", scaled(1e3, 1), "stage_s"),
@@ -71,6 +71,7 @@ def simulate(
 
     from foremoe.cli.inputs import build_groups
     from foremoe.simulate.systems import System, foremoe_planner, simulate_systems
+    from foremoe.solvers import AsGiven
     from foremoe.strategies import STRATEGIES
 
     systems: dict[str, System] = {}
@@ -78,7 +79,10 @@ def simulate(
         if name == BALANCED:
             systems[name] = System(even=True)
         else:
-            systems[name] = System(planner=foremoe_planner() if name == FOREMOE else planner_of(name), prefetch=prefetch)
+            planner = foremoe_planner() if name == FOREMOE else planner_of(name)
+            if planner.pack != AsGiven():
+                raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
+            systems[name] = System(planner=planner, prefetch=prefetch)
     case, groups = build_groups(case_options, ep)
     with Progress() as progress:
         for warning in case.warnings:
@@ -93,13 +97,16 @@ def simulate(
         "foremoe_version": foremoe.__version__,
     }
     where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline stages" if pp > 1 else "")
+    if len(groups) > 1:
+        tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
+        where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
     emit(json_file, payload, "\n".join([case.line, where, "", table(rows), "", *footers(rows, calibrated)]))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text; seconds of parts as ms."""
-    columns = [Column("solver", left=True), *(Column(heading, show) for heading, show, _ in FIGURES)]
-    return render(columns, [[row["solver"], *(row[key] for _, _, key in FIGURES)] for row in rows])
+    columns = [Column("solver", left=True), *(Column(heading, show) for heading, show, _ in COLUMNS)]
+    return render(columns, [[row["solver"], *(row[key] for _, _, key in COLUMNS)] for row in rows])
 
 
 def footers(rows: Sequence[Mapping[str, Any]], calibrated: bool) -> list[str]:
@@ -111,6 +118,6 @@ def footers(rows: Sequence[Mapping[str, Any]], calibrated: bool) -> list[str]:
     ]
     if any(row["apart_s"] for row in rows):
         lines.append(
-            "apart: weights of plans that move homes in every micro-step; in no other column, so their speed-up is a bound"
+            "apart: weights of plans that re-place experts, spread over all links; in no other column, so they are bounds"
         )
     return lines

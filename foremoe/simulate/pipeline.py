@@ -70,6 +70,8 @@ def simulate_pipeline(
     """
     pp = len(stages)
     options = {"prefetch": prefetch, "known": known, "plan_s": plan_s, "share_links": share_links}
+    if any((stage.plan.order_M != stages[0].plan.order_M).any() for stage in stages):
+        raise InputError("the stages run their micro-steps in different orders; plan them without an order level.")
     runs = [StageRun(stage.problem, stage.plan, **options) for stage in stages]  # type: ignore[arg-type]
     vpp = stages[0].plan.header.schedule.num_chunks
     last = pp * vpp - 1
@@ -87,7 +89,7 @@ def simulate_pipeline(
                 first = v == (0 if phase == Phase.FORWARD else last)
                 if not first and needs not in done:
                     break
-                ready_s = 0.0 if first else done[needs] + _message_s(run.problem, int(run.micro_step_X[x]))
+                ready_s = 0.0 if first else done[needs] + (_message_s(run.problem, int(run.micro_step_X[x])) if pp > 1 else 0.0)
                 outside = outside_s_MG if v == last else None
                 done[m, v, phase] = run.run_pass(x, ready_s, outside)
                 next_pass[s], moved = x + 1, True

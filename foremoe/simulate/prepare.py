@@ -83,6 +83,7 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     need_C, after_C = t.need_C.astype(np.int64), t.after_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
     begin_C = np.maximum(after_C + 1, need_C - prefetch).clip(0)
+    begin_C[late_C] = need_C[late_C]
     feed_C, depth_C = _feeds(plan, t)
     # As the engine does: a use later than the copy that is passed on, or in the same one if that would be too late.
     for depth in range(1, int(depth_C.max(initial=0)) + 1):

@@ -11,9 +11,10 @@ import numpy as np
 
 from foremoe.arrays import Array
 from foremoe.errors import InputError
+from foremoe.foresight import predicted_load
 from foremoe.placement import skew
 from foremoe.plan import Plan
-from foremoe.plan_figures import FIGURES, plan_figures, stage_seconds
+from foremoe.plan_figures import FIGURES, plan_figures, stage_seconds, traffic
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.simulate.pipeline import PipelineStage, pipeline_problems, simulate_pipeline
@@ -58,7 +59,7 @@ def simulate_systems(
     *,
     pp: int = 1,
     vpp: int = 1,
-    history_LE: Array | None = None,
+    history_LE: Array | Sequence[Array] | None = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
@@ -66,27 +67,28 @@ def simulate_systems(
 
     Args:
         groups: the EP groups of one stage, each with its own load; they meet at its end (gradients are synchronised), so the
-            slowest one is its length.
+            slowest one is its length. Homes are decided for all of them together: they hold the same layers.
         pp, vpp: pipeline stages that the layers are split over, and chunks of each.
-        history_LE: as in `compare`.   num_threads: of the planner.
+        history_LE: as in `compare`, or one for each group.   num_threads: of the planner.
         progress: called with (system, groups done, groups in all).
 
     Returns:
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
-        means of groups; closed-form times are the slowest group's), ``stage_s`` (simulated, moves of homes included), the parts
-        of the slowest group's stage, ``moves_s`` (experts that change their home, hidden under nothing), ``apart_s`` (weights
-        of plans that move homes every micro-step: in no other figure), ``tokens_per_s_per_rank``, ``stage_speedup_vs_static``,
+        means of groups; closed-form times are the slowest group's and pipeline stage's), ``stage_s`` (simulated, moves of homes
+        included), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, hidden under nothing),
+        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links and hidden under nothing: in no other
+        figure; optimizer state left out), ``tokens_per_s_per_rank``, ``stage_speedup_vs_static``,
         ``share_of_balanced`` (stage time of even routing over this one's; None without that row) and ``groups``. Figures speak
         of all micro-steps: one without history is static.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
     rows = [_row(name, system, groups, pp, vpp, history_LE, num_threads, progress) for name, system in systems.items()]
-    static_s = next((row["predicted_stage_s"] for row in rows if row["solver"] == "static"), None)
+    predicted_s = next((row["predicted_stage_s"] for row in rows if row["solver"] == "static"), None)
     balanced_s = next((row["stage_s"] for row in rows if systems[row["solver"]].even), None)
     for row in rows:
         row["share_of_balanced"] = None if balanced_s is None else balanced_s / row["stage_s"]
-        row["speedup_vs_static"] = None if static_s is None else static_s / row["predicted_stage_s"]
+        row["speedup_vs_static"] = None if predicted_s is None else predicted_s / row["predicted_stage_s"]
     simulated_s = next((row["stage_s"] for row in rows if row["solver"] == "static"), None)
     for row in rows:
         row["stage_speedup_vs_static"] = None if simulated_s is None else simulated_s / row["stage_s"]
@@ -108,12 +110,18 @@ class _Group:
 
 
 def _row(
-    name: str, system: System, groups: Sequence[Problem], pp: int, vpp: int, history_LE: Array | None, num_threads: int | None,
-    progress: Progress | None,
+    name: str, system: System, groups: Sequence[Problem], pp: int, vpp: int, history_LE: Array | Sequence[Array] | None,
+    num_threads: int | None, progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
+    history = list(history_LE) if isinstance(history_LE, Sequence) else [history_LE] * len(groups)
+    if system.even:
+        posed = [even_routing(problem) for problem in groups]
+    else:
+        posed = [dataclasses.replace(problem, **system.changes) for problem in groups]
+    home_LE = _homes(system, posed, history)
     done = []
-    for i, problem in enumerate(groups):
-        done.append(_run(system, problem, pp, vpp, history_LE, num_threads))
+    for i, problem in enumerate(posed):
+        done.append(_run(system, problem, home_LE, pp, vpp, history[i], num_threads))
         if progress is not None:
             progress(name, i + 1, len(groups))
     slowest = max(done, key=lambda group: group.stage_s)
@@ -121,38 +129,59 @@ def _row(
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
     num_ranks = sum(p.G for p in groups) * pp
-    apart = [0.0 if stage.plan.executable else stage_seconds(stage.plan)[1] for stage in slowest.stages]
     return {
         "solver": name,
         **_figures(name, done),
         "stage_s": slowest.stage_s,
         **parts.to_dict(),
         "moves_s": slowest.moves_s,
-        "apart_s": float(sum(apart)),
+        "apart_s": max(_apart_s(stage) for stage in slowest.stages),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks,
         "simulated_peak_bytes": max(int(s.peak_bytes_G.max()) for group in done for s in group.simulations),
         "groups": len(groups),
     }
 
 
-def _run(system: System, problem: Problem, pp: int, vpp: int, history_LE: Array | None, num_threads: int | None) -> _Group:
-    planner = Planner(rank=()) if system.even else system.planner
-    posed = even_routing(problem) if system.even else dataclasses.replace(problem, **system.changes)
-    home_LE = posed.home_LE if planner.home == Keep() else planner.homes(posed)
-    moves_s = 0.0
-    if (home_LE != posed.home_LE).any():
-        moves_s = float(price_L(posed, home_LE, Anneal().state_bytes).sum()) / pp  # every stage moves its own layers
-        posed = dataclasses.replace(posed, home_LE=home_LE)
-    planner = dataclasses.replace(planner, home=Keep())
+def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | None]) -> Array:
+    """The homes of all groups, decided on what the system foresees."""
+    planner = system.planner
+    if system.even or planner.home == Keep():
+        return posed[0].home_LE
+    seen = list(posed)
+    if planner.foresight != "exact":
+        seen = [p.with_load(predicted_load(p.load_MLE, planner.foresight, h)) for p, h in zip(posed, history, strict=True)]
+    return planner.homes(*seen)
+
+
+def _apart_s(stage: PipelineStage) -> float:
+    """Seconds of re-placed weights over all links at once; 0 for plans that keep homes."""
+    if stage.plan.executable:
+        return 0.0
+    cluster, (_, bytes_by_link) = stage.problem.cluster, traffic(stage.problem, stage.plan)
+    peer_s = bytes_by_link["peer"] / cluster.peer_bytes_per_s
+    return (peer_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank) * stage.plan.N / stage.plan.G
+
+
+def _run(
+    system: System, posed: Problem, home_LE: Array, pp: int, vpp: int, history_LE: Array | None, num_threads: int | None
+) -> _Group:
+    planner = dataclasses.replace(Planner(rank=()) if system.even else system.planner, home=Keep())
+    alone = pp * vpp == 1
+    state_bytes = getattr(system.planner.home, "state_bytes", Anneal().state_bytes)
+    moves_L = price_L(posed, home_LE, state_bytes)
+    there = dataclasses.replace(posed, home_LE=home_LE)
+    # Pipeline stages move their layers at the same time.
+    posed_stages = [there] if alone else pipeline_problems(there, pp, vpp)
+    of_stage = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_stages]
+    moves_s = max(float(moves_L[layers].sum()) for layers in of_stage)
     stages, cpu_s = [], 0.0
-    for one in [posed] if pp * vpp == 1 else pipeline_problems(posed, pp, vpp):
-        seen_LE = None if history_LE is None else history_LE[np.isin(problem.moe_layer_L, one.moe_layer_L)]
+    for one, layers in zip(posed_stages, of_stage, strict=True):
+        seen_LE = None if history_LE is None else history_LE[layers]
         plan, report = planner.plan(one, history_LE=seen_LE, num_threads=num_threads)
         cpu_s += sum(level.cpu_s for level in report.levels)
         stages.append(PipelineStage(problem=one, plan=plan))
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
-    alone = pp * vpp == 1
-    simulations = [simulate(posed, stages[0].plan, **options)] if alone else simulate_pipeline(stages, **options)
+    simulations = [simulate(there, stages[0].plan, **options)] if alone else simulate_pipeline(stages, **options)
     return _Group(stages=stages, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s)
 
 
@@ -162,7 +191,7 @@ def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
     rows = [plan_figures(name, problem, plan, first=0, static_s=0.0) for problem, plan in pairs]
     skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
     mean = lambda key: float(np.mean([row[key] for row in rows]))  # noqa: E731
-    per_group = [sum(stage_seconds(stage.plan)[0] for stage in group.stages) + group.moves_s for group in done]
+    per_group = [max(stage_seconds(stage.plan)[0] for stage in group.stages) + group.moves_s for group in done]
     links = rows[0]["bytes_by_link"]
     found = {
         "skew_mean": float(skew_N.mean()),
