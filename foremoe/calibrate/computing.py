@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from foremoe.arrays import Array
+from foremoe.calibrate.budget import FEW_PAIRS, NUM_LAYERS, SHARES
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.layer import Layer, PassThrough, PlainLayer
 from foremoe.calibrate.points import Point
@@ -28,8 +29,9 @@ from foremoe.workload import Workload
 
 # Letters: T tokens of a rank, K top-k, H hidden size, M micro-steps, L layers, G ranks, P physical slots.
 
-_LAYERS = 2
+_LAYERS = NUM_LAYERS
 _MICRO_STEPS = 2  # the second one is timed: memory is warm then
+_TRIED_PAIRS = 64
 _TIMEOUT_S = 120.0
 
 
@@ -54,13 +56,23 @@ class ExpertCompute:
         y_YH: torch.Tensor = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
         return y_YH
 
+    def flops_per_s(self, watch: Stopwatch) -> float:
+        """What a rank reaches on few pairs; small, since the machine may be slow."""
+        busy = min(2, self.bank.num_base)
+        num_S = [_TRIED_PAIRS] * busy + [0] * (self.bank.num_base - busy)
+        x_YH = self.inputs(num_S)
+        seconds = watch.second(lambda: self.forward(x_YH.detach().requires_grad_(True), num_S, 0).backward(x_YH))
+        return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
+
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
         """Few pairs in all slots and in some, where weights are read for little work; then loads as routing makes them."""
         G, per_rank = self.group.size, self.bank.num_base
         loads = [
-            (0, [[num] * busy + [0] * (per_rank - busy)] * G) for num in (8, 48) for busy in sorted({per_rank, -(-per_rank // 4)})
+            (0, [[num] * busy + [0] * (per_rank - busy)] * G)
+            for num in FEW_PAIRS
+            for busy in sorted({per_rank, -(-per_rank // 4)})
         ]
-        for share in (0.125, 0.5, 1.0):
+        for share in SHARES:
             for heavy in (False, True):
                 tokens = max(8, int(self.case.tokens * share))
                 routing = drawn(self.case, tokens, heavy)
@@ -101,7 +113,7 @@ class Layers:
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
         """Several numbers of tokens, spread evenly and heavily; each at home and by a plan in turn."""
-        cases = [(share, heavy) for share in (0.125, 0.5, 1.0) for heavy in (False, True)]
+        cases = [(share, heavy) for share in SHARES for heavy in (False, True)]
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
 
     def close(self) -> None:

@@ -13,17 +13,12 @@ from foremoe.calibrate.case import Case
 from foremoe.calibrate.measure import Progress, measure
 from foremoe.calibrate.points import Measured
 from foremoe.demo.launch import start_ranks
-from foremoe.errors import InputError
+from foremoe.errors import InputError, TransferError
 from foremoe.transfer.group import TorchGroup
 
 _TIMEOUT_S = 120.0
 
 Teller = Callable[[], Progress]  # made on the rank that tells
-
-
-def under_torchrun() -> bool:
-    """This process is one of several ranks already."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def launch(case: Case, teller: Teller) -> Measured:
@@ -33,11 +28,49 @@ def launch(case: Case, teller: Teller) -> Measured:
         teller: a function of a module.
 
     Raises:
-        InputError: fewer GPUs than ranks.   TransferError: a rank failed; the others are ended.
+        InputError: fewer GPUs than ranks, or more to measure than there is time for.
+        TransferError: a rank failed; the others are ended.
     """
-    if torch.cuda.is_available() and torch.cuda.device_count() < case.num_ranks:
-        raise InputError(f"there are {torch.cuda.device_count()} GPUs for {case.num_ranks} ranks; give --ranks of at most that.")
-    return start_ranks(join, (case, teller), case.num_ranks, "calibration")[0]
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if num_gpus == 1:
+        raise InputError(
+            "there is 1 GPU and links need 2 GPUs; set CUDA_VISIBLE_DEVICES= (empty) to calibrate this machine's CPU."
+        )
+    if num_gpus is not None and num_gpus < case.num_ranks:
+        raise InputError(f"there are {num_gpus} GPUs for {case.num_ranks} ranks; give --ranks of at most that.")
+    return _measured(start_ranks(_told, (case, teller), case.num_ranks, "calibration")[0])
+
+
+def join_started(case: Case, teller: Teller) -> Measured:
+    """As `join`, on a rank that somebody else has started.
+
+    Raises:
+        InputError: more to measure than there is time for.   TransferError: whatever else fails, in one sentence.
+    """
+    try:
+        return _measured(_told(case, teller))
+    except (InputError, TransferError):
+        raise
+    except Exception as error:
+        rank = int(os.environ["RANK"])
+        first_line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+        raise TransferError(
+            f"rank {rank} failed and the calibration was stopped ({type(error).__name__}: {first_line}).", (rank,)
+        ) from error
+
+
+def _told(case: Case, teller: Teller) -> Measured | InputError:
+    """A refusal as a value: all ranks come to the same one, and none of them has failed."""
+    try:
+        return join(case, teller)
+    except InputError as error:
+        return error
+
+
+def _measured(found: Measured | InputError) -> Measured:
+    if isinstance(found, InputError):
+        raise found
+    return found
 
 
 def join(case: Case, teller: Teller) -> Measured:

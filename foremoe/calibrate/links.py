@@ -132,7 +132,7 @@ def _shares(num: int, rank: int, node_of_rank: Sequence[int], across: bool, unev
     out = [0] * len(node_of_rank)
     for g in to:
         out[g] = max(1, num // len(to))
-    if uneven:
+    if uneven and len(to) > 1:  # a rank alone in its node has nobody else there
         first = next(g for g in to if g != rank)
         out[first] += num // 2
     return out

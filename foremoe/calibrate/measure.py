@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 import foremoe
+from foremoe.calibrate.budget import require_time
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.computing import ExpertCompute, Layers, drawn
 from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
@@ -32,6 +33,9 @@ def measure(
     Args:
         device: of experts and layers.   progress: told what is being measured.
         node_of_rank: node of every rank; None: by host name.
+
+    Raises:
+        InputError: even the fewest runs take far longer than ``case.seconds``; on all ranks alike.
     """
     names = group.gather(socket.gethostname())
     nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)
@@ -49,6 +53,7 @@ def measure(
 
     peak = _peak(watch, dtype, next_s("peak"))
     experts = ExpertCompute(group, case, dtype, device)
+    require_time(case, experts.flops_per_s(watch))
     points += experts.points(watch, next_s("experts"))
     layers = Layers(group, case, dtype, device, nodes)
     try:

@@ -60,28 +60,31 @@ def calibrate(
       foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
       torchrun --nnodes 2 --nproc-per-node 8 ... -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
     """
-    fit_file = str(Path(output).with_suffix(".fit.json"))
-    require_writable({"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [model])
+    from foremoe.calibrate.torchrun import under_torchrun
+
+    joined = under_torchrun()
     if not output.lower().endswith(".toml"):
         raise InputError(f"the cluster file must end in .toml, so that --cluster knows it for a file; got {output!r}.")
+    fit_file = str(Path(output).with_suffix(".fit.json"))
+    if not joined or int(os.environ["RANK"]) == 0:  # the one that writes; other nodes need not have its folders
+        require_writable({"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [model])
     chosen = _sizes(model, hidden, ffn, experts, topk, dtype)
     try:
-        from foremoe.calibrate.launch import join, launch, under_torchrun
+        from foremoe.calibrate.launch import join_started, launch
     except ModuleNotFoundError:
         raise InputError("calibrate needs torch; pip install 'foremoe[torch]'.") from None
     from foremoe.calibrate import Case, fit
 
-    joined = under_torchrun()
     num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (2 if ranks is None else ranks)
     if joined and ranks not in (None, num_ranks):
         raise InputError(f"torchrun has started {num_ranks} ranks; leave --ranks out.")
     case = Case(model=chosen, num_ranks=num_ranks, tokens=tokens, sequence_length=min(sequence_length, tokens), seconds=seconds)
     try:
-        measured = join(case, bar) if joined else launch(case, bar)
+        measured = join_started(case, bar) if joined else launch(case, bar)
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         ctx.exit(FAILED)
-    if joined and os.environ["RANK"] != "0":
+    if joined and int(os.environ["RANK"]) != 0:
         return
     found = fit(measured, chosen, name=f"calibrated: {measured.hardware}", source=source_of(case, measured))
     found.cluster.to_toml(output)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from foremoe.cli.jsonio import require_writable
+from foremoe.cli.jsonio import STDOUT, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.texts import Whole, planner_of, split_list, whole_numbers
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from foremoe.planner import Planner
     from foremoe.planner_report import Report
     from foremoe.problem import Problem
+    from foremoe.workload import Workload
 
 NOTHING = "none"
 
@@ -69,18 +72,24 @@ def report(
     Example:
       foremoe report rollout.npz --ranks 16 --redundant 1 -o report.html
     """
+    if output == STDOUT:
+        raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
     redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")
-    names = split_list(solvers, "--solvers")
+    planners = _chosen(split_list(solvers, "--solvers"))
 
     from foremoe.report import what_if as with_redundant
     from foremoe.report import write_report
 
     with Progress() as progress:
-        case, problem, plan, planned, planner = _planned(case_options, planner_name, plan_file, threads, progress)
+        if plan_file is None:
+            shown = _planned(case_options, planner_name or "hierarchical", redundant, threads, progress)
+        else:
+            shown = _from_file(case_options, planner_name, plan_file, redundant)
+        problem, plan, planner, history_LE = shown.problem, shown.plan, shown.planner, shown.history_LE
         if redundant and planner is None:
             progress.note(
-                "warning: the plan's planner is not installed here, so what-if is left out; give --planner to choose one."
+                "warning: the plan's planner is none that foremoe brings, so what-if is left out; give --planner to choose one."
             )
             redundant = []
         simulation = None
@@ -88,8 +97,9 @@ def report(
             from foremoe.simulate import simulate as run
 
             simulation = run(problem, plan)
-        history_LE = None if case is None else case.history_LE
-        strategies = _strategies(problem, names, history_LE, simulate, threads, case_options.seed, progress)
+        strategies = None
+        if planners is not None:
+            strategies = _strategies(shown.posed, planners, history_LE, simulate, threads, case_options.seed, progress)
         others = (
             with_redundant(
                 problem, planner, redundant, history_LE=history_LE, simulated=simulate, num_threads=threads, progress=progress
@@ -97,93 +107,172 @@ def report(
             if redundant and planner is not None
             else None
         )
-        source = _source(case_options) if case is None else case.line.removeprefix("case: ").partition(": ")[0]
+        moves_s = shown.moves_s
         write_report(
-            output, problem, plan, planner_report=planned, simulation=simulation, strategies=strategies, what_if=others,
-            source=source,
+            output, problem, plan, planner_report=shown.report, simulation=simulation, strategies=strategies, what_if=others,
+            source=shown.source, posed=shown.posed, moves_s=moves_s,
         )  # fmt: skip
     click.echo(plan.summary())
+    if moves_s:
+        click.echo(f"homes: moved before the stage in {moves_s * 1e3:.1f} ms, hidden under nothing; skew starts from moved homes")
     click.echo(f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)")
 
 
-def _planned(
-    options: CaseOptions, planner_name: str | None, plan_file: str | None, threads: int | None, progress: Progress
-) -> tuple[Case | None, Problem, Plan, Report | None, Planner | None]:
-    """The case where one was built, its problem and plan, how planning went, and the planner for other numbers of slots."""
-    import dataclasses
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What the page is of.
 
+    Attributes:
+        posed: the problem with its own homes.   problem: the same with the homes that the plan has.
+        report: how planning went; None for a plan of a file.   planner: for other numbers of slots, if it is known.
+        source: where the load comes from, in a few words.
+    """
+
+    posed: Problem
+    problem: Problem
+    plan: Plan
+    report: Report | None
+    planner: Planner | None
+    history_LE: Array | None
+    source: str
+
+    @property
+    def moves_s(self) -> float:
+        """Seconds from the posed homes to the plan's."""
+        from foremoe.solvers import Anneal
+        from foremoe.solvers.home_price import price_L
+
+        home = None if self.planner is None else self.planner.home
+        state_bytes = getattr(home, "state_bytes", Anneal().state_bytes)
+        return float(price_L(self.posed, self.problem.home_LE, state_bytes).sum())
+
+
+def _planned(options: CaseOptions, name: str, redundant: Sequence[int], threads: int | None, progress: Progress) -> _Shown:
+    """The case, planned now."""
     from foremoe.cli.inputs import build_case
 
-    if plan_file is not None:
-        return _from_file(options, planner_name, plan_file)
-    name = planner_name or "hierarchical"
     planner = planner_of(name)
     case = build_case(options, planner.pack)
+    _require_possible(case.problem, redundant)
     for warning in case.warnings:
         progress.note(f"warning: {warning}")
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem))
     plan, planned = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )
-    return case, problem, plan, planned, planner
+    return _Shown(
+        posed=case.problem, problem=problem, plan=plan, report=planned, planner=planner, history_LE=case.history_LE,
+        source=_source_of(case),
+    )  # fmt: skip
 
 
-def _from_file(
-    options: CaseOptions, planner_name: str | None, plan_file: str
-) -> tuple[Case | None, Problem, Plan, None, Planner | None]:
+def _from_file(options: CaseOptions, planner_name: str | None, plan_file: str, redundant: Sequence[int]) -> _Shown:
     """The plan of a file, and the problem it was made for."""
-    from foremoe.cli.check import counts_of, dealt_again
-    from foremoe.cli.files import kind_of
-    from foremoe.cli.inputs import build_case
+    from foremoe.cli.files import file_name, history_load
+    from foremoe.cli.inputs import _require_one_source, build_case
     from foremoe.plan import Plan
     from foremoe.problem import Problem
     from foremoe.report.rows import executable_problem, require_belongs
 
+    _require_one_source(options)
     plan = Plan.load(plan_file)
-    try:
-        planner = planner_of(planner_name or plan.header.planner)
-    except InputError:
-        if planner_name is not None:
-            raise
-        planner = None
-    case = None
+    broken = plan.violations()
+    if broken:
+        raise InputError(f"the plan {file_name(plan_file)!r} breaks its laws ({broken[0]}); `foremoe check` says more.")
+    # A file's own text never imports anything: only who calls the command may name code that runs.
+    planner = planner_of(planner_name) if planner_name is not None else _told_planner(plan.header.planner) if redundant else None
     if options.traces:
-        counts = len(options.traces) == 1 and kind_of(options.traces[0]) == "workload"
-        work = counts_of(options.traces[0]) if counts else dealt_again(plan, options.traces)
-        if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
-            raise InputError(
-                f"the workload has {work.L} layers, {work.E} experts and {work.G} ranks; the plan has {plan.L}, {plan.E} and "
-                f"{plan.G}; give what was planned."
-            )
-        head = plan.header
-        if work.M != plan.M:
-            raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
-        problem = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
+        head, work = plan.header, _work_of(options.traces, plan)
+        posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
+        history_LE = None if options.history is None else history_load(options.history, work, head.model)
+        source = " + ".join(file_name(path) for path in options.traces)
     else:
         case = build_case(options)
-        problem = case.problem
-        if (problem.M, problem.L, problem.G, problem.E) != (plan.M, plan.L, plan.G, plan.E):
+        posed, history_LE, source = case.problem, case.history_LE, _source_of(case)
+        if (posed.M, posed.L, posed.G, posed.E) != (plan.M, plan.L, plan.G, plan.E):
             raise InputError(
-                f"the case has [M, L, G, E] = {[problem.M, problem.L, problem.G, problem.E]} and the plan "
+                f"the case has [M, L, G, E] = {[posed.M, posed.L, posed.G, posed.E]} and the plan "
                 f"{[plan.M, plan.L, plan.G, plan.E]}; give the options that it was planned with."
             )
-    problem = executable_problem(problem, plan)
+    problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
-    return case, problem, plan, None, planner
+    _require_possible(problem, redundant)
+    if (posed.home_LE == plan.home_LE).all():
+        posed = problem
+    else:
+        # What slots hold belongs to the moved homes.
+        posed = dataclasses.replace(problem, home_LE=posed.home_LE, resident_LGS=None)
+    return _Shown(
+        posed=posed, problem=problem, plan=plan, report=None, planner=planner, history_LE=history_LE, source=source
+    )  # fmt: skip
 
 
-def _strategies(
-    problem: Problem, names: Sequence[str], history_LE: Array | None, simulated: bool, threads: int | None, seed: int,
-    progress: Progress,
-) -> list[Mapping[str, Any]] | None:  # fmt: skip
-    """The rows of the table, in the order of STRATEGIES; with their simulated stage if that was asked for."""
+def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
+    """What was planned: traces dealt again, or counts cut to the plan's micro-steps and layers."""
+    from foremoe.cli.check import counts_of, dealt_again
+    from foremoe.cli.files import kind_of
+
+    if len(paths) > 1 or kind_of(paths[0]) != "workload":
+        work = dealt_again(plan, paths)
+    else:
+        work = counts_of(paths[0])[: plan.M]
+        position = {int(number): at for at, number in enumerate(work.moe_layer_L)}
+        wanted = [int(number) for number in plan.header.moe_layer_L]
+        if work.L != plan.L and all(number in position for number in wanted):
+            work = work.layers([position[number] for number in wanted])
+    if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
+        raise InputError(
+            f"the workload has {work.L} layers, {work.E} experts and {work.G} ranks; the plan has {plan.L}, {plan.E} and "
+            f"{plan.G}; give what was planned."
+        )
+    if work.M != plan.M:
+        raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
+    return work
+
+
+def _told_planner(text: str) -> Planner | None:
+    """The planner of a plan file's text if foremoe itself brings all of it; never code from elsewhere."""
+    import ast
+
+    from foremoe.parsing import _known, parse
+    from foremoe.strategies import STRATEGIES, resolve
+
+    if text in STRATEGIES:
+        return STRATEGIES[text]
+    try:
+        calls = [node.func for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Call)]
+        # `parse` would load entry points for names that it does not know.
+        if not all(isinstance(call, ast.Name) and call.id in _known() for call in calls):
+            return None
+        found = parse(text)
+        # A text in quotes is text again, and could name a module.
+        return None if isinstance(found, str) else resolve(found)
+    except Exception:  # the text is anybody's, and may fail in any way
+        return None
+
+
+def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
+    """Raises InputError for numbers of redundant slots that the problem cannot have."""
+    for slots in redundant:
+        dataclasses.replace(problem, redundant=slots, resident_LGS=None)
+
+
+def _chosen(names: Sequence[str]) -> dict[str, Planner] | None:
+    """The planners of the table, in the order of STRATEGIES; None for no table."""
     from foremoe.strategies import STRATEGIES
 
     if list(names) == [NOTHING]:
         return None
     chosen = names or [name for name in STRATEGIES if name != "exact"]
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
-    planners = {name: planner_of(name) for name in ordered}
+    return {name: planner_of(name) for name in ordered}
+
+
+def _strategies(
+    problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None, simulated: bool, threads: int | None, seed: int,
+    progress: Progress,
+) -> list[Mapping[str, Any]]:  # fmt: skip
+    """The rows of the table; with their simulated stage if that was asked for."""
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
     if simulated and not sampled:
         return _simulated(problem, planners, history_LE, threads, progress)
@@ -222,7 +311,5 @@ def _told(row: Mapping[str, Any], compares: bool, left_out: str) -> Mapping[str,
     return {**row, "note": note} if compares else {**row, "speedup_vs_static": None, "note": note}
 
 
-def _source(options: CaseOptions) -> str:
-    from foremoe.cli.files import file_name
-
-    return " + ".join(file_name(path) for path in options.traces)
+def _source_of(case: Case) -> str:
+    return case.line.removeprefix("case: ").partition(": ")[0]

@@ -28,7 +28,7 @@ def given_samples(settings: Settings, skew: float, num_ranks: int) -> Samples:
     other, so that the hot rank changes from micro-step to micro-step.
 
     Raises:
-        InputError: that skew cannot be reached.
+        InputError: that skew cannot be reached, or not to a hundredth.
     """
     rng = np.random.default_rng([settings.seed, 3])
     asked = questions(settings.num_prompts * settings.group_size, rng)
@@ -57,12 +57,13 @@ def given_samples(settings: Settings, skew: float, num_ranks: int) -> Samples:
         raise InputError(
             f"a skew of {skew:g} is out of reach of these sizes; choose one from {drawn(low)[1]:.2f} to {drawn(high)[1]:.2f}."
         )
-    while True:
+    while high - low >= 1e-4:
         factor = (low + high) / 2.0
         samples, found = drawn(factor)
-        if abs(found - skew) <= 0.01 or high - low < 1e-3:
+        if abs(found - skew) <= 0.01:
             return samples
         low, high = (factor, high) if found < skew else (low, factor)
+    raise InputError(f"no draw of these sizes has a skew of {skew:g}, {found:.3f} is near; take more sequences or that skew.")
 
 
 def given_plans(

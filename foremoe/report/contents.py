@@ -13,7 +13,6 @@ from foremoe.errors import InputError
 from foremoe.placement import Placement, skew
 from foremoe.plan import Plan
 from foremoe.plan_figures import stage_seconds
-from foremoe.plan_text import static_load_MLG
 from foremoe.problem import Problem
 from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
@@ -40,14 +39,20 @@ def contents(
     what_if: Sequence[Mapping[str, Any]] | None = None,
     source: str = "",
     date: str = "",
+    posed: Problem | None = None,
+    moves_s: float = 0.0,
 ) -> tuple[dict[str, Any], str]:
     """The page's facts (plain JSON values) and its packed arrays; arguments as for `write_report`."""
     require_belongs(problem, plan)
     if simulation is not None and timelines:
         raise InputError("a report shows a simulated or a measured timeline; give simulation= or timelines=, not both.")
     packer = Packer()
-    replicas, static = replicas_of(plan), static_cost(problem)
+    posed = posed or problem
+    replicas, static = replicas_of(plan), static_cost(posed)
     pack_rows(packer, plan, replicas, static)
+    moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())
+    if moved:
+        packer.add("posed_rank_LE", posed.home_LE // plan.B, "uint16")
     timeline = None
     if simulation is not None:
         timeline = pack_simulation(packer, plan, replicas, simulation)
@@ -79,7 +84,8 @@ def contents(
         "objective": head.cost.objective,
         "executable": plan.executable,
         "expert_bytes": head.model.expert_bytes,
-        "headline": headline(plan, static.total_s, bytes_by_link),
+        "headline": headline(posed, plan, static.total_s, bytes_by_link),
+        "moves": {"experts": moved, "seconds": moves_s} if moved else None,
         "parts": parts(plan, static.parts()),
         "links": links(bytes_by_link, simulation),
         "memory": memory(problem, plan, simulation),
@@ -94,9 +100,9 @@ def contents(
     return facts, packer.text()
 
 
-def headline(plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
+def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
     """The numbers at the top of the page."""
-    before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
+    before_ML, after_ML = skew(posed.static().load_NG()).reshape(plan.M, plan.L), plan.skew_ML
     spread = lambda skew_ML: {  # noqa: E731
         "mean": float(skew_ML.mean()),
         "p99": float(np.quantile(skew_ML, 0.99)),

@@ -40,6 +40,8 @@ def write_report(
     what_if: Sequence[Mapping[str, Any]] | None = None,
     source: str = "",
     date: str = "",
+    posed: Problem | None = None,
+    moves_s: float = 0.0,
 ) -> None:
     """Writes a plan's report as one HTML page that opens from disk and asks nothing of any network.
 
@@ -52,13 +54,15 @@ def write_report(
         simulation: a `Simulation` of the plan, or None.   timelines: what engines measured, one `Timeline` per rank, or None.
         strategies: rows of `foremoe.compare`.   what_if: rows of `foremoe.report.what_if`.
         source: where the load comes from, in a few words.   date: as it shall stand on the page; default: none.
+        posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
+        moves_s: seconds that moving those homes takes before the stage.
 
     Raises:
         InputError: the plan is not of this problem, both timelines are given, or the file cannot be written.
     """
     facts, packed = contents(
         problem, plan, planner_report=planner_report, simulation=simulation, timelines=timelines, strategies=strategies,
-        what_if=what_if, source=source, date=date,
+        what_if=what_if, source=source, date=date, posed=posed, moves_s=moves_s,
     )  # fmt: skip
     try:
         Path(path).write_text(page(facts, packed), encoding="utf-8", newline="\n")

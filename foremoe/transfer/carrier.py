@@ -107,7 +107,7 @@ class Carrier:
         return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
-        """Starts the copies of a position; never blocks on another rank."""
+        """Starts the copies of a position; waits, up to `timeout_s`, only for this rank's own copy of what it passes on."""
         self._launch(self.programme.starts.get(position, ()))
 
     def arrive(self, position: int) -> list[int]:

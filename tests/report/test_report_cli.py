@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from report_case import facts_of
+from report_case import arrays_of, facts_of
 
 from foremoe.cli.main import main
+from foremoe.plan import Plan
 
 QUICK = ["--what-if", "none", "--solvers", "static,hierarchical"]
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]
@@ -113,3 +115,103 @@ def test_where_it_cannot_write_it_says_so_first(tmp_path):
     result = run(*CASE, "-o", str(tmp_path / "none" / "r.html"))
     assert result.exit_code == 2 and "no directory" in result.stderr and "planning" not in result.stderr
     assert not list(Path(tmp_path).iterdir())
+
+
+def one_line(result: Result, words: str) -> None:
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
+    assert len(lines) == 1 and words in lines[0] and "planning" not in result.stderr
+
+
+def with_planner_text(plan_file: str, text: str, folder: Path) -> str:
+    plan = Plan.load(plan_file)
+    path = str(folder / "told.safetensors")
+    dataclasses.replace(plan, header=dataclasses.replace(plan.header, planner=text)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("text", ["told_bomb:SOLVER", "'told_bomb:SOLVER'", "(lambda: 0)()", "Nobody()", "Planner(rank=3)"])
+def test_a_plan_file_names_no_code_to_run(planned, tmp_path, monkeypatch, text):
+    plan, work = planned
+    (tmp_path / "told_bomb.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom foremoe.solvers import Quota as SOLVER\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = with_planner_text(plan, text, tmp_path)
+    quick = ["--solvers", "none", "--no-simulate", "--what-if", "1"]
+    result = good(work, "--plan", told, *quick, "-o", "r.html")
+    assert "what-if is left out" in result.stderr and not (tmp_path / "ran").exists()
+    assert facts_of((tmp_path / "r.html").read_text())["what_if"] is None
+    told = with_planner_text(plan, "Planner(rank=(Quota(),))", tmp_path)
+    good(work, "--plan", told, *quick, "-o", "r.html")
+    assert facts_of((tmp_path / "r.html").read_text())["what_if"]
+
+
+def test_moved_homes_have_their_price_and_static_keeps_its_homes(tmp_path):
+    nodes = ["--objective", "balance", "--ranks-per-node", "2"]
+    quick = [*CASE, *nodes, "--what-if", "none", "--solvers", "static"]
+    home = ["--planner", "Planner(home=Anneal(move_price=0.0))"]
+    plan = str(tmp_path / "plan.safetensors")
+    good(*quick, "-o", str(tmp_path / "kept.html"))
+    result = good(*quick, *home, "-o", str(tmp_path / "moved.html"))
+    made = CliRunner().invoke(main, ["plan", *CASE, *nodes, *home, "-o", plan])
+    assert made.exit_code == 0, made.stderr
+    good(*quick, "--plan", plan, "-o", str(tmp_path / "file.html"))
+    kept, moved, file = (facts_of((tmp_path / f"{name}.html").read_text()) for name in ("kept", "moved", "file"))
+    assert kept["moves"] is None and moved["moves"] == file["moves"] and "homes: moved" in result.stdout
+    assert moved["moves"]["experts"] > 0 and moved["moves"]["seconds"] > 0
+    for facts in (moved, file):
+        assert facts["headline"]["before"] == kept["headline"]["before"]
+        assert facts["headline"]["static_s"] == kept["headline"]["static_s"]
+        assert facts["static_simulated_s"] == kept["static_simulated_s"]
+    arrays = arrays_of((tmp_path / "moved.html").read_text())
+    assert (arrays["posed_rank_LE"] != arrays["home_rank_LE"]).sum() == moved["moves"]["experts"]
+
+
+def test_a_plan_that_breaks_its_laws_is_refused(planned, tmp_path):
+    plan, work = planned
+    good_plan = Plan.load(plan)
+    quota_MLGS = good_plan.quota_MLGS.copy()
+    quota_MLGS[0, 0, 0, 0] += 1
+    broken = str(tmp_path / "broken.safetensors")
+    dataclasses.replace(good_plan, quota_MLGS=quota_MLGS).save(broken)
+    one_line(run(work, "--plan", broken, "-o", str(tmp_path / "r.html")), "`foremoe check` says more")
+
+
+def test_counts_are_cut_to_what_was_planned(planned, tmp_path):
+    _, work = planned
+    plan, out = str(tmp_path / "part.safetensors"), tmp_path / "r.html"
+    made = CliRunner().invoke(main, ["plan", work, "--layers", "1:3", "--micro-steps", "1", "-o", plan])
+    assert made.exit_code == 0, made.stderr
+    good(work, "--plan", plan, *QUICK, "--no-simulate", "-o", str(out))
+    facts = facts_of(out.read_text())
+    assert (facts["M"], facts["L"]) == (1, 2)
+
+
+def test_history_goes_with_a_plan_file(planned, tmp_path):
+    plan, work = planned
+    good(work, "--plan", plan, "--history", work, "--solvers", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "a"))
+    good(work, "--plan", plan, "--solvers", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "b"))
+    with_history, without = (facts_of((tmp_path / name).read_text())["strategies"] for name in "ab")
+    assert with_history != without
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--what-if", "0,500"], "redundant slots per rank"),
+        (["--solvers", "nosuch"], "no strategy 'nosuch'"),
+        (["-o", "-"], "not to stdout"),
+    ],
+)
+def test_it_is_refused_before_planning(planned, arguments, words, tmp_path, monkeypatch):
+    plan, work = planned
+    monkeypatch.chdir(tmp_path)
+    for case in (CASE, [work, "--plan", plan]):
+        one_line(run(*case, "-o", "r.html", *arguments), words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_and_synthetic_exclude_each_other_with_a_plan_too(planned, tmp_path):
+    plan, work = planned
+    one_line(run(work, *CASE, "--plan", plan, "-o", str(tmp_path / "r.html")), "exclude each other")
+    one_line(run(work, "--regime", "mid", "--plan", plan, "-o", str(tmp_path / "r.html")), "--regime")

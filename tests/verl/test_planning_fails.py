@@ -9,6 +9,7 @@ import torch
 from program import Layout
 from verl_arms import run
 
+from foremoe.errors import TransferError
 from foremoe.integrations.verl.settings import Settings
 from foremoe.workload import Workload
 
@@ -79,3 +80,42 @@ def test_dumped_counts_are_those_of_the_plan(pool, tmp_path):
     for file, report in zip(files, found[0].reports, strict=True):
         work = Workload.load(file)
         assert work.stage in file.name and (work.load_MLE == report.plan.load_MLE).all()
+
+
+def test_a_dump_that_cannot_be_written_leaves_the_stage_planned(pool, tmp_path):
+    in_the_way = tmp_path / "dumps"
+    in_the_way.write_text("a file")
+    settings = Settings(objective="balance", dump=str(in_the_way))
+    found = pool.run(run, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=300)
+    assert [len(member.warned) for member in found] == [1, 0, 0, 0] and "could not dump" in found[0].warned[0]
+    for member in found:
+        assert all(report.plan.num_replicas > 0 for report in member.reports)
+    told = [values for member in found for values in member.metrics if values]
+    assert told and all(value == 0.0 for values in told for name, value in values.items() if name.endswith("/unplanned"))
+
+
+def run_where_routing_cannot_be_read(group, *args):
+    """On rank 1 only."""
+    from foremoe.integrations.verl import session
+
+    original = session.routing_of
+
+    def routing_of(*args):
+        if group.rank == 1:
+            raise ValueError("made to fail")
+        return original(*args)
+
+    session.routing_of = routing_of
+    try:
+        return run(group, *args)
+    finally:
+        session.routing_of = original
+
+
+def test_a_rank_that_fails_before_planning_is_named_to_those_that_wait(pool):
+    """They would wait for 300 s, longer than the call may take."""
+    settings = Settings(objective="balance")
+    found = pool.run(run_where_routing_cannot_be_read, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=200, errors=True)
+    assert isinstance(found[1], ValueError)
+    for g in (0, 2, 3):
+        assert isinstance(found[g], TransferError) and "ValueError: made to fail" in str(found[g])

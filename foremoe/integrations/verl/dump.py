@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.errors import InputError
 from foremoe.integrations.counting import count_micro_steps
 from foremoe.workload import Workload
 
 if TYPE_CHECKING:
     from foremoe.integrations.megatron import Attached
 
-# Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, T tokens, K top-k, E experts.
+# Letters: M micro-steps, L MoE layers of this rank, E experts.
 
 
-def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str) -> None:
-    """Rank 0 of the EP group, global rank R, writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``; collective."""
+def dump_workload(
+    attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str, warn: Callable[[str], None]
+) -> None:
+    """Rank 0 of the EP group, global rank R, writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``; collective.
+
+    The stage runs as it would without a dump: a file that cannot be written is warned about and raises nothing.
+    """
     import torch.distributed as dist
 
-    num_experts = attached.num_experts
-    load_MLE = count_micro_steps(routing, num_experts)
-    tokens_M = np.array([len(topk_TLK) for topk_TLK in routing])
-    sources = attached.group.gather((load_MLE, tokens_M))
-    if attached.group.rank:
+    load_MLE = None
+    with contextlib.suppress(InputError):  # planning counts the same routing, and says what is wrong with it
+        load_MLE = count_micro_steps(routing, attached.num_experts)
+    load_of = attached.group.gather(load_MLE)
+    if attached.group.rank or any(load is None for load in load_of):
         return
-    work = Workload.from_counts(
-        np.stack([load for load, _ in sources], axis=2), num_topk=routing[0].shape[2], stage=stage,
-        moe_layer_L=np.array(attached.moe_layers, np.int32),
-    )  # fmt: skip
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    work.save(path / f"{stage}_{number:05d}_rank{dist.get_rank()}.safetensors")
+    try:
+        work = Workload.from_counts(
+            np.stack(load_of, axis=2), num_topk=routing[0].shape[2], stage=stage,
+            moe_layer_L=np.array(attached.moe_layers, np.int32),
+        )  # fmt: skip
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        work.save(path / f"{stage}_{number:05d}_rank{dist.get_rank()}.safetensors")
+    except Exception as error:  # on this rank alone, while the others go on to plan
+        warn(f"foremoe could not dump the {stage} stage to {folder!r}: {error}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from foremoe.integrations.verl.once import warn_once
 from foremoe.integrations.verl.settings import Settings
 
 VENDOR = "nvidia"  # veRL prefers an engine of the vendor, and falls back to this vendor where there is no accelerator
@@ -30,8 +31,15 @@ def engine_class(module: ModuleType) -> type:
         def initialize(self) -> None:
             super().initialize()
             settings = getattr(self.engine_config, "foremoe", None)
-            if isinstance(settings, Settings) and self.enable_routing_replay:
+            if not isinstance(settings, Settings):
+                return
+            if self.enable_routing_replay:
                 self.attach_foremoe(settings)
+            else:
+                warn_once(
+                    "megatron.foremoe is set and does nothing, for router replay is disabled and no routing is known before a "
+                    "pass; set megatron.router_replay.mode to R3 or R2, or remove foremoe."
+                )
 
         def attach_foremoe(self, settings: Settings) -> None:
             """Puts slots around the model's MoE layers; collective. `initialize` calls it where the config says so."""

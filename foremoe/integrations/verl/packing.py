@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from foremoe.errors import InputError
 from foremoe.integrations.counting import count_micro_steps
 from foremoe.integrations.megatron.layout import model_of, moe_numbers
+from foremoe.integrations.verl.once import warn_once
 from foremoe.integrations.verl.repacking import UNIT, repack
 from foremoe.solvers import ExpertAware
 from foremoe.transfer.group import TorchGroup
@@ -52,6 +54,10 @@ class Packer:
         from verl.utils import tensordict_utils as tu
 
         if indices is None:
+            warn_once(
+                "foremoe leaves veRL's micro-batches as they are: packing=true needs micro-batches of dynamic size; set "
+                "actor.use_dynamic_bsz=True (of recompute: rollout.log_prob_use_dynamic_bsz=True) or packing=false."
+            )
             return micro_batches, indices
         fault, mine = "", None
         try:
@@ -123,10 +129,19 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _split(answers: Sequence[tuple[str, Any]], rank: int) -> list[list[int]]:
-    """The samples of each of this rank's micro-batches, from what all data-parallel ranks have."""
+    """The samples of each of this rank's micro-batches, from what all data-parallel ranks have.
+
+    Raises:
+        InputError: ranks of this EP group whose splits have not the same form.
+    """
     mine = answers[rank][1]
     # Ranks of other EP groups do not meet these in any layer.
     parts = [(d, part) for d, (_, part) in enumerate(answers) if part["ep"] == mine["ep"]]
+    # Compiled code indexes with these, and does not look at bounds.
+    for name, what in (("M", "micro-batches"), ("together", "samples per group"), ("G", "ranks per EP group")):
+        found = [part[name] for _, part in parts]
+        if min(found) != max(found):
+            raise InputError(f"data-parallel ranks have {min(found)} to {max(found)} {what}; packing needs the same on all.")
     cat = lambda name: np.concatenate([part[name] for _, part in parts])  # noqa: E731
     rank_Q = np.repeat(np.arange(len(parts)), [len(part["len_Q"]) for _, part in parts])
     limit_D = np.array([part["limit"] for _, part in parts])

@@ -60,7 +60,9 @@ class Session:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
         except BaseException as error:
-            self.copy.report(f"{type(error).__name__}: {error}")
+            # Before the stage has begun nobody else tells the EP group, whose ranks may wait in its planning.
+            for group in (self.copy, self.attached.group):
+                group.report(f"{type(error).__name__}: {error}")
             raise
 
     def warn(self, kind: str, message: str) -> None:
@@ -105,10 +107,10 @@ class RunningStage:
             micro_batches, indices = session.packer.repacked(data, micro_batches, indices, partial(session.warn, "pack"))
             self._seconds["pack_s"] = time.perf_counter() - begin_s
         if attached.active:
+            routing = routing_of(session.engine, micro_batches)
+            if session.settings.dump is not None:
+                dump_workload(attached, routing, self._stage, number, session.settings.dump, partial(session.warn, "dump"))
             try:
-                routing = routing_of(session.engine, micro_batches)
-                if session.settings.dump is not None:
-                    dump_workload(attached, routing, self._stage, number, session.settings.dump)
                 planned = attached.plan(routing, self._stage)
             except InputError as error:  # the same on all ranks of the EP group
                 session.warn("plan", f"foremoe runs the {self._stage} stage without a plan: {error}")

@@ -64,13 +64,13 @@ class Rows {
   /** Pairs that every rank serves with all experts at home and as planned, and their mean. */
   loads(n) {
     const { load_MLE, home_rank_LE, rank_Y, expert_Y, quota_Y } = this.arrays, l = n % this.L;
-    const before_G = new Float64Array(this.G);
+    const posed_rank_LE = this.arrays.posed_rank_LE || home_rank_LE, before_G = new Float64Array(this.G), after_G = new Float64Array(this.G);
     let total = 0;
     for (let e = 0; e < this.E; e++) {
-      before_G[home_rank_LE[l * this.E + e]] += load_MLE[n * this.E + e];
+      before_G[posed_rank_LE[l * this.E + e]] += load_MLE[n * this.E + e];
+      after_G[home_rank_LE[l * this.E + e]] += load_MLE[n * this.E + e];
       total += load_MLE[n * this.E + e];
     }
-    const after_G = before_G.slice();
     for (let y = this.first_N[n]; y < this.first_N[n + 1]; y++) {
       after_G[home_rank_LE[l * this.E + expert_Y[y]]] -= quota_Y[y];
       after_G[rank_Y[y]] += quota_Y[y];

@@ -5,10 +5,12 @@ const state = { row: 0, rank: null };
 let rows = null, timeline = null;
 
 function headWords() {
-  const h = facts.headline, speed = h.planned_s > 0 ? h.static_s / h.planned_s : 1;
+  const h = facts.headline, moves_s = facts.moves ? facts.moves.seconds : 0, planned_s = h.planned_s + moves_s, speed = planned_s > 0 ? h.static_s / planned_s : 1;
+  const moving = facts.moves ? ", moves of homes included" : "";
   document.getElementById("title").textContent = `${facts.model}, ${facts.stage} stage`;
   const badges = [facts.calibrated ? "calibrated" : "model, uncalibrated"];
   if (facts.timeline) badges.push(facts.timeline.kind);
+  if (facts.moves) badges.push(`homes moved first: ${plural(facts.moves.experts, "expert")}, ${seconds(moves_s)}`);
   if (!facts.executable) badges.push("homes move: scored, never executed");
   document.getElementById("badges").append(...badges.map((text) => html("span", { class: "badge" }, text)));
   const about = [
@@ -20,14 +22,15 @@ function headWords() {
   const tiles = [
     ["skew, mean", `${fixed(h.before.mean, 3)} → ${fixed(h.after.mean, 3)}`, `p99 ${fixed(h.before.p99, 2)} → ${fixed(h.after.p99, 2)}`],
     ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "before → after"],
-    ["stage, predicted", change(h.static_s, h.planned_s), `${fixed(speed, 2)} x, ${facts.calibrated ? "calibrated" : "model, uncalibrated"}`],
+    ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.calibrated ? "calibrated" : "model, uncalibrated"}${moving}`],
     ["replicas per rank", h.replicas_per_rank === null ? "-" : fixed(h.replicas_per_rank, 2), `mean of a row, R = ${facts.R}`],
     ["copies and gradients", bytes(h.bytes.peer + h.bytes.rdma + h.bytes.host), `peer ${bytes(h.bytes.peer)}, RDMA ${bytes(h.bytes.rdma)}, host ${bytes(h.bytes.host)}`],
     ["load gap, mean", percent(h.gap_mean), `worst ${percent(h.gap_max)}; above the proven bound`],
   ];
+  const simulated_s = facts.simulated ? facts.simulated.total_s + moves_s : 0;
   if (facts.simulated) tiles.splice(3, 0, facts.static_simulated_s
-    ? ["stage, simulated", change(facts.static_simulated_s, facts.simulated.total_s), `${fixed(facts.static_simulated_s / facts.simulated.total_s, 2)} x, static → planned`]
-    : ["stage, simulated", seconds(facts.simulated.total_s), "as planned"]);
+    ? ["stage, simulated", change(facts.static_simulated_s, simulated_s), `${fixed(facts.static_simulated_s / simulated_s, 2)} x, static → planned${moving}`]
+    : ["stage, simulated", seconds(simulated_s), `as planned${moving}`]);
   if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
   document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
   document.title = `foremoe report: ${facts.model}, ${facts.stage}`;
