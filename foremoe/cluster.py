@@ -242,6 +242,19 @@ class Cluster(ArrayValue):
         return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
 
     @property
+    def exchange_latency_s(self) -> float:
+        """Fixed seconds of an exchange between all ranks: that of the slowest link class in it, 0 for one rank."""
+        if self.num_ranks == 1:
+            return 0.0
+        return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
+
+    @property
+    def late_byte_s(self) -> float:
+        """Seconds per byte that a rank serves tokens of uniform sources: link classes run side by side, the slower one counts."""
+        near, far = self.remote_shares
+        return max(near / self.peer_bytes_per_s, far / self.rdma_bytes_per_s_per_rank)
+
+    @property
     def remote_shares(self) -> tuple[float, float]:
         """Shares of pairs that leave their rank inside its node, and their node, if every rank serves as many of each source."""
         size_V = np.bincount(self.node_of_rank_G).astype(np.float64)

@@ -21,6 +21,7 @@ from foremoe.parallel import for_rows
 from foremoe.slots import SharedSlots
 
 if TYPE_CHECKING:
+    from foremoe.model import Model
     from foremoe.placement import Placement
     from foremoe.problem import Problem
 
@@ -142,21 +143,13 @@ class CostModel:
         gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
         comm_passes = 1.0 + backward + reforward
         rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
-        if problem.tokens_MG is None:
-            window_M = np.full(problem.M, cluster.layer_overhead_s)
-        else:
-            squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
-            flops_MG = np.asarray(model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG))
-            window_M = flops_MG.max(axis=1) / cluster.attention_flops_per_s + cluster.layer_overhead_s
+        window_M = window_seconds(problem).max(axis=1)
         window_N = np.repeat(window_M, problem.L)
         pair_forward_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
         mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / G
         # With room to prefetch, copies also run under the layers before; their balanced time stands for it.
         ahead = min(PREFETCH, problem.slots.depth - 1) if isinstance(problem.slots, SharedSlots) else PREFETCH
         hide_N = self.overlap * (ahead * (window_N + pair_forward_s * mean_N) if ahead else window_N)
-        latency_s = 0.0
-        if G > 1:
-            latency_s = cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
         copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
         # Across nodes a copy may also come from the node's host store, whichever is faster.
         host_s = model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s
@@ -166,15 +159,12 @@ class CostModel:
         sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
         sends = 1.0 + sends_backward
         price = cluster.copy_contention / G
-        # Exchanges inside and across nodes run beside each other.
-        links = (cluster.peer_bytes_per_s, rdma_bytes_per_s)
-        late_s = max(share / bandwidth for share, bandwidth in zip(cluster.remote_shares, links, strict=True))
-        late_s *= 2.0 * comm_passes * model.token_bytes
+        late_s = cluster.late_byte_s * (2.0 * comm_passes * model.token_bytes)
         return Rates(
             pair_s=pair_forward_s * gemm_passes + late_s,
             late_s=late_s,
             slot_s=cluster.slot_overhead_s * gemm_passes,
-            fixed_s=2.0 * comm_passes * latency_s,
+            fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
             peer_pair_s=2.0 * comm_passes * model.token_bytes / (G * cluster.peer_bytes_per_s),
             rdma_pair_s=2.0 * comm_passes * model.token_bytes / (G * rdma_bytes_per_s),
             copy_peer_s=copy_peer_s,
@@ -245,13 +235,30 @@ class CostModel:
 
         Attention, optimizer state and activations kept for backward are the trainer's and not counted.
         """
-        model = problem.model
-        trains = problem.stage == "update"
-        per_buffer = model.expert_bytes + (model.gradient_bytes if trains else 0)
-        buffers = problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)
-        per_pair = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
         busiest_G = placement.load_NG().max(axis=0)
-        return (buffers * per_buffer + np.ceil(busiest_G * per_pair)).astype(np.int64)
+        return fixed_bytes(problem) + np.ceil(busiest_G * activation_bytes(problem.model)).astype(np.int64)
+
+
+def window_seconds(problem: Problem) -> Array:
+    """float64 [M, G]: seconds of one forward that precede a layer's experts: attention, and what every layer takes."""
+    cluster = problem.cluster
+    if problem.tokens_MG is None:
+        return np.full((problem.M, problem.G), cluster.layer_overhead_s)
+    squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
+    flops_MG = problem.model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
+    return np.asarray(flops_MG / cluster.attention_flops_per_s + cluster.layer_overhead_s)
+
+
+def fixed_bytes(problem: Problem) -> int:
+    """Bytes of every rank that do not change over the stage: expert weights, gradients and slot buffers."""
+    model = problem.model
+    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
+    return (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
+
+
+def activation_bytes(model: Model) -> float:
+    """Bytes of the activations of one (token, expert) pair."""
+    return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 FEATURES = ("slowest", "compute", "pairs", "local_pairs", "node_pairs", "peer_fan", "rdma_fan", "peer_copies", "rdma_copies")

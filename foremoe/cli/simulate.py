@@ -57,8 +57,8 @@ def simulate(
     """Plans one case with every strategy, simulates the stage and prints a row for each.
 
     All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
-    Simulated
-    seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a machine.
+    Simulated seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a
+    machine.
 
     \b
     Example:

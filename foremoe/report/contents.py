@@ -18,14 +18,13 @@ from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.rows import link_bytes, pack_rows, replicas_of, require_belongs, static_cost
 from foremoe.report.strategy_table import strategy_table
+from foremoe.simulate.result import LINKS
 
 if TYPE_CHECKING:
     from foremoe.planner_report import Report
     from foremoe.transfer.timeline import Timeline
 
 # Letters: M micro-steps, L layers, G ranks, K link classes and directions.
-
-LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
 
 
 def contents(

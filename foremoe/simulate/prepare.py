@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.cost import activation_bytes, window_seconds
 from foremoe.plan import Plan
 from foremoe.problem import Problem
 from foremoe.schedule import Phase, Uses
@@ -28,11 +29,6 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     again_U = is_backward_U & problem.schedule.reforward & ~in_block_N[row_U]
     rounds_N = np.bincount(row_U, weights=1 + again_U, minlength=problem.N).astype(np.int64)
     sent = exchange(problem, plan, rounds_N)
-    window_MG = np.full((problem.M, problem.G), cluster.layer_overhead_s)
-    if problem.tokens_MG is not None:
-        squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
-        flops_MG = model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
-        window_MG = window_MG + flops_MG / cluster.attention_flops_per_s
     busy_NGS = plan.quota_NGS > 0
     at_home_NGB = plan.expert_NGS[..., : plan.B]
     loaded_NGB = (
@@ -41,10 +37,6 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     busy_NGS[..., : plan.B] |= loaded_NGB & (at_home_NGB >= 0)
     pair_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
     compute_NG = pair_s * plan.load_NG + cluster.slot_overhead_s * busy_NGS.sum(axis=2)
-    latency_s = 0.0
-    if problem.G > 1:
-        latency_s = cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
-    pair_bytes = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
     links = (
         (cluster.peer_bytes_per_s, cluster.peer_latency_s),
         (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
@@ -55,16 +47,16 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
         micro_step_U=uses.micro_step_U.astype(np.int64),
         phase_U=uses.phase_U,
         again_U=again_U,
-        window_MG=window_MG,
+        window_MG=window_seconds(problem),
         compute_NG=compute_NG,
         peer_N=sent.peer_N,
         rdma_N=sent.rdma_N,
-        kept_NG=plan.load_NG * pair_bytes,
+        kept_NG=plan.load_NG * activation_bytes(model),
         keeps=bool(problem.schedule.trains and not problem.schedule.reforward),
         slot_layer_N=np.tile(np.arange(problem.L), problem.M) * (not isinstance(problem.slots, SharedSlots)),
         node_G=cluster.node_of_rank_G,
         nic_G=nic_of_rank(cluster),
-        latency_s=latency_s,
+        latency_s=cluster.exchange_latency_s,
         backward_ratio=cluster.backward_ratio,
         window_ratio=cluster.window_backward_ratio,
         contention=cluster.copy_contention,
@@ -203,10 +195,3 @@ def wall_seconds(clock_A: Array, path_A: Array, record: Record, *, begin: bool =
         before_A = np.searchsorted(record.at_2X[k, :num], clock_A[mine_A], side="right" if begin else "left")
         out_A[mine_A] += np.concatenate([[0.0], np.cumsum(record.took_2X[k, :num])])[before_A]
     return out_A
-
-
-def fixed_bytes(problem: Problem) -> int:
-    """Bytes per rank that do not change over the stage: expert weights, gradients and slot buffers."""
-    model = problem.model
-    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
-    return (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer

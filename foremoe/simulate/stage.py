@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.cost import fixed_bytes
 from foremoe.errors import InputError
 from foremoe.plan import Plan
 from foremoe.planner import Planner
@@ -17,7 +18,6 @@ from foremoe.simulate.prepare import (
     copy_inputs,
     empty_record,
     empty_state,
-    fixed_bytes,
     return_inputs,
     stage_inputs,
     wall_seconds,

@@ -53,13 +53,12 @@ class PackValue:
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
         # Exchanges, too, wait for the rank with the most pairs; see `Rates.late_s`.
-        near, far = cluster.remote_shares
-        late = max(near / cluster.peer_bytes_per_s, far / cluster.rdma_bytes_per_s_per_rank)
-        self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * late
+        self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * cluster.late_byte_s
         several = cluster.num_nodes > 1
-        latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if several else cluster.peer_latency_s
         self.micro_step_s = trace.L * (
-            _EXCHANGES * latency_s + passes * cluster.slot_overhead_s * -(-E // G) + window_passes * cluster.layer_overhead_s
+            _EXCHANGES * cluster.exchange_latency_s
+            + passes * cluster.slot_overhead_s * -(-E // G)
+            + window_passes * cluster.layer_overhead_s
         )
         peer_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.peer_bytes_per_s)
         rdma_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
