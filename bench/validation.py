@@ -16,227 +16,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from bench.output import command_line, emit, hardware
+from bench.validation_ranks import (
+    FITTED_SIZES,
+    TIMEOUT_S,
+    Configuration,
+    DemoLayer,
+    calibrate_rank,
+    configurations,
+    outside_rank,
+    stages_rank,
+)  # fmt: skip
 from foremoe.calibrate import Case, Fit, fit
-from foremoe.calibrate.measure import measure
 from foremoe.calibrate.nonnegative import robust
-from foremoe.calibrate.stopwatch import Lap, Stopwatch
 from foremoe.cluster import Cluster
-from foremoe.demo.arms import ARMS, Arms
+from foremoe.demo.arms import ARMS
 from foremoe.demo.experts import ClockedSwiGLU
 from foremoe.demo.given import given_plans, given_samples
-from foremoe.demo.grpo import Batch, log_probs, policy_loss
 from foremoe.demo.planning import StagePlan, model_of
-from foremoe.demo.policy import Block, Policy, WholeSequences
-from foremoe.demo.settings import SIZES, Settings
-from foremoe.demo.step import _batches
-from foremoe.demo.task import MAX_ANSWER
-from foremoe.model import Model
-from foremoe.runtime.bank import ExpertBank
-from foremoe.runtime.runtime import Runtime
 from foremoe.schedule import STAGES
 from foremoe.simulate import force_balanced, simulate
-from foremoe.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.slots import SharedSlots
 from foremoe.strategies import resolve
 from foremoe.testing.ranks import RankPool
-from foremoe.transfer.group import Group
 
 # Letters: M micro-steps, G ranks, T tokens, H hidden size, Q sequences, N positions.
-
-LENGTHS = (14, 16, 18, 20)  # what the demo's sequences have, in tokens that are fed
-TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """One stage pair that is predicted and run.
-
-    Attributes:
-        hidden: hidden size; experts are three times as wide.   tokens: of a micro-step, over all ranks.
-        skew: static, mean over rows.   redundant: R.   slots: policy.   held_out: nothing was fitted near it.
-    """
-
-    hidden: int
-    tokens: int
-    skew: float
-    redundant: int
-    slots: Slots
-    held_out: bool
-    num_ranks: int = 2
-
-    @property
-    def settings(self) -> Settings:
-        """Of the demo; two micro-steps."""
-        # A few sequences fewer than there is room for: those left over would be a micro-step of their own.
-        num = int(1.97 * self.tokens / np.mean(LENGTHS) / 8)
-        return dataclasses.replace(
-            SIZES["default"], num_layers=3, hidden_size=self.hidden, ffn_size=3 * self.hidden, num_heads=self.hidden // 32,
-            num_prompts=num, group_size=8, recompute_tokens=self.tokens, update_tokens=self.tokens,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Its sizes in one word each."""
-        kind, count = ("shared", self.slots.depth) if isinstance(self.slots, SharedSlots) else ("resident", self.slots.copies)
-        return f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, {kind}:{count}"
-
-
-FITTED_SIZES = (96, 160)
-
-
-def configurations() -> list[Configuration]:
-    """All of them: those whose sizes were calibrated and those that were kept out."""
-    make = lambda h, t, s, r, slots, out: Configuration(hidden=h, tokens=t, skew=s, redundant=r, slots=slots, held_out=out)  # noqa: E731
-    return [
-        make(96, 3072, 1.2, 2, SharedSlots(3), False),
-        make(96, 6144, 1.4, 2, SharedSlots(3), False),
-        make(96, 6144, 1.6, 4, SharedSlots(3), False),
-        make(160, 3072, 1.2, 2, SharedSlots(3), False),
-        make(160, 3072, 1.6, 4, SharedSlots(3), False),
-        make(160, 6144, 1.4, 2, SharedSlots(3), False),
-        make(128, 4608, 1.3, 3, SharedSlots(3), True),
-        make(128, 4608, 1.5, 2, ResidentSlots(1), True),
-        make(128, 2304, 1.7, 6, SharedSlots(2), True),
-        make(128, 7680, 1.4, 1, SharedSlots(1), True),
-        make(96, 8192, 1.5, 3, ResidentSlots(1), True),
-        make(160, 2048, 1.3, 1, ResidentSlots(1), True),
-        make(160, 4608, 1.7, 6, SharedSlots(2), True),
-    ]
-
-
-class DemoLayer(nn.Module):
-    """The demo's block as `foremoe.calibrate` times a layer."""
-
-    def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        settings = dataclasses.replace(
-            SIZES["default"], hidden_size=model.hidden_size, num_heads=model.num_heads, num_experts=num_experts
-        )
-        self.block, self.num_heads = Block(settings, dense=False), model.num_heads
-
-    def forward(self, x_TH: torch.Tensor, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        block = self.block
-        attend = WholeSequences(_valid(len(x_TH)), self.num_heads)
-        x_TH = x_TH + block.out(attend(0, block.qkv(block.attention_norm(x_TH))))
-        inner_TH = block.ffn_norm(x_TH)
-        assert block.router is not None
-        return x_TH, inner_TH, block.router(inner_TH)
-
-
-def _valid(tokens: int) -> torch.Tensor:
-    """bool [Q, N]: sequences as the demo has them, the last one cut."""
-    length_Q = np.resize(LENGTHS, -(-tokens // min(LENGTHS)))
-    length_Q = length_Q[: int(np.searchsorted(np.cumsum(length_Q), tokens)) + 1]
-    length_Q[-1] -= length_Q.sum() - tokens
-    return torch.from_numpy(np.arange(max(LENGTHS)) < length_Q[:, None])
-
-
-# What ranks run.
-
-
-def calibrate_rank(group: Group, case: Case) -> Any:
-    """The points of `foremoe calibrate`."""
-    return measure(group, case, torch.device("cpu"), lambda *_: None)
-
-
-class Rank:
-    """One rank with the policy, the bank and the runtime of a configuration."""
-
-    def __init__(self, group: Group, config: Configuration, cluster: Cluster) -> None:
-        s = self.settings = config.settings
-        torch.manual_seed(s.seed)
-        self.group, self.policy, self.clock = group, Policy(s), ClockedSwiGLU()
-        self.samples = given_samples(s, config.skew, group.size)
-        self.plans = given_plans(self.samples, s, cluster, config.redundant, config.slots, group.rank)
-        self.batches = {stage: _batches(self.samples, planned, group.rank) for stage, planned in self.plans.items()}
-        self.bank = ExpertBank(
-            num_layers=s.num_layers, num_experts=s.num_experts, hidden_size=s.hidden_size, ffn_size=s.ffn_size, rank=group.rank,
-            num_ranks=group.size, seed=s.seed, math=self.clock,
-            num_buffers=config.slots.num_buffers(config.redundant, s.num_layers),
-        )  # fmt: skip
-        self.runtime = Runtime(self.bank, group=group, backends=("collective", "pinned_host"), timeout_s=TIMEOUT_S)
-
-    def drop_gradients(self) -> None:
-        """As the demo does after an arm."""
-        for p in (*self.policy.parameters(), *self.bank.parameters()):
-            p.grad = None
-
-
-def outside_rank(group: Group, config: Configuration, cluster: Cluster, budget_s: float) -> dict[str, Any]:
-    """Seconds outside the MoE layers: of a policy without any, by tokens; and of a stage's begin and end."""
-    rank = Rank(group, config, cluster)
-    watch = Stopwatch(group, torch.device("cpu"))
-    s = dataclasses.replace(rank.settings, num_layers=0)
-    policy = Policy(s)
-    found: dict[str, Any] = {"points": []}
-    with rank.runtime:
-        for share in (0.25, 1.0):
-            num = int(len(rank.samples.length_Q) * share / 2 / group.size)
-            batch = Batch.of(rank.samples, np.arange(num))
-            old_A = torch.zeros(len(batch.place_A))
-
-            def run(lap: Lap, batch: Batch = batch, old_A: torch.Tensor = old_A) -> None:
-                with torch.no_grad():
-                    float(-log_probs(policy, batch, _no_experts, batch.topk_TLK).sum())
-                lap()
-                new_A = log_probs(policy, batch, _no_experts, batch.topk_TLK)
-                policy_loss(new_A, old_A, old_A + 1.0, s.clip).sum().backward()
-                lap()
-
-            laps = watch.laps(run, budget_s / 3)
-            found["points"].append((len(batch.token_T), *(seconds for seconds, _ in laps)))
-
-        def stage(lap: Lap) -> None:
-            rank.drop_gradients()
-            group.barrier()
-            lap()
-            rank.runtime.begin_home()
-            rank.runtime.end()
-            lap()
-            for i, name in enumerate(STAGES):
-                planned = rank.plans[name]
-                rank.drop_gradients()
-                rank.runtime.begin(planned.plan, planned.split_MLP, same_weights=bool(i))
-                # A stage that ends before its first use has copies under way, as one that goes on.
-                rank.runtime.end(partial=True)
-                lap()
-
-        laps = watch.laps(stage, budget_s / 3)
-        found["home_s"], found["recompute_s"], found["update_s"] = (seconds for seconds, _ in laps[1:])
-    return found
-
-
-def _no_experts(layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("there are no MoE layers")
-
-
-def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: int) -> list[dict[tuple[str, str], float]]:
-    """Wall seconds by (stage, arm), repeat by repeat; the order of arms turns."""
-    rank = Rank(group, config, cluster)
-    out = []
-    with rank.runtime:
-        for i in range(repeats + 1):
-            arms = Arms(rank.policy, rank.runtime, rank.clock, rank.plans)
-            turn = i % len(ARMS)
-            seconds = {}
-            for arm in (*ARMS[turn:], *ARMS[:turn]):
-                run, old = arms.recompute(arm, rank.batches["recompute"])
-                seconds["recompute", arm] = run.wall_s
-                # Both stages have the same micro-steps here, so log-probabilities need no sorting.
-                advantage = [torch.ones_like(old_A) for old_A in old]
-                num_tokens = len(rank.samples.length_Q) * MAX_ANSWER
-                run = arms.update(arm, rank.batches["update"], old, advantage, num_tokens)
-                seconds["update", arm] = run.wall_s
-                assert run.report["drift"] == run.report["fell_back"] == 0
-                rank.drop_gradients()
-            if i:  # the first one warms up
-                out.append(seconds)
-    return out
-
-
-# What is predicted.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +202,7 @@ one home and relays hardly occur.
 def run(quick: bool) -> str:
     """Everything, as markdown."""
     begin_s = time.monotonic()
-    repeats, seconds, budget_s = (2, 6.0, 1.0) if quick else (5, 60.0, 9.0)
+    repeats, seconds, budget_s = (2, 20.0, 1.0) if quick else (5, 60.0, 9.0)
     configs = configurations()[3:9:2] if quick else configurations()
     case_tokens = 3072
     with RankPool(2) as pool:
@@ -480,7 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Ranks find functions by their module's name, which is __main__ here alone.
-    from bench import validation
-
-    validation.main()
+    main()

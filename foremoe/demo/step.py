@@ -96,7 +96,7 @@ class Trainer:
         by_rank = group.gather((own_reward_Q, advantages(own_reward_Q, s.group_size)))
         plans = planning.result()
         reward_Q, advantage_Q = (_dealt([part[i] for part in by_rank], s.group_size) for i in range(2))
-        batches = {stage: _batches(samples, planned, group.rank) for stage, planned in plans.items()}
+        batches = {stage: batches_of(samples, planned, group.rank) for stage, planned in plans.items()}
         runs = self._run_arms(plans, batches, advantage_Q, int((samples.length_Q - samples.prompt_Q).sum()), step)
         return StepRecord(
             reward=float(reward_Q.mean()),
@@ -158,7 +158,7 @@ def _dealt(parts: Sequence[Array], group_size: int) -> Array:
     return out_PG.ravel()
 
 
-def _batches(samples: Samples, planned: StagePlan, rank: int) -> list[Batch]:
+def batches_of(samples: Samples, planned: StagePlan, rank: int) -> list[Batch]:
     """This rank's part of every micro-step of a stage."""
     work = planned.workload
     assert work.micro_step_Q is not None and work.rank_Q is not None
