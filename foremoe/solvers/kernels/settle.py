@@ -34,6 +34,21 @@ def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _by_node(num_nodes, node_G):  # type: ignore[no-untyped-def]
+    """int64 [G] and [V + 1]: the ranks of all nodes in order, and where every node's begin. By counting: half as long as a sort."""
+    rank_G, first_X = np.empty(node_G.size, np.int64), np.zeros(num_nodes + 1, np.int64)
+    for v in node_G:
+        first_X[v + 1] += 1
+    for v in range(1, num_nodes):
+        first_X[v + 1] += first_X[v]
+    next_X = first_X.copy()
+    for g in range(node_G.size):
+        rank_G[next_X[node_G[g]]] = g
+        next_X[node_G[g]] += 1
+    return rank_G, first_X
+
+
+@kernel
 def slot_for(expert, r, num_base, expert_GS):  # type: ignore[no-untyped-def]
     """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
     slot = -1
@@ -88,8 +103,7 @@ def settle_on(  # type: ignore[no-untyped-def]
     """
     G, S = quota_GS.shape
     num_nodes = node_G.max() + 1
-    by_node_G = np.argsort(node_G, kind="mergesort")
-    first_X = np.searchsorted(node_G[by_node_G], np.arange(num_nodes + 1))
+    by_node_G, first_X = _by_node(num_nodes, node_G)
     top_G, free_G = np.empty(G, np.int64), np.zeros(G, np.int64)
     open_G = np.empty(G, np.bool_)
     giver_I, num_givers = np.empty(G, np.int64), 0

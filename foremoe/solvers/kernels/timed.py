@@ -13,6 +13,7 @@ from foremoe.solvers.kernels.price import (
     COPY_PEER,
     COPY_RDMA,
     PAIR,
+    PEER_PAIR,
     count_copies,
     exposed_s,
     fans_seconds,
@@ -83,11 +84,24 @@ def _wider(near, far, one_node, rate_K):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _own_pairs(redundant, load_GE):  # type: ignore[no-untyped-def]
+    """At least as many pairs as replicas let ranks serve on their own; 0 if sources are not known."""
+    most = np.int64(0)
+    for g in range(load_GE.shape[0]):
+        top = np.int32(0)
+        for e in range(load_GE.shape[1]):
+            top = max(top, load_GE[g, e])
+        most += redundant * top
+    return most
+
+
+@kernel
 def _settled(  # type: ignore[no-untyped-def]
     goal, blind, node_only, thrifty, place_G, demand_XE, node_G, num_base, rate_K, load_E, home_E, expert_GS, quota_GS, load_G
 ):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     G, S = expert_GS.shape
+    most_copies = G * (S - num_base)
     log_C6, num_moves = np.empty((2 * G * S + load_E.size, 6), np.int64), 0
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
     want_XE, weight_G = demand_XE.copy(), np.ones(G)
@@ -108,7 +122,7 @@ def _settled(  # type: ignore[no-untyped-def]
                 num_moves, expert_GS, quota_GS, load_G,
             )  # fmt: skip
         over = load_G.max() - goal
-        if over <= 0 or min(near, far) >= G * S or (one_node and near >= G * S):
+        if over <= 0 or (near >= most_copies and (one_node or far >= most_copies)):
             break
         near, far, least_s = _wider(near, far, one_node, rate_K)
         if least_s >= rate_K[PAIR] * over:
@@ -180,10 +194,14 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
     bound = bound_row(goal, np.ones(G, np.bool_), num_base, home_quota_GS)
     free, search_K, near_G, far_G = free_fans(rate_K), params.copy(), np.empty(G, np.int64), np.empty(G, np.int64)
     search_K[1], order_G = max(1, tries // 4), most_loaded_first(home_load_G)
+    most_copies = G * (S - num_base)
     for inside in (True, False):
         if not inside and (node_only or num_nodes == 1):
             break
         this_goal = level_goal(0.0, True, node_G, home_load_G) if inside and not node_only else goal
+        nearer_s = rate_K[PEER_PAIR] * _own_pairs(S - num_base, load_GE)
+        if inside and not node_only and best_s <= rate_K[PAIR] * this_goal - nearer_s:
+            continue  # nodes differ by more than tokens that come nearer inside them can save
         near, far, vain = free[0], np.int64(0), 0
         if not inside:
             far = max(free[1], np.int64(1))
@@ -202,6 +220,8 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
             if this_s < best_s:
                 best_s, most, vain = this_s, load_G.max(), 0
                 expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+            if near >= most_copies and (inside or far >= most_copies):
+                break  # no limit is in the way: wider ones change nothing, and with copies that hide fewer are no gain
             over_s = rate_K[PAIR] * (load_G.max() - max(bound, this_goal))
             low, high = max(bound, this_goal), home_load_G.max()
             for _ in range(SHEDS):
