@@ -1,7 +1,7 @@
 """Solvers: one algorithm per file, by level.
 
 ==========  =====================================================================
-pack        `AsGiven`, `BalancedTokens`, `ExpertAware`, `Permute`
+pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `NodeChain`, `Chain`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
@@ -14,6 +14,7 @@ from foremoe.solvers.anneal import Anneal
 from foremoe.solvers.as_given import AsGiven
 from foremoe.solvers.balanced_tokens import BalancedTokens
 from foremoe.solvers.base import HomeSolver, OrderSolver, PackSolver, PathSolver, RowSolver, Solver, SplitSolver
+from foremoe.solvers.best_pack import BestPack
 from foremoe.solvers.chain import Chain
 from foremoe.solvers.deadline import Deadline
 from foremoe.solvers.eplb import Eplb
@@ -34,7 +35,7 @@ from foremoe.solvers.transitions import Transitions
 from foremoe.solvers.water_fill import WaterFill
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit", "ExpertAware", "Greedy",
-    "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver", "PathSolver", "Permute",
-    "Quota", "RowSolver", "Solver", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit", "ExpertAware",
+    "Greedy", "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver", "PathSolver",
+    "Permute", "Quota", "RowSolver", "Solver", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
 
 @kernel
 def _by_node(num_nodes, node_G):  # type: ignore[no-untyped-def]
-    """int64 [G] and [V + 1]: the ranks of all nodes in order, and where every node's begin. By counting: half as long as a sort."""
+    """int64 [G] and [V + 1]: the ranks of all nodes in order, and where every node's begin; counting beats a sort."""
     rank_G, first_X = np.empty(node_G.size, np.int64), np.zeros(num_nodes + 1, np.int64)
     for v in node_G:
         first_X[v + 1] += 1
