@@ -22,7 +22,7 @@ from foremoe.foresight import Noisy
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.routing import RoutingTrace
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
 from foremoe.solvers.home_price import price_L
 from foremoe.workload import Workload
 
@@ -40,43 +40,44 @@ class Variant(NamedTuple):
     replicas: str = "any"
 
 
-def packer(ranks_per_node: int, redundant: int = 1) -> ExpertAware:
-    """The pack level told of the nodes and of R."""
-    nodes = None if ranks_per_node == 8 else ranks_per_node
-    return ExpertAware(ranks_per_node=nodes, redundant=redundant, skew_weight=0.1 if redundant else 1.0)
+def packer(ranks_per_node: int, redundant: int = 1, home: Anneal | None = None) -> BestPack:
+    """The pack level told of the nodes, of R and of the home level."""
+    rank = (Chain(),) if redundant else ()
+    return BestPack(ranks_per_node=None if ranks_per_node == 8 else ranks_per_node, redundant=redundant, home=home, rank=rank)
 
 
 def variants(ranks_per_node: int) -> dict[str, Variant]:
     """Name -> variant; gains are told against the first."""
-    pack, alone = packer(ranks_per_node), packer(ranks_per_node, 0)
-    full = Planner(pack=pack, home=Anneal())
+    full = Planner(pack=packer(ranks_per_node, home=Anneal()), home=Anneal())
     change = lambda **levels: dataclasses.replace(full, **levels)  # noqa: E731
+    pack = packer(ranks_per_node)
+    kept = change(pack=pack, home=Keep())
+    given = ExpertAware(redundant=0, ranks_per_node=pack.ranks_per_node)
     out = {
         "nothing": Variant(Planner(rank=())),
         JOINT: Variant(full),
-        "pack + rank": Variant(change(home=Keep())),
+        "pack + rank": Variant(kept),
         "home + rank": Variant(change(pack=AsGiven())),
-        "pack + home": Variant(change(pack=alone, rank=()), 0),
+        "pack + home": Variant(change(pack=packer(ranks_per_node, 0, Anneal()), rank=()), 0),
         "rank": Variant(Planner()),
         "home": Variant(Planner(home=Anneal(), rank=()), 0),
-        "pack": Variant(Planner(pack=alone, rank=()), 0),
+        "pack": Variant(Planner(pack=packer(ranks_per_node, 0), rank=()), 0),
         "balanced tokens + rank": Variant(Planner(pack=BalancedTokens())),
         "balanced tokens + home + rank": Variant(change(pack=BalancedTokens())),
-        "pack for given homes + rank": Variant(Planner(pack=dataclasses.replace(pack, redundant=0))),
+        "pack for given homes + rank": Variant(Planner(pack=given)),
         "Lpt homes": Variant(change(home=Lpt())),
         "greedy for rank": Variant(change(rank=(Greedy(),))),
         "quota for rank": Variant(change(rank=(Quota(),))),
         "replicas inside nodes": Variant(full, replicas="node"),
-        "replicas inside nodes, without home": Variant(change(home=Keep()), replicas="node"),
+        "replicas inside nodes, without home": Variant(kept, replicas="node"),
     }
     for redundant in (0, 2):
-        both = change(pack=packer(ranks_per_node, redundant))
-        out[f"R = {redundant}"] = Variant(both, redundant)
-        out[f"R = {redundant}, without home"] = Variant(dataclasses.replace(both, home=Keep()), redundant)
+        out[f"R = {redundant}"] = Variant(change(pack=packer(ranks_per_node, redundant, Anneal())), redundant)
+        out[f"R = {redundant}, without home"] = Variant(Planner(pack=packer(ranks_per_node, redundant)), redundant)
         out[f"R = {redundant}, without pack"] = Variant(change(pack=AsGiven()), redundant)
     for name, view in (("step", "step"), ("previous", "previous"), ("noisy 0.3", Noisy(0.3))):
         out[f"foresight {name}"] = Variant(change(foresight=view))
-        out[f"foresight {name}, without home"] = Variant(change(foresight=view, home=Keep()))
+        out[f"foresight {name}, without home"] = Variant(dataclasses.replace(kept, foresight=view))
         # Who cannot see a micro-step before it runs cannot pack for it either.
         out[f"foresight {name}, rank alone"] = Variant(Planner(foresight=view))
     return out
@@ -148,7 +149,25 @@ def table(trace: RoutingTrace, ranks_per_node: int) -> str:
             f" {found['dispatch_s'] * 1e3:.1f} | {found['exposed_s'] * 1e3:.1f} + {found['moves_s'] * 1e3:.1f} |"
             f" {found['moved']:.0f} | {found['skew']:.4f} | {found['replicas']:.2f} | {planning} |"
         )
-    return "\n".join([*lines, "", verdict(stage_s)])
+    lines += ["", verdict(stage_s)]
+    if cluster.num_nodes == 1:
+        work = packed[packer(ranks_per_node)].work
+        floor_s = floor_seconds(Problem.of(work, cluster))
+        lines.append(
+            f"No homes and no replicas bring the stage of pack + rank below {floor_s * 1e3:.1f} ms: even compute, and every"
+            " rank serving all its own pairs of the experts that it wants most in each micro-step, as many as it has slots."
+        )
+    return "\n".join(lines)
+
+
+def floor_seconds(problem: Problem) -> float:
+    """The update stage takes no less in one node, wherever experts live and whatever replicas there are."""
+    r = problem.cost.rates(problem)
+    assert problem.load_NGE is not None
+    pairs_N = problem.load_NE.sum(axis=1)
+    own_N = np.sort(problem.load_NGE, axis=2)[:, :, -problem.S :].sum(axis=(1, 2))
+    seconds_N = r.fixed_s + r.peer_pair_s * (pairs_N - own_N) + (r.pair_s - r.late_s) * pairs_N / problem.G
+    return float((seconds_N + r.window_passes * r.window_N).sum())
 
 
 def verdict(stage_s: dict[str, float]) -> str:
