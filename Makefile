@@ -19,8 +19,9 @@ lint: .venv/.test
 types: .venv/.test
 	$(BIN)/mypy
 
+# Files side by side, one on every core up to four; `pytest` alone runs one after the other.
 unit: .venv/.test
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron

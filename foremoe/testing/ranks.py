@@ -103,7 +103,7 @@ class RankPool:
     def __init__(self, num_ranks: int) -> None:
         if num_ranks < 1:
             raise InputError(f"num_ranks is {num_ranks}; a pool needs at least one rank.")
-        self.num_ranks = num_ranks
+        self.num_ranks = self.asked_ranks = num_ranks
         self.unusable = ""  # why, in one sentence
         # The parent hosts the store: it survives any rank, so that the others can still say who is missing.
         self._store: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -135,6 +135,7 @@ class RankPool:
 
         Args:
             fn: a function of a module, since it is pickled, like arguments and results.
+            num_ranks: None: as many as `get_pool` was asked for, though the pool may have more.
             timeout_s: seconds a rank waits for another one, in the group and in the process group.
             limit_s: seconds for the whole call.
             errors: as for `run_threads`; ranks that died have a `RankDied`.
@@ -142,7 +143,7 @@ class RankPool:
         Raises:
             RankDied: a rank ended or took longer than `limit_s`, or the pool is unusable since then.
         """
-        num_ranks = self.num_ranks if num_ranks is None else num_ranks
+        num_ranks = self.asked_ranks if num_ranks is None else num_ranks
         if self.unusable:
             raise RankDied(f"this pool is unusable: {self.unusable}")
         if not 1 <= num_ranks <= self.num_ranks:
@@ -243,6 +244,7 @@ def get_pool(num_ranks: int) -> RankPool:
     if _shared is None:
         _shared = RankPool(num_ranks)
         atexit.register(_shared.close)
+    _shared.asked_ranks = num_ranks
     return _shared
 
 

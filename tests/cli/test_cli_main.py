@@ -112,7 +112,11 @@ def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, deali
     )
     command = [sys.executable, "-m", "foremoe", "plan", trace, *dealing, "--planner", "slow_solver:Slow"]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    # Where the tests run in the background of a shell, signals of the keyboard are ignored, and children inherit that.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **heard
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "here" in line:

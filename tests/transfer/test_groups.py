@@ -203,7 +203,12 @@ def test_a_group_can_be_a_part_of_the_ranks():
 
 
 def wraps(group):
-    return as_group(group) is group, isinstance(as_group(group.process_group), TorchGroup), as_group(None).size
+    around, whole = as_group(group.process_group), as_group(None)
+    found = as_group(group) is group, isinstance(around, TorchGroup), whole.size
+    group.barrier()  # nobody leaves a group that another rank still connects to
+    around.close()
+    whole.close()
+    return found
 
 
 def test_a_process_group_becomes_a_group():
