@@ -19,9 +19,10 @@ lint: .venv/.test
 types: .venv/.test
 	$(BIN)/mypy
 
-# Files side by side, one on every core up to four; `pytest` alone runs one after the other.
+# Files side by side, one on every core up to four; `pytest` alone runs one after the other, and the heavy stages too if they can.
 unit: .venv/.test
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+		--ignore tests/megatron --ignore tests/verl
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
