@@ -21,23 +21,23 @@ def _gain(need, same, want, spare):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _nearest(need, x, want_E, spare_E, cap_E, inner_cap_E, place_E, rank_E):  # type: ignore[no-untyped-def]
+def _nearest(need, x, want_E, spare_E, cap_E, inner_cap_E, place_E, rank_E, gain_E):  # type: ignore[no-untyped-def]
     """The lowest rank with an expert of which `need` pairs gain most if place x serves them, -1 if no expert has so many.
 
     All int32, and everything read whether it is needed or not, so that it vectorises: this is the inner loop of planning.
+    `gain_E` is scratch.
     """
     most = _NONE
     for e in range(want_E.size):
         same, cap, inner_cap = place_E[e] == x, cap_E[e], inner_cap_E[e]
         gain = _gain(need, same, want_E[e], spare_E[e])
-        most = max(most, gain if (inner_cap if same else cap) >= need else _NONE)
+        gain_E[e] = gain if (inner_cap if same else cap) >= need else _NONE
+        most = max(most, gain_E[e])
     if most == _NONE:
         return np.int32(-1)
     rank = _NOBODY
     for e in range(want_E.size):
-        same, cap, inner_cap, home = place_E[e] == x, cap_E[e], inner_cap_E[e], rank_E[e]
-        gain = _gain(need, same, want_E[e], spare_E[e])
-        rank = min(rank, home if ((inner_cap if same else cap) >= need) & (gain == most) else _NOBODY)
+        rank = min(rank, rank_E[e] if gain_E[e] == most else _NOBODY)
     return rank
 
 
@@ -112,12 +112,12 @@ def settle_nearest(  # type: ignore[no-untyped-def]
     E = want_XE.shape[1]
     one_node = node_G.min() == node_G.max()
     # One array for all of a kind: memory is asked for once.
-    by_rank_5G, by_expert_5E = np.zeros((5, G), np.int64), np.empty((5, E), np.int32)
+    by_rank_5G, by_expert_6E = np.zeros((5, G), np.int64), np.empty((6, E), np.int32)
     free_G, need_G, giver_I, at_G, taker_I = by_rank_5G[0], by_rank_5G[1], by_rank_5G[2], by_rank_5G[3], by_rank_5G[4]
     num_givers = num_takers = 0
     # See `_offer`; what is left of an expert at home and its place does not want; where its home is.
-    cap_E, inner_cap_E, spare_E, place_E, rank_E = (
-        by_expert_5E[0], by_expert_5E[1], by_expert_5E[2], by_expert_5E[3], by_expert_5E[4]
+    cap_E, inner_cap_E, spare_E, place_E, rank_E, gain_E = (
+        by_expert_6E[0], by_expert_6E[1], by_expert_6E[2], by_expert_6E[3], by_expert_6E[4], by_expert_6E[5]
     )  # fmt: skip
     spare = np.int64(0)
     for g in range(G):
@@ -149,7 +149,7 @@ def settle_nearest(  # type: ignore[no-untyped-def]
                 spare -= gap
                 need -= gap
         if g < 0 and need < 2**31:
-            g = _nearest(np.int32(need), np.int32(x), want_XE[x], spare_E, cap_E, inner_cap_E, place_E, rank_E)
+            g = _nearest(np.int32(need), np.int32(x), want_XE[x], spare_E, cap_E, inner_cap_E, place_E, rank_E, gain_E)
         alone = g >= 0
         if not alone:
             g = _largest(r, target, num_base, near_limit, far_limit, node_G, near_G, far_G, free_G, quota_GS, load_G)
