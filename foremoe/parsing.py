@@ -27,8 +27,11 @@ def _known() -> dict[str, type]:
     return {t.__name__: t for t in types if isinstance(t, type)}
 
 
-def parse(text: str) -> Any:
+def parse(text: str, *, builtin: bool = False) -> Any:
     """The object whose repr is `text`.
+
+    Args:
+        builtin: know foremoe's own classes only: nothing is imported for a text of unknown origin.
 
     Knows the built-in solvers, `Planner`, `Noisy`, `CostModel`, the slot policies, and solver classes that third parties
     register under the entry-point group ``foremoe.solvers``.
@@ -37,7 +40,7 @@ def parse(text: str) -> Any:
         InputError: the text is not literals and calls, or names an unknown class or option.
     """
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, text)
+        return _value(ast.parse(text.strip(), mode="eval").body, text, builtin)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
@@ -58,24 +61,24 @@ def short(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(options)})"
 
 
-def _value(node: ast.expr, text: str) -> Any:
+def _value(node: ast.expr, text: str, builtin: bool) -> Any:
     if isinstance(node, ast.Tuple | ast.List):
-        values = [_value(item, text) for item in node.elts]
+        values = [_value(item, text, builtin) for item in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         name = node.func.id
         found: Any = _known().get(name)
-        if found is None:
+        if found is None and not builtin:
             for entry in entry_point_names("foremoe.solvers"):
                 loaded = load_entry_point("foremoe.solvers", entry)
                 if name in (getattr(loaded, "__name__", None), type(loaded).__name__):
                     found = loaded if isinstance(loaded, type) else type(loaded)
         if found is None:
             raise InputError(f"{name} in {text!r} is unknown; known are {', '.join(sorted(_known()))}.")
-        arguments = [_value(argument, text) for argument in node.args]
+        arguments = [_value(argument, text, builtin) for argument in node.args]
         if any(keyword.arg is None for keyword in node.keywords):
             raise InputError(f"{text!r} uses **; write the options out.")
-        options = {str(keyword.arg): _value(keyword.value, text) for keyword in node.keywords}
+        options = {str(keyword.arg): _value(keyword.value, text, builtin) for keyword in node.keywords}
         try:
             return found(*arguments, **options)
         except TypeError as error:

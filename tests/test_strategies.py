@@ -9,6 +9,7 @@ import pytest
 
 import foremoe
 import foremoe.solvers
+from foremoe import parsing
 from foremoe.errors import InputError
 from foremoe.foresight import Noisy
 from foremoe.planner import Planner
@@ -60,6 +61,18 @@ def test_nothing_else_is_evaluated(text, says):
     else:
         with pytest.raises(InputError, match=says):
             foremoe.parse(text)
+
+
+def test_a_text_of_unknown_origin_loads_no_entry_point(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(parsing, "entry_point_names", lambda group: ["theirs"])
+    monkeypatch.setattr(parsing, "load_entry_point", lambda group, name: loaded.append(name))
+    with pytest.raises(InputError, match="is unknown"):
+        parsing.parse("Planner(rank=(Theirs(),))", builtin=True)
+    assert loaded == [] and parsing.parse("Quota(min_pairs=9)", builtin=True) == Quota(min_pairs=9)
+    with pytest.raises(InputError, match="is unknown"):
+        parsing.parse("Theirs()")
+    assert loaded == ["theirs"]
 
 
 def test_resolve_takes_names_texts_places_and_objects():

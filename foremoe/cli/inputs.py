@@ -58,7 +58,7 @@ def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
     Raises:
         InputError: options that contradict each other, files that cannot be read, or sizes that do not fit.
     """
-    _require_one_source(options)
+    require_one_source(options)
     work, model, names, warnings = _workload(options, packer)
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
@@ -73,7 +73,7 @@ def build_groups(options: CaseOptions, group_size: int | None) -> tuple[Case, li
     """
     from foremoe.simulate.groups import ep_groups
 
-    _require_one_source(options)
+    require_one_source(options)
     work, model, names, warnings = _workload(options, None, group_size)
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
@@ -140,7 +140,8 @@ def _line(record: dict[str, Any]) -> str:
     )
 
 
-def _require_one_source(options: CaseOptions) -> None:
+def require_one_source(options: CaseOptions) -> None:
+    """Raises InputError unless there is either a trace or a synthetic load to plan."""
     if options.traces and options.synthetic is not None:
         raise InputError("a TRACE and --synthetic exclude each other; give one of them.")
     if not options.traces and options.synthetic is None:

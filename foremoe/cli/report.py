@@ -169,12 +169,12 @@ def _planned(options: CaseOptions, name: str, redundant: Sequence[int], threads:
 def _from_file(options: CaseOptions, planner_name: str | None, plan_file: str, redundant: Sequence[int]) -> _Shown:
     """The plan of a file, and the problem it was made for."""
     from foremoe.cli.files import file_name, history_load
-    from foremoe.cli.inputs import _require_one_source, build_case
+    from foremoe.cli.inputs import build_case, require_one_source
     from foremoe.plan import Plan
     from foremoe.problem import Problem
     from foremoe.report.rows import executable_problem, require_belongs
 
-    _require_one_source(options)
+    require_one_source(options)
     plan = Plan.load(plan_file)
     broken = plan.violations()
     if broken:
@@ -232,19 +232,13 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
 
 def _told_planner(text: str) -> Planner | None:
     """The planner of a plan file's text if foremoe itself brings all of it; never code from elsewhere."""
-    import ast
-
-    from foremoe.parsing import _known, parse
+    from foremoe.parsing import parse
     from foremoe.strategies import STRATEGIES, resolve
 
     if text in STRATEGIES:
         return STRATEGIES[text]
     try:
-        calls = [node.func for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Call)]
-        # `parse` would load entry points for names that it does not know.
-        if not all(isinstance(call, ast.Name) and call.id in _known() for call in calls):
-            return None
-        found = parse(text)
+        found = parse(text, builtin=True)
         # A text in quotes is text again, and could name a module.
         return None if isinstance(found, str) else resolve(found)
     except Exception:  # the text is anybody's, and may fail in any way
