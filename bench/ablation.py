@@ -154,7 +154,7 @@ def table(trace: RoutingTrace, ranks_per_node: int) -> str:
         work = packed[packer(ranks_per_node)].work
         floor_s = floor_seconds(Problem.of(work, cluster))
         lines.append(
-            f"No homes and no replicas bring the stage of pack + rank below {floor_s * 1e3:.1f} ms: even compute, and every"
+            f"With the packing of pack + rank no homes and replicas take less than {floor_s * 1e3:.1f} ms: even compute, every"
             " rank serving all its own pairs of the experts that it wants most in each micro-step, as many as it has slots."
         )
     return "\n".join(lines)

@@ -136,8 +136,8 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
 def speed_table() -> Iterable[str]:
     """CPU microseconds per row of one thread, objective time: the best of 5 after a warm-up, and the slowest hundredth of rows.
 
-    A shared machine is slow for minutes at a time: so solvers and loads take turns, five calls each, for `SECONDS`. Shown are the
-    best of all rounds, the median over rounds, and the median of the ratios.
+    A shared machine is slow for minutes at a time: so solvers, loads and single rows take turns for `SECONDS`, solvers with five
+    calls each. Shown are the best of all rounds, the median over rounds, and the median of the ratios.
     """
     yield "| load | hierarchical: mean us, best | median | p99, best | quota: mean us, best | median | median ratio |"
     yield "|" + " --- |" * 7
@@ -147,16 +147,16 @@ def speed_table() -> Iterable[str]:
     for p, solver in arms:
         _with_split(solver, p)
     best = lambda p, solver: min(_seconds(solver, p) for _ in range(5)) / p.N * 1e6  # noqa: E731
-    rounds, end_s = [], time.perf_counter() + SECONDS
+    rows = [[p[m : m + 1].layers([layer]) for m in range(p.M) for layer in range(p.L)] for p in loads]
+    rounds, singles, end_s = [], [], time.perf_counter() + SECONDS
     while not rounds or time.perf_counter() < end_s:
         rounds.append([best(p, solver) for p, solver in arms])
-    us_RA = np.array(rounds)
-    for i, ((model, num_ranks), p) in enumerate(zip(shapes, loads, strict=True)):
+        singles.append([[_seconds(Chain(), row) * 1e6 for row in of_load] for of_load in rows])
+    us_RA, single_us = np.array(rounds), [np.min(of_load, axis=0) for of_load in zip(*singles, strict=True)]
+    for i, (model, num_ranks) in enumerate(shapes):
         ours_R, theirs_R = us_RA[:, 2 * i], us_RA[:, 2 * i + 1]
         # A row by itself pays for a call as well; what that costs is the difference of the means.
-        rows = [p[m : m + 1].layers([layer]) for m in range(p.M) for layer in range(p.L)]
-        single = [min(_seconds(Chain(), row) for _ in range(3)) * 1e6 for row in rows]
-        p99 = ours_R.min() + np.quantile(single, 0.99) - np.mean(single)
+        p99 = ours_R.min() + np.quantile(single_us[i], 0.99) - np.mean(single_us[i])
         yield (
             f"| {model} EP{num_ranks} | {ours_R.min():.1f} | {np.median(ours_R):.1f} | {p99:.1f} | {theirs_R.min():.1f} |"
             f" {np.median(theirs_R):.1f} | {np.median(ours_R / theirs_R):.2f} |"
@@ -180,8 +180,8 @@ def _with_split(solver: Solver, where: Problem) -> None:
 
 
 def stage_table() -> Iterable[str]:
-    """A whole update stage of Qwen3-235B: 94 layers, 32 micro-steps, 64 ranks, two threads; the best run of `SECONDS`, and
-    the median one."""
+    """A whole update stage of Qwen3-235B: 94 layers, 32 micro-steps, 64 ranks, two threads; best and median of what
+    `SECONDS` / 2 hold."""
     work = synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=32, regime="mid", seed=0)
     p = Problem.of(work, Cluster.preset("8xh100", num_ranks=64), redundant=1)
     yield "| what | wall s, best | median | CPU s, best | median |"

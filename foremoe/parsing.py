@@ -41,7 +41,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, text, builtin)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{text!r} is not of the form Name(option=value, ...): {error}.") from None

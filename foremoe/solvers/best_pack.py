@@ -38,7 +38,7 @@ class BestPack(PackSolver):
     the layers, and their predicted seconds (an update stage, with the moves of homes) decide; of equal ones the first stays.
 
     Where experts do not divide over the ranks there is no plan; the objective of `ExpertAware` decides then. Holds tables of
-    4 * Q * min(L, layers) * E and 4 * M * min(L, layers) * G * E bytes.
+    4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, besides those of the packers.
 
     Attributes:
         packers: the ways; empty: `ExpertAware` for replicas to come and for none (with `redundant` 0 only the latter),
@@ -109,12 +109,16 @@ class BestPack(PackSolver):
         layer_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, self.layers)).round().astype(np.int64))
         pairs_QJE = expert_pairs(trace, layer_J)
         share = len(layer_J) / trace.L
-        return [self._stage_seconds(self._problem(trace, pairs_QJE, *packing, num_ranks)) / share for packing in packings]
+        return [
+            self._stage_seconds(self._problem(trace, layer_J, pairs_QJE, *packing, num_ranks)) / share for packing in packings
+        ]
 
     def _aware(self) -> ExpertAware:
         return ExpertAware(skew_weight=1.0, redundant=0, cluster=self.cluster, ranks_per_node=self.ranks_per_node)
 
-    def _problem(self, trace: RoutingTrace, pairs_QJE: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Problem:
+    def _problem(
+        self, trace: RoutingTrace, layer_J: Array, pairs_QJE: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int
+    ) -> Problem:
         """The update stage of a packing, in the sampled layers and with contiguous homes."""
         (Q, J, E), G, M = pairs_QJE.shape, num_ranks, int(micro_step_Q.max()) + 1
         cell_Q = micro_step_Q * np.int64(G) + rank_Q
@@ -133,7 +137,7 @@ class BestPack(PackSolver):
             schedule=Schedule.accumulate(M),
             tokens_MG=rank_tokens(trace.seq_len_Q, micro_step_Q, rank_Q, G),
             attention_MG=attention_MG,
-            moe_layer_L=np.arange(J),
+            moe_layer_L=trace.moe_layer_L[layer_J],
         )
 
     def _stage_seconds(self, problem: Problem) -> float:

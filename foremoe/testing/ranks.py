@@ -135,7 +135,7 @@ class RankPool:
 
         Args:
             fn: a function of a module, since it is pickled, like arguments and results.
-            num_ranks: None: as many as `get_pool` was asked for, though the pool may have more.
+            num_ranks: None: all ranks, of the shared pool as many as `get_pool` was last asked for.
             timeout_s: seconds a rank waits for another one, in the group and in the process group.
             limit_s: seconds for the whole call.
             errors: as for `run_threads`; ranks that died have a `RankDied`.

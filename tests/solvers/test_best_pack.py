@@ -45,8 +45,10 @@ def trace_of(num_layers):
 
 @pytest.mark.parametrize("home", [None, Anneal(sweeps=50, min_gain=0.0, state_bytes=0.0)], ids=["homes stay", "homes move"])
 @pytest.mark.parametrize("redundant", [0, 1])
-def test_seconds_are_those_of_the_plan(home, redundant):
-    trace, cluster = trace_of(3), Cluster.preset("8xh100", num_ranks=4, ranks_per_node=2)
+@pytest.mark.parametrize("first_layer", [0, 3])
+def test_seconds_are_those_of_the_plan(home, redundant, first_layer):
+    trace = dataclasses.replace(trace_of(3), moe_layer_L=np.arange(3) + first_layer, id="")  # a seed of the home level
+    cluster = Cluster.preset("8xh100", num_ranks=4, ranks_per_node=2)
     packer = BestPack(home=home, redundant=redundant, ranks_per_node=2)
     packings = [way.solve(trace, num_ranks=4, tokens_per_rank=200) for way in (AsGiven(), BalancedTokens())]
     for packing, seconds in zip(packings, packer.seconds(trace, packings, num_ranks=4), strict=True):

@@ -199,9 +199,10 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
         if not inside and (node_only or num_nodes == 1):
             break
         this_goal = level_goal(0.0, True, node_G, home_load_G) if inside and not node_only else goal
-        nearer_s = rate_K[PEER_PAIR] * _own_pairs(S - num_base, load_GE)
-        if inside and not node_only and best_s <= rate_K[PAIR] * this_goal - nearer_s:
-            continue  # nodes differ by more than tokens that come nearer inside them can save
+        if inside and not node_only:
+            nearer_s = rate_K[PEER_PAIR] * _own_pairs(S - num_base, load_GE)
+            if best_s <= rate_K[PAIR] * this_goal - nearer_s:
+                continue  # nodes differ by more than tokens that come nearer inside them can save
         near, far, vain = free[0], np.int64(0), 0
         if not inside:
             far = max(free[1], np.int64(1))
@@ -220,8 +221,6 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
             if this_s < best_s:
                 best_s, most, vain = this_s, load_G.max(), 0
                 expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
-            if near >= most_copies and (inside or far >= most_copies):
-                break  # no limit is in the way: wider ones change nothing, and with copies that hide fewer are no gain
             over_s = rate_K[PAIR] * (load_G.max() - max(bound, this_goal))
             low, high = max(bound, this_goal), home_load_G.max()
             for _ in range(SHEDS):
@@ -241,6 +240,8 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
                 if this_s < best_s:
                     best_s, most, vain = this_s, load_G.max(), 0
                     expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+            if near >= most_copies and (inside or far >= most_copies):
+                break  # no limit is in the way any more
             near, far, least_s = _wider(near, far, inside, rate_K)
             if least_s >= over_s:
                 break

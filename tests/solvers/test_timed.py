@@ -1,0 +1,61 @@
+"""What the search of `Chain` under ``"time"`` leaves out, and why it may."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foremoe import Cluster, CostModel, Model, Planner, Problem, Schedule
+from foremoe.solvers import Chain
+from foremoe.solvers.chain import rates_of
+from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, price_row
+from foremoe.solvers.kernels.settle import _by_node
+from foremoe.solvers.kernels.timed import _own_pairs
+from foremoe.testing import problems, random_placement
+
+UPDATE_512 = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=512)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20))
+def test_ranks_by_node_are_counted_as_they_are_sorted(node_G):
+    node_G = np.array(node_G, np.int32)
+    num_nodes = int(node_G.max()) + 1
+    rank_G, first_X = _by_node(num_nodes, node_G)
+    assert rank_G.tolist() == np.argsort(node_G, kind="stable").tolist()
+    assert first_X.tolist() == np.searchsorted(np.sort(node_G), np.arange(num_nodes + 1)).tolist()
+
+
+@given(st.data())
+def test_replicas_inside_nodes_save_no_more_than_ranks_serve_on_their_own(data):
+    """The fullest node's mean load, less `_own_pairs` on peer links: no placement inside nodes is priced below."""
+    problem = dataclasses.replace(data.draw(problems(replicas=("node",))), cost=CostModel())
+    placement = random_placement(problem, np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))))
+    node_G, S = problem.cluster.node_of_rank_G, problem.S
+    load_NGE, demand_NVE, located = problem.sources()
+    for n, rate_K in enumerate(rates_of(problem)):
+        expert_GS, quota_GS = placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy()
+        home_E = np.empty(problem.E, np.int64)
+        base_GB = expert_GS[:, : problem.B].astype(np.int64)
+        home_E[base_GB.ravel()] = (np.arange(problem.G)[:, None] * S + np.arange(problem.B)).ravel()
+        busy_G = (problem.load_NE[n][base_GB] > 0).sum(axis=1)
+        load_GE, demand_VE = (load_NGE[n], demand_NVE[n]) if located else (np.empty((0, 0), np.int32),) * 2
+        load_G = quota_GS.sum(axis=1, dtype=np.int64)
+        seconds = price_row(load_GE, demand_VE, node_G, problem.B, rate_K, home_E, busy_G, expert_GS, quota_GS, load_G)
+        fullest = max(-(-int(load_G[node_G == node].sum()) // int((node_G == node).sum())) for node in np.unique(node_G))
+        floor_s = rate_K[PAIR] * fullest - rate_K[PEER_PAIR] * _own_pairs(problem.R, load_GE)
+        assert seconds >= floor_s - 1e-12 * abs(floor_s)
+
+
+@pytest.mark.parametrize(("seed", "seconds"), [(115, 2.48533e-3), (2950, 2.49413e-3)])
+def test_few_copies_are_tried_where_none_of_them_shows(seed, seconds):
+    """So many small experts that a slot costs more than what it evens out, though every copy hides."""
+    rng = np.random.default_rng(seed)
+    load_GE = rng.multinomial(6000, rng.dirichlet(np.full(512, 2.0)), size=4).astype(np.int32)
+    problem = Problem(
+        model=UPDATE_512, cluster=Cluster.preset("8xh100", num_ranks=4), redundant=1, schedule=Schedule.accumulate(1),
+        load_MLE=load_GE.sum(axis=0)[None, None], load_MLGE=load_GE[None, None], home_LE=np.arange(512)[None], moe_layer_L=[0],
+    )  # fmt: skip
+    alone, _ = Planner(rank=(Chain(portfolio=0),)).plan(problem)
+    assert float(alone.objective_ML.sum()) <= seconds
