@@ -43,16 +43,15 @@ class Variant(NamedTuple):
 def packer(ranks_per_node: int, redundant: int = 1, home: Anneal | None = None) -> BestPack:
     """The pack level told of the nodes, of R and of the home level."""
     rank = (Chain(),) if redundant else ()
-    return BestPack(ranks_per_node=None if ranks_per_node == 8 else ranks_per_node, redundant=redundant, home=home, rank=rank)
+    return BestPack(ranks_per_node=ranks_per_node, redundant=redundant, home=home, rank=rank)
 
 
 def variants(ranks_per_node: int) -> dict[str, Variant]:
     """Name -> variant; gains are told against the first."""
     full = Planner(pack=packer(ranks_per_node, home=Anneal()), home=Anneal())
     change = lambda **levels: dataclasses.replace(full, **levels)  # noqa: E731
-    pack = packer(ranks_per_node)
-    kept = change(pack=pack, home=Keep())
-    given = ExpertAware(redundant=0, ranks_per_node=pack.ranks_per_node)
+    kept = change(pack=packer(ranks_per_node), home=Keep())
+    given = ExpertAware(redundant=0, ranks_per_node=ranks_per_node)
     out = {
         "nothing": Variant(Planner(rank=())),
         JOINT: Variant(full),

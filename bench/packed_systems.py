@@ -41,9 +41,8 @@ class Packed(NamedTuple):
 
 def rows(ranks_per_node: int) -> dict[str, Packed]:
     """Row name -> row."""
-    nodes = None if ranks_per_node == 8 else ranks_per_node
-    loads = ExpertAware(ranks_per_node=nodes, redundant=0, skew_weight=1.0, locality=False)
-    near = ExpertAware(ranks_per_node=nodes, redundant=0)
+    loads = ExpertAware(ranks_per_node=ranks_per_node, redundant=0, skew_weight=1.0, locality=False)
+    near = ExpertAware(ranks_per_node=ranks_per_node, redundant=0)
     return {
         "static": Packed(AsGiven()),
         "static, balanced tokens": Packed(BalancedTokens()),
@@ -51,7 +50,7 @@ def rows(ranks_per_node: int) -> dict[str, Packed]:
         "RoutePack-like": Packed(loads, Lpt(), first=True),
         "ReLibra-like": Packed(near, Anneal(), (Greedy(),), first=True, replicas="node"),
         "foremoe, rank alone": Packed(AsGiven(), rank=(Chain(),)),
-        "foremoe": Packed(packer(ranks_per_node), Anneal(), (Chain(),)),
+        "foremoe": Packed(packer(ranks_per_node, home=Anneal()), Anneal(), (Chain(),)),
         "force-balanced": Packed(BalancedTokens(), even=True),
     }
 

@@ -220,6 +220,3 @@ def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: 
             if i:  # the first one warms up
                 out.append(seconds)
     return out
-
-
-# What is predicted.

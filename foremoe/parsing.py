@@ -30,11 +30,11 @@ def _known() -> dict[str, type]:
 def parse(text: str, *, builtin: bool = False) -> Any:
     """The object whose repr is `text`.
 
-    Args:
-        builtin: know foremoe's own classes only: nothing is imported for a text of unknown origin.
-
     Knows the built-in solvers, `Planner`, `Noisy`, `CostModel`, the slot policies, and solver classes that third parties
     register under the entry-point group ``foremoe.solvers``.
+
+    Args:
+        builtin: know foremoe's own classes only: nothing is imported for a text of unknown origin.
 
     Raises:
         InputError: the text is not literals and calls, or names an unknown class or option.

@@ -29,7 +29,6 @@ from foremoe.workload import Workload
 
 # Letters: T tokens of a rank, K top-k, H hidden size, M micro-steps, L layers, G ranks, P physical slots.
 
-_LAYERS = NUM_LAYERS
 _MICRO_STEPS = 2  # the second one is timed: memory is warm then
 _TRIED_PAIRS = 64
 _TIMEOUT_S = 120.0
@@ -41,7 +40,7 @@ class ExpertCompute:
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.group, self.case = group, case
         self.bank = ExpertBank(
-            num_layers=_LAYERS, num_experts=case.num_experts, hidden_size=case.model.hidden_size, ffn_size=case.model.ffn_size,
+            num_layers=NUM_LAYERS, num_experts=case.num_experts, hidden_size=case.model.hidden_size, ffn_size=case.model.ffn_size,
             rank=group.rank, num_ranks=group.size, dtype=dtype, device=device, math=(case.math or SwiGLU)(), seed=case.seed,
         )  # fmt: skip
         self.stage = HomeStage(self.bank)
@@ -82,7 +81,7 @@ class ExpertCompute:
             num_S, x_YH = num_GS[self.group.rank], self.inputs(num_GS[self.group.rank])
 
             def run(lap: Lap, num_S: list[int] = num_S, x_YH: torch.Tensor = x_YH) -> None:
-                found = [self.forward(x_YH.detach().requires_grad_(True), num_S, layer) for layer in range(_LAYERS)]
+                found = [self.forward(x_YH.detach().requires_grad_(True), num_S, layer) for layer in range(NUM_LAYERS)]
                 lap()
                 for y_YH in reversed(found):
                     y_YH.backward(x_YH)
@@ -91,8 +90,8 @@ class ExpertCompute:
             most = max(num_GS, key=sum)
             for backward, (seconds, spread) in enumerate(watch.laps(run, budget_s / len(loads))):
                 out.append(
-                    Point(kind="experts", seconds=seconds, spread=spread, backward=bool(backward), tokens=_LAYERS * tokens,
-                          pairs=_LAYERS * sum(most), busy=_LAYERS * sum(num > 0 for num in most))
+                    Point(kind="experts", seconds=seconds, spread=spread, backward=bool(backward), tokens=NUM_LAYERS * tokens,
+                          pairs=NUM_LAYERS * sum(most), busy=NUM_LAYERS * sum(num > 0 for num in most))
                 )  # fmt: skip
         return out
 
@@ -104,9 +103,9 @@ class Layers:
         self.group, self.case, self.device, self.dtype, self.node_of_rank = group, case, device, dtype, tuple(node_of_rank)
         torch.manual_seed(case.seed)
         make = case.layer or PlainLayer
-        self.layers: list[Layer] = [make(case.model, case.num_experts, dtype, device) for _ in range(_LAYERS)]
+        self.layers: list[Layer] = [make(case.model, case.num_experts, dtype, device) for _ in range(NUM_LAYERS)]
         bank = ExpertBank(
-            num_layers=_LAYERS, num_experts=case.num_experts, hidden_size=1, ffn_size=1, rank=group.rank, num_ranks=group.size,
+            num_layers=NUM_LAYERS, num_experts=case.num_experts, hidden_size=1, ffn_size=1, rank=group.rank, num_ranks=group.size,
             num_buffers=3, dtype=dtype, device=device, math=PassThrough(),
         )  # fmt: skip
         self.runtime = Runtime(bank, group=group, timeout_s=_TIMEOUT_S)
@@ -146,10 +145,11 @@ class Layers:
             stage(lap, lambda: self.runtime.begin(plan, split_MLP))
 
         across = len(set(self.node_of_rank)) > 1
-        row_bytes = 2 * _LAYERS * model.hidden_size * x_TH.element_size()  # there and back
+        row_bytes = 2 * NUM_LAYERS * model.hidden_size * x_TH.element_size()  # there and back
         work: dict[str, float] = {
-            "layers": _LAYERS, "tokens": _LAYERS * tokens, "moved": _LAYERS * routing.largest, "exchanges": 2 * _LAYERS,
-            "attention_flops": _LAYERS * float(model.attention_flops(tokens, tokens * length)),
+            "layers": NUM_LAYERS, "tokens": NUM_LAYERS * tokens, "moved": NUM_LAYERS * routing.largest,
+            "exchanges": 2 * NUM_LAYERS,
+            "attention_flops": NUM_LAYERS * float(model.attention_flops(tokens, tokens * length)),
             "exchange_bytes": row_bytes * routing.off_rank(self.node_of_rank, across),
         }  # fmt: skip
         found = watch.laps(run, budget_s)
@@ -178,10 +178,10 @@ def drawn(case: Case, tokens: int, heavy: bool) -> Routing:
 def planned(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
     """A plan with a slot to spare and no replicas for layers that all have this routing, and a rank's split."""
     G, E = routing.load_GE.shape
-    load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, _LAYERS, G, E))
+    load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, NUM_LAYERS, G, E))
     work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))
     any_cluster = Cluster.preset("8xh100", num_ranks=G)
-    sizes = {"num_layers": _LAYERS, "num_experts": E, "num_expert_groups": 1}
+    sizes = {"num_layers": NUM_LAYERS, "num_experts": E, "num_expert_groups": 1}
     problem = Problem.of(work, any_cluster, model=type(case.model).from_dict(case.model.to_dict() | sizes))
     plan, _ = resolve("static").plan(problem, num_threads=1)
     return plan, plan.rows_for(work, rank)

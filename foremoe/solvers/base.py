@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 # Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, L layers, Q sequences, C copies.
 
 
+def require_whole(solver: object, **least: int) -> None:
+    """Raises InputError unless the named fields of a solver are whole numbers from so many to a million."""
+    for name, low in least.items():
+        count = getattr(solver, name)
+        if isinstance(count, bool) or not isinstance(count, int) or not low <= count <= 10**6:
+            raise InputError(f"{type(solver).__name__} needs {name} as a whole number from {low} to {10**6}; got {count!r}.")
+
+
 class PackSolver(abc.ABC):
     """Level pack: which sequences form which micro-step, and on which source rank each starts."""
 

@@ -16,7 +16,7 @@ from foremoe.schedule import Schedule
 from foremoe.solvers.anneal import Anneal
 from foremoe.solvers.as_given import AsGiven
 from foremoe.solvers.balanced_tokens import BalancedTokens, model_of, rank_tokens
-from foremoe.solvers.base import PackSolver, Solver
+from foremoe.solvers.base import PackSolver, Solver, require_whole
 from foremoe.solvers.chain import Chain
 from foremoe.solvers.expert_aware import ExpertAware
 from foremoe.solvers.home_price import price_L, row_seconds_L
@@ -67,10 +67,7 @@ class BestPack(PackSolver):
                 )
         if self.home is not None and not isinstance(self.home, Anneal):
             raise InputError(f"BestPack needs home as Anneal(...), whose moves have a price, or None; got {self.home!r}.")
-        for name, least in (("redundant", 0), ("layers", 1)):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= 10**6:
-                raise InputError(f"BestPack needs {name} as a whole number from {least} to {10**6}; got {count!r}.")
+        require_whole(self, redundant=0, layers=1)
         Cluster.preset(self.cluster, num_ranks=1, ranks_per_node=self.ranks_per_node)
 
     def solve(

@@ -13,7 +13,7 @@ from foremoe.cluster import Cluster
 from foremoe.errors import InputError
 from foremoe.solvers.as_given import AsGiven, sample_groups
 from foremoe.solvers.balanced_tokens import BalancedTokens, rank_tokens
-from foremoe.solvers.base import PackSolver
+from foremoe.solvers.base import PackSolver, require_whole
 from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack_value import PackValue
 
@@ -64,10 +64,7 @@ class ExpertAware(PackSolver):
     def __post_init__(self) -> None:
         if not 0.0 <= self.skew_weight <= 1.0:
             raise InputError(f"ExpertAware needs a skew_weight in [0, 1]; got {self.skew_weight!r}.")
-        for name, least in (("redundant", 0), ("rounds", 1)):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= 10**6:
-                raise InputError(f"ExpertAware needs {name} as a whole number from {least} to {10**6}; got {count!r}.")
+        require_whole(self, redundant=0, rounds=1)
         if not isinstance(self.locality, bool):
             raise InputError(f"locality must be True or False; got {self.locality!r}.")
         if not isinstance(self.sweeps, int) or not 0 <= self.sweeps <= 10**6:

@@ -84,14 +84,17 @@ def _wider(near, far, one_node, rate_K):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _binds(near, far, one_node, num_slots):  # type: ignore[no-untyped-def]
+    """Whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
+    return near < num_slots or (far < num_slots and not one_node)
+
+
+@kernel
 def _own_pairs(redundant, load_GE):  # type: ignore[no-untyped-def]
     """At least as many pairs as replicas let ranks serve on their own; 0 if sources are not known."""
     most = np.int64(0)
     for g in range(load_GE.shape[0]):
-        top = np.int32(0)
-        for e in range(load_GE.shape[1]):
-            top = max(top, load_GE[g, e])
-        most += redundant * top
+        most += redundant * np.int64(load_GE[g].max())
     return most
 
 
@@ -101,7 +104,6 @@ def _settled(  # type: ignore[no-untyped-def]
 ):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     G, S = expert_GS.shape
-    most_copies = G * (S - num_base)
     log_C6, num_moves = np.empty((2 * G * S + load_E.size, 6), np.int64), 0
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
     want_XE, weight_G = demand_XE.copy(), np.ones(G)
@@ -122,7 +124,7 @@ def _settled(  # type: ignore[no-untyped-def]
                 num_moves, expert_GS, quota_GS, load_G,
             )  # fmt: skip
         over = load_G.max() - goal
-        if over <= 0 or (near >= most_copies and (one_node or far >= most_copies)):
+        if over <= 0 or not _binds(near, far, one_node, G * (S - num_base)):
             break
         near, far, least_s = _wider(near, far, one_node, rate_K)
         if least_s >= rate_K[PAIR] * over:
@@ -194,7 +196,6 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
     bound = bound_row(goal, np.ones(G, np.bool_), num_base, home_quota_GS)
     free, search_K, near_G, far_G = free_fans(rate_K), params.copy(), np.empty(G, np.int64), np.empty(G, np.int64)
     search_K[1], order_G = max(1, tries // 4), most_loaded_first(home_load_G)
-    most_copies = G * (S - num_base)
     for inside in (True, False):
         if not inside and (node_only or num_nodes == 1):
             break
@@ -240,8 +241,8 @@ def timed_row(load_E, load_GE, demand_VE, node_G, num_base, params, rate_K, expe
                 if this_s < best_s:
                     best_s, most, vain = this_s, load_G.max(), 0
                     expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
-            if near >= most_copies and (inside or far >= most_copies):
-                break  # no limit is in the way any more
+            if not _binds(near, far, inside, G * (S - num_base)):
+                break
             near, far, least_s = _wider(near, far, inside, rate_K)
             if least_s >= over_s:
                 break
