@@ -14,26 +14,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import multiprocessing
-import os
 import pickle
-import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from foremoe.errors import InputError, TransferError
-from foremoe.transfer.group import ThreadGroup, TorchGroup
+from foremoe.testing.rank_process import packed, serve, unpacked
+from foremoe.transfer.group import ThreadGroup
 
 START_S = 120.0  # a rank that has to import torch on a busy machine takes long
 
@@ -113,7 +107,7 @@ class RankPool:
         context = _context()
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._store.port, theirs), name=f"rank {rank}", daemon=True)
+            process = context.Process(target=serve, args=(rank, self._store.port, theirs), name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()
             self._connections.append(ours)
@@ -152,10 +146,10 @@ class RankPool:
         if self._world_of != (num_ranks, timeout_s):
             self._world, self._world_of = self._world + 1, (num_ranks, timeout_s)
         try:
-            call = _packed((fn, args))
+            call = packed((fn, args))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(f"{fn!r} cannot be sent to a rank ({error}); use a function of a module.") from None
-        task = _packed((list(sys.path), self._world, num_ranks, timeout_s, call))
+        task = packed((list(sys.path), self._world, num_ranks, timeout_s, call))
         for connection in self._connections[:num_ranks]:
             with contextlib.suppress(OSError):  # it died since the last call: found when its answer is collected
                 connection.send_bytes(task)
@@ -190,7 +184,7 @@ class RankPool:
             for g in sorted(g for g in left if self._connections[g] in ready):
                 left.discard(g)
                 try:
-                    when, good, value = _unpacked(self._connections[g].recv_bytes())
+                    when, good, value = unpacked(self._connections[g].recv_bytes())
                 except (EOFError, OSError):
                     self._processes[g].join(5.0)
                     lost.append(f"rank {g} ended with exit code {self._processes[g].exitcode}.")
@@ -253,7 +247,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "foremoe.testing.ranks"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "foremoe.testing.rank_process"])
     return context
 
 
@@ -269,73 +263,3 @@ def _results(results: list[Any], failed: list[tuple[float, int]], errors: bool) 
         raise error
     finally:
         del error
-
-
-def _serve(rank: int, port: int, connection: Connection) -> None:
-    """A rank process: calls what it is sent until it is sent nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    group: TorchGroup | None = None
-    world = 0
-    connection.send_bytes(_packed((0.0, True, None)))
-    while True:
-        try:
-            task = connection.recv_bytes()
-        except (EOFError, OSError):
-            task = b""  # the parent is gone
-        if not task:
-            return
-        try:
-            sys.path[:], new_world, num_ranks, timeout_s, call = _unpacked(task)
-            if group is None or world != new_world:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-                world, group = new_world, None
-                group = _group(PrefixStore(f"world {world}", store), rank, num_ranks, timeout_s)
-            fn, args = _unpacked(call)
-            answer = _packed((0.0, True, fn(group, *args)))
-        except BaseException as error:
-            answer = _failure(error)
-            if group is not None:
-                group.report(f"{type(error).__name__}: {error}")
-        connection.send_bytes(answer)
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, also in the middle of a call."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _group(store: Store, rank: int, num_ranks: int, timeout_s: float) -> TorchGroup:
-    timeout = timedelta(seconds=2 * timeout_s)  # gloo must not give up before the group has named who is missing
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
-    return TorchGroup(timeout_s=timeout_s)
-
-
-def _packed(value: Any) -> bytes:
-    # Not plain pickle: it has no fp8 tensors.
-    file = io.BytesIO()
-    torch.save(value, file, pickle_protocol=pickle.HIGHEST_PROTOCOL)
-    return file.getvalue()
-
-
-def _unpacked(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=False)
-
-
-def _failure(error: BaseException) -> bytes:
-    when = time.monotonic()
-    error.add_note(f"{''.join(traceback.format_exception(error)).strip()}")
-    try:
-        answer = _packed((when, False, error))
-        _unpacked(answer)
-        return answer
-    except Exception:  # an exception class of its own making: its text has to do
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
-        plain.__notes__ = error.__notes__
-        return _packed((when, False, plain))

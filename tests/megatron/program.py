@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cpu
 import torch
-import torch.distributed as dist
+from process_groups import lay_out, wrap
 from torch.nn import functional
 
 # Letters: M micro-steps, L MoE layers of the model, T tokens of a data-parallel rank, K top-k, E experts.
@@ -56,13 +56,13 @@ class Program:
         warnings.simplefilter("ignore")
         cpu.run_on_cpu()
         from megatron.core import parallel_state as ps
-        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+        from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
         from megatron.core.transformer.moe.router_replay import RouterReplay
 
         self.layout, self.ps = layout, ps
-        _lay_out(ps, layout)
+        lay_out(layout)
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         RouterReplay.clear_global_router_replay_instances()
@@ -75,8 +75,7 @@ class Program:
             overlap_param_gather=layout.overlap_param, bucket_size=3000 if layout.overlap_grad else None,
         )  # fmt: skip
         self.chunks = [
-            DistributedDataParallel(self.config, ddp, m, disable_bucketing=v > 0 and not layout.overlap_grad)
-            for v, m in enumerate(self.bare)
+            wrap(self.config, ddp, m, disable_bucketing=v > 0 and not layout.overlap_grad) for v, m in enumerate(self.bare)
         ]
         self.config.finalize_model_grads_func = finalize_model_grads
         if layout.overlap_grad:
@@ -163,26 +162,6 @@ class Program:
 
     def weights(self):
         return {f"{c}.{n}": p.detach().clone() for c, m in enumerate(self.bare) for n, p in m.named_parameters()}
-
-
-_laid_out = {}  # (default group, sizes) -> what Megatron knows of its groups
-
-
-def _lay_out(ps, layout):
-    """Makes Megatron's process groups, or takes those of an earlier program: each has threads that outlive it."""
-    sizes = layout.tp, layout.pp, layout.vpp, layout.ep
-    state = lambda: {n: v for n, v in vars(ps).items() if n.startswith("_") and n[1] != "_" and not callable(v)}  # noqa: E731
-    if not any(world is dist.group.WORLD for world, _ in _laid_out):
-        _laid_out.clear()
-        ps.destroy_model_parallel()
-        _laid_out[dist.group.WORLD, None] = state()
-    vars(ps).update(_laid_out.get((dist.group.WORLD, sizes), _laid_out[dist.group.WORLD, None]))
-    if (dist.group.WORLD, sizes) not in _laid_out:
-        tp, pp, vpp, ep = sizes
-        ps.initialize_model_parallel(
-            tp, pp, virtual_pipeline_model_parallel_size=vpp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
-        )
-        _laid_out[dist.group.WORLD, sizes] = state()
 
 
 def model_config(layout):

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "megatron"))
 import cpu
+from process_groups import lay_out, wrap
 from program import VOCABULARY, E, K, Layout, fill_experts, model_chunk, model_config
 
 # Letters: L MoE layers of the model, E experts, K top-k.
@@ -52,11 +53,7 @@ class EngineProgram:
 
         apply_router_replay_patch()
         self.layout, self.mode, self.ps, self.mixed = layout, mode, ps, mixed
-        ps.destroy_model_parallel()
-        ps.initialize_model_parallel(
-            layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
-        )  # fmt: skip
+        lay_out(layout)
         model_parallel_cuda_manual_seed(seed)
         torch.manual_seed(seed)
         RouterReplay.router_instances.clear()
@@ -130,7 +127,7 @@ def policy_loss(model_output, data, dp_group=None):
 def _bare_engine(engine_class, layout, mode, settings, seed):
     """The engine, with what `initialize` makes from downloads set by hand."""
     from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     engine = engine_class.__new__(engine_class)
@@ -143,7 +140,7 @@ def _bare_engine(engine_class, layout, mode, settings, seed):
     for chunk in chunks:
         fill_experts(chunk, parallel_state.get_expert_model_parallel_rank(), seed)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True)
-    engine.module = [DistributedDataParallel(config, ddp, chunk) for chunk in chunks]
+    engine.module = [wrap(config, ddp, chunk) for chunk in chunks]
     options = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0)
     engine.optimizer = get_megatron_optimizer(options, engine.module)
     engine.tf_config, engine.enable_routing_replay, engine.mini_layer_topk_idx_list = config, True, []

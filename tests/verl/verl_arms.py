@@ -1,7 +1,9 @@
 """veRL's engine in arms, on one rank: a recompute and an update per step, with and without foremoe."""
 
+import contextlib
 import warnings
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,8 +42,9 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
 
     program = EngineProgram(layout, mode, settings, mixed=mixed)
     found = Run(engine=type(program.engine).__name__)
-    watched = Watched(program, found) if settings is not None else None
-    with warnings.catch_warnings(record=True) as caught:
+    with contextlib.ExitStack() as stack:
+        watched = stack.enter_context(Watched(program, found)) if settings is not None else None
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         for step in range(num_steps):
             output = program.engine.infer_batch(program.batch(step), loss_function=None)
@@ -80,17 +83,24 @@ class Watched:
     """Takes down what foremoe did in every stage."""
 
     def __init__(self, program, found):
-        from foremoe.integrations.verl import session
-
         self._attached, self._found = program.engine._foremoe.attached, found
         self._routing = None
+
+    def __enter__(self):
+        from foremoe.integrations.verl import session
+
         read = session.routing_of
 
         def kept(*args):
             self._routing = read(*args)
             return self._routing
 
-        session.routing_of = kept
+        self._patch = patch.object(session, "routing_of", kept)
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_):
+        self._patch.stop()  # else the patched module would hold the model, and with it all its process groups
 
     def note(self, output, stage):
         metrics = output.get("metrics", {}) if output else {}

@@ -1,0 +1,55 @@
+"""Megatron's process groups from one program of a rank to the next; no part of foremoe."""
+
+import gc
+import weakref
+
+import torch.distributed as dist
+
+_wrapped = weakref.WeakSet()  # chunks of models
+_laid_out = None, None, {}  # default group, sizes, and what Megatron knows of its groups
+
+
+def lay_out(layout):
+    """Makes Megatron's process groups, or keeps those of the last program where they fit.
+
+    Each group has sockets and threads, and gloo waits without an end where the system refuses it one more: a limit of 1024 open
+    files is that of about ten layouts.
+    """
+    global _laid_out
+    from megatron.core import parallel_state as ps
+
+    sizes = layout.tp, layout.pp, layout.vpp, layout.ep
+    if _laid_out[0] is not dist.group.WORLD or _laid_out[1] != sizes:
+        _laid_out = None, None, {}
+        _take_down(ps)
+        tp, pp, vpp, ep = sizes
+        ps.initialize_model_parallel(
+            tp, pp, virtual_pipeline_model_parallel_size=vpp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
+        )
+        _laid_out = dist.group.WORLD, sizes, _state(ps)
+    vars(ps).update(_laid_out[2])
+
+
+def wrap(config, options, chunk, **arguments):
+    """`chunk` of a model in Megatron's DDP."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(config, options, chunk, **arguments)
+    _wrapped.add(wrapped)
+    return wrapped
+
+
+def _take_down(ps):
+    ps.destroy_model_parallel()
+    for group in list(dist.distributed_c10d._world.pg_map):  # torch has no public list of them
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    # Gloo closes its sockets when the last reference to the group goes. A model of an earlier program has some, and DDP's hooks
+    # of gradient accumulators keep it: garbage collection does not see them.
+    for wrapped in list(_wrapped):
+        vars(wrapped).clear()
+    gc.collect()
+
+
+def _state(ps):
+    return {n: v for n, v in vars(ps).items() if n.startswith("_") and n[1] != "_" and not callable(v)}
