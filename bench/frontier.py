@@ -111,7 +111,7 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
             " stage ms |"
         )
         yield "|" + " --- |" * 10
-        arms = [("static", None, BALANCE)]
+        arms: list[tuple[str, Solver | None, CostModel]] = [("static", None, BALANCE)]
         arms += [(type(solver).__name__, solver, BALANCE) for solver in PEERS]
         arms += [(f"Chain(slack={s:g}), balance", Chain(slack=s), BALANCE) for s in (0.0, 0.002, 0.005, 0.01, 0.015, 0.03, 0.05)]
         arms += [(f"Chain(slack={s:g}), time", Chain(slack=s), CostModel()) for s in (0.0, 0.005, 0.015)]
@@ -148,7 +148,9 @@ def speed_table() -> Iterable[str]:
         _with_split(solver, p)
     best = lambda p, solver: min(_seconds(solver, p) for _ in range(5)) / p.N * 1e6  # noqa: E731
     rows = [[p[m : m + 1].layers([layer]) for m in range(p.M) for layer in range(p.L)] for p in loads]
-    rounds, singles, end_s = [], [], time.perf_counter() + SECONDS
+    rounds: list[list[float]] = []
+    singles: list[list[list[float]]] = []
+    end_s = time.perf_counter() + SECONDS
     while not rounds or time.perf_counter() < end_s:
         rounds.append([best(p, solver) for p, solver in arms])
         singles.append([[_seconds(Chain(), row) * 1e6 for row in of_load] for of_load in rows])

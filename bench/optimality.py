@@ -10,6 +10,7 @@ the planner's cost model nor its kernels judge the planner.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -131,6 +132,11 @@ def seconds(problem: Problem, placement: Placement, n: int) -> float:
     return gemm_passes * window_s + 2 * exchanges * dispatch_s + slowest_s + copies_s
 
 
+def largest_load(problem: Problem, placement: Placement, n: int) -> float:
+    """What objective balance counts of row `n`."""
+    return float(rank_loads(problem, placement, n).max())
+
+
 def judge(group: Group, problem: Problem, origin: str, objective: Callable[[Placement, int], float], limit_s: float) -> None:
     """Adds every row of `problem` to `group`."""
     made: dict[str, Placement] = {}
@@ -169,7 +175,7 @@ def balance(instances: int, limit_s: float) -> Iterator[Group]:
                 )  # fmt: skip
                 cluster, cost = Cluster.preset("8xh100", num_ranks=num_ranks), CostModel(objective="balance")
                 problem = Problem.of(work, cluster, redundant=redundant, cost=cost)
-                judge(group, problem, f"seed {seed}", lambda p, n, of=problem: float(rank_loads(of, p, n).max()), limit_s)
+                judge(group, problem, f"seed {seed}", functools.partial(largest_load, problem), limit_s)
             yield group
 
 

@@ -99,12 +99,12 @@ def section(ranks_per_node: int, num_layers: int = 4) -> str:
         print(f"traces, nodes of {ranks_per_node}: {name}", file=sys.stderr, flush=True)
         found[name] = simulated(trace, row, ranks_per_node)
     lines = [HEAD, "|" + " --- |" * 11]
-    for name, row in found.items():
-        parts = (row["window_s"], row["compute_s"], row["dispatch_s"] + row["combine_s"])
-        parts += (row["transfer_s"] + row["gradient_s"], row["moves_s"])
+    for name, of in found.items():
+        parts = [of["window_s"], of["compute_s"], of["dispatch_s"] + of["combine_s"]]
+        parts += [of["transfer_s"] + of["gradient_s"], of["moves_s"]]
         lines.append(
-            f"| {name} | {row['micro_steps']} | {row['stage_s'] * 1e3:.1f} | {found['static']['stage_s'] / row['stage_s']:.3f} |"
-            f" {found['force-balanced']['stage_s'] / row['stage_s']:.1%} | {row['skew_mean']:.3f} | "
+            f"| {name} | {of['micro_steps']} | {of['stage_s'] * 1e3:.1f} | {found['static']['stage_s'] / of['stage_s']:.3f} |"
+            f" {found['force-balanced']['stage_s'] / of['stage_s']:.1%} | {of['skew_mean']:.3f} | "
             + " | ".join(f"{part * 1e3:.1f}" for part in parts)
             + " |"
         )

@@ -9,6 +9,7 @@ ones with several domains. Times of a stage are the cost model's, uncalibrated; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -95,14 +96,11 @@ LIKE_ROUTEPACK = "Lpt homes, then ExpertAware(skew_weight=1.0, locality=False)"
 
 def packed(case: Case, trace: RoutingTrace, packer: PackSolver, home_LE: Array | None = None) -> tuple[Workload, float]:
     """The workload of a packing, and the CPU seconds of the packer: best of three."""
-    limits = {"num_ranks": case.num_ranks, "tokens_per_rank": case.tokens_per_rank}
+    solve = functools.partial(packer.solve, home_LE=home_LE) if isinstance(packer, ExpertAware) else packer.solve
     seconds = []
     for _ in range(3):
         began = time.process_time()
-        if isinstance(packer, ExpertAware):
-            micro_step_Q, rank_Q = packer.solve(trace, home_LE=home_LE, **limits)
-        else:
-            micro_step_Q, rank_Q = packer.solve(trace, **limits)
+        micro_step_Q, rank_Q = solve(trace, num_ranks=case.num_ranks, tokens_per_rank=case.tokens_per_rank)
         seconds.append(time.process_time() - began)
     assign = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
     return Workload.from_trace(trace, num_ranks=case.num_ranks, assign=assign), min(seconds)

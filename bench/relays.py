@@ -20,7 +20,7 @@ from foremoe.cost import CostModel
 from foremoe.plan import Plan
 from foremoe.planner import Planner
 from foremoe.problem import Problem
-from foremoe.slots import ResidentSlots
+from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.solvers.deadline import choose_paths, copy_seconds
 from foremoe.synthetic import synthetic_workload
 from foremoe.transfers import Path as Link
@@ -114,7 +114,7 @@ def main() -> None:
     )  # fmt: skip
     problem = Problem.of(
         work, Cluster.preset("8xh100", num_ranks=args.ranks), redundant=args.redundant, cost=CostModel(objective=args.objective),
-        **({"slots": ResidentSlots(1)} if args.resident else {}),
+        slots=ResidentSlots(1) if args.resident else SharedSlots(),
     )  # fmt: skip
     options = " ".join(
         f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items() if name not in ("out", "resident")

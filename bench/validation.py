@@ -57,7 +57,8 @@ class Constants:
         """`share` of the way from one to the other, on a logarithmic scale."""
         fields = {f.name: getattr(low.cluster, f.name) for f in dataclasses.fields(low.cluster)}
         others = {name: getattr(high.cluster, name) for name in fields}
-        mixed = {name: _mix(value, others[name], share) for name, value in fields.items() if isinstance(value, float)}
+        floats = {name: value for name, value in fields.items() if isinstance(value, float)}
+        mixed: dict[str, Any] = {name: _mix(value, others[name], share) for name, value in floats.items()}
         dicts = [{k: _mix(a[k], b[k], share) for k in a} for a, b in ((low.runtime, high.runtime), (low.outside, high.outside))]
         return Constants(cluster=dataclasses.replace(low.cluster, **mixed), runtime=dicts[0], outside=dicts[1])
 

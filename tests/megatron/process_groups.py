@@ -44,10 +44,10 @@ def _take_down(ps):
     for group in list(dist.distributed_c10d._world.pg_map):  # torch has no public list of them
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
-    # Gloo closes its sockets when the last reference to the group goes. A model of an earlier program has some, and DDP's hooks
-    # of gradient accumulators keep it: garbage collection does not see them.
-    for wrapped in list(_wrapped):
-        vars(wrapped).clear()
+    # Gloo closes its sockets when the last reference to the group goes. Modules have some, and live on in what garbage collection
+    # does not see: hooks of gradient accumulators, nodes of autograd, a cache of rotary embeddings.
+    for module in [module for wrapped in _wrapped for module in wrapped.modules()]:
+        vars(module).clear()
     gc.collect()
 
 
