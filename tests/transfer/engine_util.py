@@ -1,7 +1,9 @@
-"""Toy experts for the engine: every expert is two small tensors with numbers of its own, every replica adds a known gradient."""
+"""Toy experts for the engine, each two small tensors with numbers of its own; uses that add known gradients; plans to run."""
 
+import numpy as np
 import torch
 
+import foremoe
 from foremoe.schedule import Phase
 
 # Letters: S slots of a rank.
@@ -112,3 +114,29 @@ def check_grads(plan, buffers, *, stages=1, fell_back=()):
     for (layer, e), tensors in buffers.grads.items():
         for grad in tensors:
             assert (grad == stages * total.get((layer, e), 0.0)).all(), f"layer {layer}, expert {e}"
+
+
+def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, schedule=None, slots=None, stage="update", seed=0):
+    """A plan with replicas in every row, of another expert in each."""
+    rng = np.random.default_rng(seed)
+    load_MLGE = rng.integers(1, 20, (micro_steps, layers, ranks, 2 * ranks))
+    for m, layer in np.ndindex(micro_steps, layers):
+        load_MLGE[m, layer, :, (m * layers + layer) % (2 * ranks)] += 60
+    model = foremoe.Model(
+        name="toy", num_layers=layers, num_experts=2 * ranks, num_topk=1, hidden_size=4, ffn_size=8, first_moe_layer=0,
+        attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
+    )  # fmt: skip
+    work = foremoe.Workload.from_counts(load_MLGE, num_topk=1, stage=stage)
+    extra = {} if schedule is None else {"schedule": schedule}
+    problem = foremoe.Problem.of(
+        work,
+        foremoe.Cluster.preset("8xh100", num_ranks=ranks),
+        model=model,
+        redundant=redundant,
+        cost=foremoe.CostModel(objective="balance"),
+        **extra,
+        **({} if slots is None else {"slots": slots}),
+    )
+    plan, _ = foremoe.Planner().plan(problem)
+    assert (plan.quota_MLGS[..., plan.B :] > 0).any(axis=(2, 3)).all()
+    return plan

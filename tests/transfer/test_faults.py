@@ -6,9 +6,8 @@ import signal
 import time
 
 import pytest
-from engine_util import ToyBuffers, check_grads, run_uses
+from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Second, Shelf, Slow
-from test_engine import a_plan
 
 import foremoe
 from foremoe.errors import InputError, StaleWeights, TransferError

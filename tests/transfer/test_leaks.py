@@ -7,8 +7,7 @@ from pathlib import Path as FilePath
 
 import pytest
 import torch
-from engine_util import ToyBuffers, run_uses
-from test_engine import a_plan
+from engine_util import ToyBuffers, a_plan, run_uses
 from test_faults import by_host
 
 from foremoe.errors import StaleWeights, TransferError

@@ -5,11 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from engine_util import ToyBuffers, check_grads, run_uses
+from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Late, Lazy, Ordered, Second, Shelf, Slow
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
-from test_engine import a_plan
 
 import foremoe
 from foremoe.errors import InputError, TransferError

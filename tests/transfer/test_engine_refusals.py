@@ -1,0 +1,200 @@
+"""Engine: what is used wrongly, written at the wrong time or differs between ranks ends in one sentence on every rank."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from engine_util import ToyBuffers, a_plan, run_uses
+
+import foremoe
+from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.schedule import Phase
+from foremoe.testing.ranks import run_threads
+from foremoe.transfer.engine import Engine
+from foremoe.transfer.local import Local
+
+
+def test_narrow_main_gradients_are_refused():
+    plan = a_plan()
+
+    def narrow(group):
+        engine = Engine(ToyBuffers(plan, group.rank, dtype=torch.bfloat16), group=group, backends=(Local(),))
+        with pytest.raises(InputError, match=r"main gradients are torch\.bfloat16; keep them in float32"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(narrow, plan.G)
+
+
+def test_misuse_ends_in_one_sentence():
+    plan, other = a_plan(), a_plan(seed=1)
+    moved = dataclasses.replace(plan, header=dataclasses.replace(plan.header, keeps_homes=False))
+
+    def misuse(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match="no plan is being run"):
+            engine.weights(0, 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="moves homes"):
+            engine.begin(moved)
+        with pytest.raises(InputError, match="rank 1 was given another plan"):
+            engine.begin(other if group.rank == 1 else plan)
+        with pytest.raises(InputError, match="the plan is for 2 ranks and the group has 3"):
+            engine.begin(a_plan(ranks=2))
+        engine.begin(plan)
+        with pytest.raises(InputError, match="a plan is being run"):
+            engine.begin(plan)
+        with pytest.raises(
+            InputError, match=r"has forward of micro-step \d, layer 0 next; got forward of micro-step \d, layer 1"
+        ):
+            engine.weights(int(plan.order_M[0]), 1, Phase.FORWARD)
+        with pytest.raises(InputError, match="which the plan does not have"):
+            engine.weights(99, 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="released before"):
+            engine.release(int(plan.order_M[0]), 0, Phase.FORWARD)
+        with pytest.raises(InputError, match="uses were not run"):
+            engine.end()
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.close()
+        engine.close()
+        with pytest.raises(InputError, match="it was closed"):
+            engine.begin(plan)
+
+    run_threads(misuse, plan.G)
+    with pytest.raises(InputError, match="at least one transfer backend"):
+        Engine(None, backends=())
+
+
+def test_a_ring_too_small_for_the_plan_is_refused_on_all_ranks():
+    plan = a_plan(slots=foremoe.SharedSlots(3))
+
+    def small(group):
+        buffers = ToyBuffers(plan, group.rank, num_buffers=1 if group.rank == 2 else None)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; make more"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(small, plan.G)
+
+
+def test_gradients_come_once_and_before_release():
+    plan = a_plan()
+
+    def forget(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
+        engine.begin(plan)
+        run_uses(engine, plan, group, stop=plan.L)
+        m, layer = int(plan.order_M[0]), plan.L - 1
+        with pytest.raises(InputError, match="between weights and release"):
+            engine.gradients(m, layer)
+        engine.weights(m, layer, Phase.BACKWARD)
+        with pytest.raises(InputError, match="call it first"):
+            engine.release(m, layer, Phase.BACKWARD)
+        engine.gradients(m, layer)
+        with pytest.raises(InputError, match="come once"):
+            engine.gradients(m, layer)
+        group.barrier()
+        engine.close()
+
+    run_threads(forget, plan.G)
+
+
+def test_same_weights_is_not_taken_on_trust():
+    plan = a_plan(stage="recompute")
+
+    def written(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        if group.rank == 1:
+            buffers.update(1)
+        with pytest.raises(InputError, match="home weights were written since the last plan began"):
+            engine.begin(plan, same_weights=True)
+        engine.close()
+
+    run_threads(written, plan.G)
+
+
+def test_what_ranks_must_agree_on_is_compared():
+    plan = a_plan()
+
+    def differ(group):
+        for options in ({"prefetch": group.rank}, {"debug": group.rank == 1}):
+            engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), **options)
+            with pytest.raises(InputError, match="give all ranks the same"):
+                engine.begin(plan)
+            engine.close()
+        buffers = ToyBuffers(plan, group.rank)
+        if group.rank == 2:
+            buffers.homes = {}
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        with pytest.raises(InputError, match="plan for this model's homes"):
+            engine.begin(plan)
+        engine.close()
+
+    run_threads(differ, plan.G)
+
+
+def test_after_an_early_end_resident_replicas_are_what_is_there():
+    plan = a_plan(slots=foremoe.ResidentSlots(1), stage="recompute", micro_steps=4)
+
+    def early(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), prefetch=4)
+        engine.begin(plan)
+        run_uses(engine, plan, group, stop=plan.L)
+        engine.end(partial=True)
+        # Copies for later uses have landed meanwhile: the engine no longer vouches for these buffers.
+        held_LGS = np.full((plan.L, plan.G, plan.S), -1, np.int16)
+        held_LGS[..., : plan.B] = plan.expert_MLGS[0, ..., : plan.B]
+        first = int(plan.order_M[0])
+        held_LGS[..., plan.B :] = np.where(plan.quota_MLGS[first, ..., plan.B :] > 0, plan.expert_MLGS[first, ..., plan.B :], -1)
+        again = dataclasses.replace(plan, resident_LGS=held_LGS).rederived()
+        with pytest.raises(InputError, match="that is not there; plan without it"):
+            engine.begin(again, same_weights=True)
+        engine.close()
+
+    run_threads(early, plan.G)
+
+
+def test_an_optimizer_step_inside_a_plan_is_an_error():
+    plan = a_plan()
+
+    def update_inside(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(plan)
+        try:
+            run_uses(engine, plan, group, on_use=lambda u: buffers.update(1) if u == 2 else None)
+        finally:
+            engine.close()
+
+    with pytest.raises(StaleWeights, match="changed after the plan began"):
+        run_threads(update_inside, plan.G)
+
+
+def test_debug_sees_an_overwritten_buffer():
+    # Resident replicas of a forward pass are still there in its backward pass: nothing is sent again that would repair them.
+    plan = a_plan(slots=foremoe.ResidentSlots(1))
+
+    def overwrite(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+
+        def spoil(u):
+            if u == plan.L:  # the first use of the first backward pass
+                for tensors in buffers.slots:
+                    tensors[0].numpy()[:] = 7.0
+
+        try:
+            run_uses(engine, plan, group, on_use=spoil)
+        finally:
+            engine.close()
+
+    with pytest.raises(TransferError, match="differs from its home"):
+        run_threads(overwrite, plan.G)
