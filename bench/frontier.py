@@ -22,7 +22,6 @@ from bench.output import command_line, emit, hardware
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.cost import CostModel
-from foremoe.parallel import row_runner
 from foremoe.planner import Planner
 from foremoe.problem import Problem
 from foremoe.routing import RoutingTrace
@@ -204,8 +203,7 @@ def stage_table() -> Iterable[str]:
     yield timed("plan with every row checked and transfers derived", lambda: Planner().plan(p, num_threads=2))
 
     def with_homes() -> None:
-        with row_runner(2):
-            homes = Planner(home=Anneal()).homes(p)
+        homes = Planner(home=Anneal()).homes(p, num_threads=2)
         Planner().plan(dataclasses.replace(p, home_LE=homes), num_threads=2)
 
     yield timed("the same after the home level", with_homes)

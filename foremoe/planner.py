@@ -100,8 +100,12 @@ class Planner:
         """Deals a trace to micro-steps and source ranks with this planner's pack level; options as `Workload.from_trace`."""
         return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
 
-    def homes(self, *problems: Problem) -> Array:
-        """int32 [L, E] home slots for a whole step, decided over all its stages together; never called by `plan`."""
+    def homes(self, *problems: Problem, num_threads: int | None = None) -> Array:
+        """int32 [L, E] home slots for a whole step, decided over all its stages together; never called by `plan`.
+
+        Args:
+            num_threads: default: every core; the result is the same.
+        """
         if not problems:
             raise InputError("homes needs at least one problem.")
         first = problems[0]
@@ -118,7 +122,8 @@ class Planner:
             parts = [getattr(p, name) for p in problems]
             known[name] = None if any(part is None for part in parts) else np.concatenate(parts)
         together = dataclasses.replace(first, load_MLE=load_MLE, schedule=make(len(load_MLE)), **known)
-        return self.home.solve(first if len(problems) == 1 else together)
+        with row_runner(num_threads):
+            return self.home.solve(first if len(problems) == 1 else together)
 
     def plan(
         self,

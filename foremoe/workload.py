@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from foremoe.arrays import Array, ArrayValue, frozen_array, require_non_negative
 from foremoe.errors import InputError
+from foremoe.parallel import row_runner
 from foremoe.routing_checks import layer_numbers, layer_positions, preset_layers
 from foremoe.schedule import STAGES
 from foremoe.solvers.as_given import AsGiven
@@ -203,6 +204,7 @@ class Workload(ArrayValue):
         sample_group_Q: npt.ArrayLike | None = None,
         max_micro_steps: int | None = None,
         assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        num_threads: int | None = None,
     ) -> Workload:
         """Deals the tokens of a trace to micro-steps and source ranks, every token exactly once, and counts.
 
@@ -219,23 +221,25 @@ class Workload(ArrayValue):
             assign: ``(micro_step_T, rank_T)`` for every token, where tensor, sequence or context parallelism spreads a
                 sequence over ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its
                 sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in all.
+            num_threads: default: every core; the result is the same.
 
         Raises:
             InputError: numbers out of range, options that exclude each other, or a packer that breaks its law.
         """
         from foremoe.dealing import deal
 
-        return deal(
-            trace,
-            num_ranks=num_ranks,
-            tokens_per_rank=tokens_per_rank,
-            packer=AsGiven() if packer is None else packer,
-            seed=seed,
-            stage=stage,
-            sample_group_Q=sample_group_Q,
-            max_micro_steps=max_micro_steps,
-            assign=assign,
-        )
+        with row_runner(num_threads):
+            return deal(
+                trace,
+                num_ranks=num_ranks,
+                tokens_per_rank=tokens_per_rank,
+                packer=AsGiven() if packer is None else packer,
+                seed=seed,
+                stage=stage,
+                sample_group_Q=sample_group_Q,
+                max_micro_steps=max_micro_steps,
+                assign=assign,
+            )
 
     def __getitem__(self, micro_steps: slice) -> Workload:
         """A range of micro-steps as a workload of its own; sequences outside it get -1.

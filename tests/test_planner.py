@@ -165,12 +165,16 @@ def test_homes_are_decided_over_all_stages_and_lower_the_static_skew():
     recompute = dataclasses.replace(problem_of(1), stage="recompute", schedule=foremoe.Schedule.forward_only(3))
     for home in (Lpt(), Anneal()):
         home_LE = Planner(home=home).homes(update, recompute)
+        for num_threads in (1, 2):
+            assert (Planner(home=home).homes(update, recompute, num_threads=num_threads) == home_LE).all()
         moved = dataclasses.replace(update, home_LE=home_LE)
         before, after = (Planner(rank=(Static(),)).plan(p)[0].skew_ML.mean() for p in (update, moved))
         assert after < before
         plan, _ = Planner().plan(moved)
         plan.check(moved)
     assert (Planner().homes(update) == update.home_LE).all()
+    with pytest.raises(InputError, match="num_threads must be"):
+        Planner().homes(update, num_threads=0)
 
 
 def test_meeting_the_bound_is_a_proof():

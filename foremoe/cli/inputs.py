@@ -49,17 +49,17 @@ class Case:
     warnings: tuple[str, ...]
 
 
-def build_case(options: CaseOptions, packer: PackSolver | None = None) -> Case:
+def build_case(options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None) -> Case:
     """Reads, deals and poses what `options` describe.
 
     Args:
-        packer: the pack level; None deals in file order.
+        packer: the pack level; None deals in file order.   num_threads: of dealing; default: every core.
 
     Raises:
         InputError: options that contradict each other, files that cannot be read, or sizes that do not fit.
     """
     require_one_source(options)
-    work, model, names, warnings = _workload(options, packer)
+    work, model, names, warnings = _workload(options, packer, num_threads=num_threads)
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
     return _case(options, work, model, names, warnings)
@@ -160,7 +160,7 @@ def _ranks(options: CaseOptions, work: Workload) -> int | None:
 
 
 def _workload(
-    options: CaseOptions, packer: PackSolver | None, group_size: int | None = None
+    options: CaseOptions, packer: PackSolver | None, group_size: int | None = None, num_threads: int | None = None
 ) -> tuple[Workload, Model, list[str], list[str]]:
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
@@ -185,7 +185,7 @@ def _workload(
         ranks = source_ranks(options)
         require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(trace.L * ranks * trace.num_experts * 4)
-        work = _deal(trace, options, packer, ranks, tokens_per_rank, stage)
+        work = _deal(trace, options, packer, ranks, tokens_per_rank, stage, num_threads)
     if model is None:
         model = model_told(work.model, work.L, work.E, work.num_topk)
     if (work.E, work.num_topk) != (model.num_experts, model.num_topk) or model.num_layers < work.L:
@@ -212,7 +212,13 @@ def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrac
 
 
 def _deal(
-    trace: RoutingTrace, options: CaseOptions, packer: PackSolver | None, ranks: int, tokens_per_rank: int, stage: str
+    trace: RoutingTrace,
+    options: CaseOptions,
+    packer: PackSolver | None,
+    ranks: int,
+    tokens_per_rank: int,
+    stage: str,
+    num_threads: int | None,
 ) -> Workload:
     from foremoe.solvers import AsGiven
     from foremoe.workload import Workload
@@ -224,7 +230,7 @@ def _deal(
         packer = dataclasses.replace(packer, shuffle=True)  # type: ignore[type-var]
     return Workload.from_trace(
         trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer, seed=options.seed, stage=stage,
-        max_micro_steps=options.micro_steps,
+        max_micro_steps=options.micro_steps, num_threads=num_threads,
     )  # fmt: skip
 
 

@@ -51,9 +51,9 @@ def plan(
     from foremoe.cli.inputs import build_case
 
     planner = planner_of(planner_name)
-    case = build_case(case_options, planner.pack)
+    case = build_case(case_options, planner.pack, threads)
     # The home level acts once per step, outside of planning; this command's case is the whole step.
-    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem))
+    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     with Progress() as progress:
         for warning in case.warnings:
             progress.note(f"warning: {warning}")

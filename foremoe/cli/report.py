@@ -152,11 +152,11 @@ def _planned(options: CaseOptions, name: str, redundant: Sequence[int], threads:
     from foremoe.cli.inputs import build_case
 
     planner = planner_of(name)
-    case = build_case(options, planner.pack)
+    case = build_case(options, planner.pack, threads)
     _require_possible(case.problem, redundant)
     for warning in case.warnings:
         progress.note(f"warning: {warning}")
-    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem))
+    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     plan, planned = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )

@@ -130,10 +130,11 @@ def homes_together(
     tokens_M: Sequence[Array],
     *,
     device: torch.device | None = None,
+    num_threads: int | None = None,
 ) -> Array:
     """int32 [L, E] homes for a step of one or several stages (`Planner.homes`); every layer decided by one rank; collective.
 
-    Args: of each stage, as in `plan_together`.
+    Args: of each stage, as in `plan_together`; `num_threads` of this rank.
     """
     num_layers = loads_MLE[0].shape[1]
     layers_G = _layers_by_rank(num_layers, group.size)
@@ -142,7 +143,8 @@ def homes_together(
     fault, home_LE = "", None
     if mine:
         try:
-            home_LE = planner.homes(*(t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None))
+            problems = [t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None]
+            home_LE = planner.homes(*problems, num_threads=num_threads)
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
     found = _gathered(group, fault, home_LE)

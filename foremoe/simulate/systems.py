@@ -118,7 +118,7 @@ def _row(
         posed = [even_routing(problem) for problem in groups]
     else:
         posed = [dataclasses.replace(problem, **system.changes) for problem in groups]
-    home_LE = _homes(system, posed, history)
+    home_LE = _homes(system, posed, history, num_threads)
     done = []
     for i, problem in enumerate(posed):
         done.append(_run(system, problem, home_LE, pp, vpp, history[i], num_threads))
@@ -142,7 +142,7 @@ def _row(
     }
 
 
-def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | None]) -> Array:
+def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | None], num_threads: int | None) -> Array:
     """The homes of all groups, decided on what the system foresees."""
     planner = system.planner
     if system.even or planner.home == Keep():
@@ -150,7 +150,7 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
     seen = list(posed)
     if planner.foresight != "exact":
         seen = [p.with_load(predicted_load(p.load_MLE, planner.foresight, h)) for p, h in zip(posed, history, strict=True)]
-    return planner.homes(*seen)
+    return planner.homes(*seen, num_threads=num_threads)
 
 
 def _apart_s(stage: PipelineStage) -> float:

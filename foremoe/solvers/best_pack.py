@@ -11,6 +11,7 @@ import numpy as np
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
 from foremoe.errors import InputError
+from foremoe.parallel import for_rows
 from foremoe.problem import Problem
 from foremoe.schedule import Schedule
 from foremoe.solvers.anneal import Anneal
@@ -38,11 +39,11 @@ class BestPack(PackSolver):
     the layers, and their predicted seconds (an update stage, with the moves of homes) decide; of equal ones the first stays.
 
     Where experts do not divide over the ranks there is no plan; the objective of `ExpertAware` decides then. Holds tables of
-    4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, besides those of the packers.
+    4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, besides those of the packers that run side by side.
 
     Attributes:
         packers: the ways; empty: `ExpertAware` for replicas to come and for none (with `redundant` 0 only the latter),
-            `BalancedTokens` and `AsGiven`.
+            `BalancedTokens` and `AsGiven`. They run side by side on the planner's threads.
         redundant: slots per rank for replicas.
         home: the home level that will follow, None: homes stay.
         rank: the solvers of the rank level that will follow.
@@ -84,12 +85,18 @@ class BestPack(PackSolver):
         Args:
             seed: of all packers.
         """
-        found = [
-            packer.solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q, seed=seed)
-            for packer in self.ways()
-        ]
-        seconds = self.seconds(trace, found, num_ranks=num_ranks)
-        return found[int(np.argmin(seconds))]
+        ways = self.ways()
+        found: dict[int, tuple[Array, Array]] = {}
+
+        def pack(i: int, _: int) -> None:
+            found[i] = ways[i].solve(
+                trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q, seed=seed
+            )
+
+        for_rows(pack, len(ways), 1, whole=True)  # on the planner's threads
+        packings = [found[i] for i in range(len(ways))]
+        seconds = self.seconds(trace, packings, num_ranks=num_ranks)
+        return packings[int(np.argmin(seconds))]
 
     def ways(self) -> tuple[PackSolver, ...]:
         """The packers that are tried."""

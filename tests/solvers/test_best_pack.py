@@ -1,6 +1,8 @@
 """`BestPack`: the packing whose planned stage is predicted to be fastest."""
 
 import dataclasses
+import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -87,6 +89,27 @@ def test_it_is_a_value_and_works_where_packers_go():
     assert foremoe.parse(repr(packer)) == packer
     work = Planner(pack=packer).workload(trace_of(2), num_ranks=4, tokens_per_rank=200)
     assert work.tokens_MG.sum() == trace_of(2).T and work.dealt.packer == repr(packer)
+
+
+@dataclass(frozen=True)
+class Meets(AsGiven):
+    """Waits until as many packers are at work."""
+
+    def solve(self, trace, **limits):
+        MEETING.wait(timeout=30.0)
+        return AsGiven.solve(self, trace, **limits)
+
+
+MEETING = threading.Barrier(2)
+
+
+def test_packers_run_side_by_side_and_the_result_is_the_same():
+    sizes = {"num_ranks": 4, "tokens_per_rank": 200}
+    planner = Planner(pack=BestPack(packers=WAYS, ranks_per_node=2))
+    one, two = (planner.workload(trace_of(2), num_threads=num, **sizes) for num in (1, 2))
+    assert (one.load_MLGE == two.load_MLGE).all() and (one.rank_Q == two.rank_Q).all()
+    planner = Planner(pack=BestPack(packers=(Meets(), Meets())))
+    planner.workload(trace_of(1), num_threads=2, **sizes)
 
 
 @pytest.mark.parametrize(

@@ -169,16 +169,16 @@ class Attached:
         """
         return self._planning.plan(work, stage, home_LE, num_threads)
 
-    def homes(self, *stages: tuple[Work, str]) -> Array:
+    def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
         """int32 [L, E]: where the planner's home level would have experts compute in a step; collective over the EP group.
 
         Megatron's parameters stay where they are. A stage with other homes borrows: weights are exchanged as it begins, main
         gradients as it ends.
 
         Args:
-            stages: (work, "recompute" or "update") of the step, as in `plan`.
+            stages: (work, "recompute" or "update") of the step, as in `plan`.   num_threads: as there.
         """
-        return self._planning.homes(stages)
+        return self._planning.homes(stages, num_threads)
 
     @contextlib.contextmanager
     def stage(

@@ -60,10 +60,10 @@ class Planning:
             device=self.device, num_threads=num_threads, limit_s=self.limit_s,
         )  # fmt: skip
 
-    def homes(self, stages: Sequence[tuple[Work, str]]) -> Array:
+    def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
         """See `Attached.homes`."""
-        tasks, loads, tokens = zip(*self._agreed(stages, self.home_LE), strict=True)
-        return homes_together(self.group, self.planner, tasks, loads, tokens, device=self.device)
+        tasks, loads, tokens = zip(*self._agreed(stages, self.home_LE, num_threads), strict=True)
+        return homes_together(self.group, self.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads)
 
     def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
         return PlanningTask(
