@@ -38,7 +38,10 @@ def require_whole(solver: object, **least: int) -> None:
 
 
 class PackSolver(abc.ABC):
-    """Level pack: which sequences form which micro-step, and on which source rank each starts."""
+    """Level pack: which sequences form which micro-step, and on which source rank each starts.
+
+    `BestPack` calls several packers at once, on threads: `solve` depends on its arguments alone.
+    """
 
     level: ClassVar[str] = "pack"
 
