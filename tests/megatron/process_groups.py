@@ -6,7 +6,7 @@ import weakref
 import torch.distributed as dist
 
 _wrapped = weakref.WeakSet()  # chunks of models
-_laid_out = None, None, {}  # default group, sizes, and what Megatron knows of its groups
+_laid_out = {}  # (default group, sizes) -> what Megatron knows of its groups; the last layout alone
 
 
 def lay_out(layout):
@@ -15,19 +15,18 @@ def lay_out(layout):
     Each group has sockets and threads, and gloo waits without an end where the system refuses it one more: a limit of 1024 open
     files is that of about ten layouts.
     """
-    global _laid_out
     from megatron.core import parallel_state as ps
 
-    sizes = layout.tp, layout.pp, layout.vpp, layout.ep
-    if _laid_out[0] is not dist.group.WORLD or _laid_out[1] != sizes:
-        _laid_out = None, None, {}
+    key = dist.group.WORLD, layout.tp, layout.pp, layout.vpp, layout.ep
+    if key not in _laid_out:
+        _laid_out.clear()
         _take_down(ps)
-        tp, pp, vpp, ep = sizes
         ps.initialize_model_parallel(
-            tp, pp, virtual_pipeline_model_parallel_size=vpp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
-        )
-        _laid_out = dist.group.WORLD, sizes, _state(ps)
-    vars(ps).update(_laid_out[2])
+            layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+        )  # fmt: skip
+        _laid_out[key] = {n: v for n, v in vars(ps).items() if n.startswith("_") and n[1] != "_" and not callable(v)}
+    vars(ps).update(_laid_out[key])
 
 
 def wrap(config, options, chunk, **arguments):
@@ -49,7 +48,3 @@ def _take_down(ps):
     for module in [module for wrapped in _wrapped for module in wrapped.modules()]:
         vars(module).clear()
     gc.collect()
-
-
-def _state(ps):
-    return {n: v for n, v in vars(ps).items() if n.startswith("_") and n[1] != "_" and not callable(v)}

@@ -116,7 +116,7 @@ def check_grads(plan, buffers, *, stages=1, fell_back=()):
             assert (grad == stages * total.get((layer, e), 0.0)).all(), f"layer {layer}, expert {e}"
 
 
-def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, schedule=None, slots=None, stage="update", seed=0):
+def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, slots=None, stage="update", seed=0):
     """A plan with replicas in every row, of another expert in each."""
     rng = np.random.default_rng(seed)
     load_MLGE = rng.integers(1, 20, (micro_steps, layers, ranks, 2 * ranks))
@@ -127,15 +127,13 @@ def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, schedule=None, slot
         attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
     )  # fmt: skip
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=1, stage=stage)
-    extra = {} if schedule is None else {"schedule": schedule}
     problem = foremoe.Problem.of(
         work,
         foremoe.Cluster.preset("8xh100", num_ranks=ranks),
         model=model,
         redundant=redundant,
         cost=foremoe.CostModel(objective="balance"),
-        **extra,
-        **({} if slots is None else {"slots": slots}),
+        slots=slots or foremoe.SharedSlots(),
     )
     plan, _ = foremoe.Planner().plan(problem)
     assert (plan.quota_MLGS[..., plan.B :] > 0).any(axis=(2, 3)).all()

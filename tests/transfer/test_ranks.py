@@ -19,11 +19,6 @@ from foremoe.errors import InputError, TransferError
 from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
 from foremoe.transfer.group import ThreadGroup, TorchGroup
 
-try:
-    import resource
-except ImportError:
-    resource = None
-
 
 def by_threads(fn, num_ranks, *args, **options):
     return run_threads(fn, num_ranks, *args, **options)
@@ -37,11 +32,13 @@ both = pytest.mark.parametrize("run", [by_threads, by_processes])
 
 
 def limits_of_files(_group):
+    import resource
+
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-@pytest.mark.skipif(resource is None, reason="this system has no limit of open files that a process may raise")
 def test_processes_may_open_as_many_files_as_their_user():
+    pytest.importorskip("resource", reason="this system has no limit of open files that a process may raise")
     assert all(soft == most for soft, most in get_pool(3).run(limits_of_files))
 
 

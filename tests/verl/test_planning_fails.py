@@ -3,6 +3,7 @@
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
 import dataclasses
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -105,11 +106,8 @@ def run_where_routing_cannot_be_read(group, *args):
             raise ValueError("made to fail")
         return original(*args)
 
-    session.routing_of = routing_of
-    try:
+    with patch.object(session, "routing_of", routing_of):
         return run(group, *args)
-    finally:
-        session.routing_of = original
 
 
 def test_a_rank_that_fails_before_planning_is_named_to_those_that_wait(pool):

@@ -43,7 +43,7 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
     program = EngineProgram(layout, mode, settings, mixed=mixed)
     found = Run(engine=type(program.engine).__name__)
     with contextlib.ExitStack() as stack:
-        watched = stack.enter_context(Watched(program, found)) if settings is not None else None
+        watched = Watched(program, found, stack) if settings is not None else None
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         for step in range(num_steps):
@@ -80,27 +80,20 @@ def recorded_routes(program, output):
 
 
 class Watched:
-    """Takes down what foremoe did in every stage."""
+    """Takes down what foremoe did in every stage, until `stack` is left: it holds the model, and with it process groups."""
 
-    def __init__(self, program, found):
-        self._attached, self._found = program.engine._foremoe.attached, found
-        self._routing = None
-
-    def __enter__(self):
+    def __init__(self, program, found, stack):
         from foremoe.integrations.verl import session
 
+        self._attached, self._found = program.engine._foremoe.attached, found
+        self._routing = None
         read = session.routing_of
 
         def kept(*args):
             self._routing = read(*args)
             return self._routing
 
-        self._patch = patch.object(session, "routing_of", kept)
-        self._patch.start()
-        return self
-
-    def __exit__(self, *_):
-        self._patch.stop()  # else the patched module would hold the model, and with it all its process groups
+        stack.enter_context(patch.object(session, "routing_of", kept))
 
     def note(self, output, stage):
         metrics = output.get("metrics", {}) if output else {}
