@@ -18,7 +18,7 @@ options=(
     actor_rollout_ref.rollout.n=8
 
     # The actor trains on Megatron-Core: eight ranks are one EP group, tokens are split over pairs of them.
-    actor_rollout_ref.actor.strategy=megatron
+    model_engine=megatron
     actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
     actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2

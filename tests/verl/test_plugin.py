@@ -2,6 +2,7 @@
 
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
+import subprocess
 import sys
 
 import pytest
@@ -41,6 +42,32 @@ def test_ray_workers_find_the_plugin(cluster):
 def test_the_environment_switches_it_off(cluster):
     off = cluster.remote(look).options(runtime_env={"env_vars": {"FOREMOE": "0"}})
     assert cluster.get(off.remote(), timeout=300) == (False, True, "MegatronEngineWithLMHead")
+
+
+BREAK = """
+import sys
+
+class Broken:
+    def find_spec(name, *_):
+        if name == {module!r}:
+            raise {error}("made to fail")
+
+sys.meta_path.insert(0, Broken)
+from verl.workers.engine import EngineRegistry, MegatronEngineWithLMHead
+
+assert EngineRegistry.get_engine_cls("language_model", "megatron") is MegatronEngineWithLMHead, "veRL's own"
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [("numba", "RuntimeError"), ("foremoe.cost", "ImportError"), ("foremoe.integrations.verl.engine", "OSError")],
+)
+def test_what_fails_here_leaves_verls_modules_as_they_are(module, error):
+    program = BREAK.format(module=module, error=error)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count(f"which runs without it: {error}: made to fail") == 1
 
 
 def test_the_config_takes_one_more_key():

@@ -97,7 +97,7 @@ class Watched:
 
     def note(self, output, stage):
         metrics = output.get("metrics", {}) if output else {}
-        self._found.metrics.append({k: v for k, v in metrics.items() if k.startswith(f"foremoe/{stage}/")})
+        self._found.metrics.append({k: v[0] for k, v in metrics.items() if k.startswith(f"foremoe/{stage}/")})
         native = None if self._routing is None else [int((topk_TLK < 0).sum()) for topk_TLK in self._routing]
         self._found.native.append(native)
         self._found.reports.append(self._attached.report if native is not None else None)

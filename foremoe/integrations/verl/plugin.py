@@ -2,15 +2,16 @@
 
 It must cost nothing where no Megatron engine is made: it waits for veRL's engine module and registers foremoe's engine in its
 place once that is imported. The engine acts only where the config says so (`EngineConfig`). ``FOREMOE=0`` switches all of it off.
+Whatever fails here leaves veRL as it is, with a warning.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -32,11 +33,14 @@ def _register(module: ModuleType) -> None:
         from foremoe.integrations.verl.engine import register
 
         register(module)
-    except Exception:
-        # veRL keeps quiet about plugins that fail to load.
-        print("foremoe could not be added to veRL's Megatron engine:", file=sys.stderr)
-        traceback.print_exc()
-        raise
+    except Exception as error:
+        # A log entry, as veRL's own: a Python warning is an exception under -W error, and would stop the import.
+        logging.getLogger(__name__).warning(
+            "foremoe could not be added to veRL's Megatron engine, which runs without it: %s: %s",
+            type(error).__name__,
+            error,
+            exc_info=True,
+        )
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
@@ -66,9 +70,4 @@ class _ThenRegister(importlib.abc.Loader):
         _register(module)
 
 
-try:
-    install()
-except Exception:
-    print("foremoe's veRL plugin could not be loaded:", file=sys.stderr)
-    traceback.print_exc()
-    raise
+install()

@@ -84,14 +84,14 @@ class RunningStage:
     """One stage of a session.
 
     Attributes:
-        metrics: for veRL's own dictionary, after `end`.
+        metrics: for veRL's own dictionary, after `end`; lists of one value, for veRL's worker flattens what an engine says.
     """
 
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
         self._session, self._stage, self._stack = session, stage, stack
         self._planned = False
         self._seconds: dict[str, float] = {}
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, list[float]] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
         """Forms the micro-batches anew if that is wanted, plans them, and enters the stage; collective.
@@ -128,4 +128,4 @@ class RunningStage:
         if attached.active:
             report = attached.report if self._planned else None
             mine = Figures.of(attached.group.rank == 0, report, unplanned=float(not self._planned), **self._seconds)
-        self.metrics = {f"foremoe/{self._stage}/{name}": value for name, value in joined(copy.gather(mine)).items()}
+        self.metrics = {f"foremoe/{self._stage}/{name}": [value] for name, value in joined(copy.gather(mine)).items()}
