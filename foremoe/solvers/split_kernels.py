@@ -14,6 +14,7 @@ from numba import njit
 
 from foremoe.arrays import Array
 from foremoe.errors import InputError
+from foremoe.laws import require_slots
 from foremoe.parallel import for_rows
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     Rows that a cancel leaves out are served at home, so that the result is valid all the same.
 
     Raises:
-        InputError: an expert that has load has no slot.
+        InputError: an expert that has load has no slot.   PlanError: a slot holds an expert that does not exist.
     """
+    require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
 
