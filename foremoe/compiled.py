@@ -101,14 +101,14 @@ def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
         return
     seen.add(function)
     yield _digest(function.__code__.co_filename)
-    names = set(_names(function.__code__))
+    names, modules = set(_names(function.__code__)), set()
     named = [(name, function.__globals__[name]) for name in names & function.__globals__.keys()]
     while named:
         name, value = named.pop()
         if is_jitted(value):
             yield from _sources(value.py_func, seen)
-        elif isinstance(value, ModuleType) and value not in seen:
-            seen.add(value)
+        elif isinstance(value, ModuleType) and value not in modules:
+            modules.add(value)
             named += [(name, vars(value)[name]) for name in names & vars(value).keys()]
         elif isinstance(value, type):
             yield _digest(getattr(sys.modules.get(value.__module__), "__file__", None) or "")

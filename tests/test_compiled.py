@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba import njit
 
 import foremoe
 from foremoe import compiled
@@ -181,3 +183,18 @@ def test_every_kernel_of_the_package_has_this_cache():
         if re.search(r"jit\([^)]*cache=True", path.read_text()) and path.name not in ("compiled.py", "repacking.py")
     ]
     assert plain == []
+
+
+@njit
+def _inner(x):
+    return min(x, np.inf)
+
+
+@njit
+def _outer(x):
+    return _inner(x) + np.pi
+
+
+def test_a_module_is_looked_into_for_every_kernel_that_names_it():
+    sources = set(compiled._sources(_outer.py_func, set()))
+    assert {"_inner: inf = inf", f"_outer: pi = {np.pi}"} < sources
