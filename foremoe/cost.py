@@ -17,6 +17,7 @@ from foremoe.arrays import Array, ArrayValue, frozen_array
 from foremoe.bounds import load_bound, time_bound
 from foremoe.cost_kernels import feature_rows
 from foremoe.errors import InputError
+from foremoe.laws import require_slots
 from foremoe.parallel import for_rows
 from foremoe.slots import SharedSlots
 
@@ -270,6 +271,7 @@ def _features(problem: Problem, placement: Placement, rates: Rates) -> dict[str,
     load_NGE, demand_NVE, located = problem.sources()
     node_G, home_LE = problem.cluster.node_of_rank_G, problem.home_LE
     expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
+    require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
 
     def block(low: int, high: int) -> None:
         feature_rows(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from foremoe.compiled import kernel
 
 # Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank, F features (see cost.FEATURES).
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def feature_rows(  # type: ignore[no-untyped-def]
     low,
     high,

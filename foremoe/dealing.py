@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from foremoe.arrays import Array, frozen_array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.solvers.as_given import sample_groups
 from foremoe.solvers.base import PackSolver
@@ -165,7 +165,7 @@ def _cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Array |
     return out
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def count_pairs(topk_TLK, known_T, micro_step_T, rank_T, load_MLGE):  # type: ignore[no-untyped-def]
     """Adds every (token, expert) pair to its cell of `load_MLGE`; tokens of micro-step -1 and unknown tokens add none.
 

@@ -51,15 +51,34 @@ class _Found:
             self.add(law, message(index) + more, ", ".join(words))
 
 
+def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
+    """What makes slots unreadable for compiled code, which looks up what they hold without a check. Cheap where nothing does."""
+    found = _Found(num_layers)
+    if expert_NGS.shape != shape or expert_NGS.dtype.kind != "i":
+        found.add(
+            "slots",
+            f"expert_NGS is {expert_NGS.dtype} of shape {list(expert_NGS.shape)}; this problem has integers of shape "
+            f"[N, G, S] = {list(shape)}.",
+        )
+    elif expert_NGS.size and not (expert_NGS.min() >= -1 and expert_NGS.max() < num_experts):
+        wrong = (expert_NGS < -1) | (expert_NGS >= num_experts)
+        found.mask("canonical", wrong, "NGS", lambda i: f"expert {expert_NGS[i]} does not exist; there are {num_experts}")
+    return found.errors
+
+
+def require_slots(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> None:
+    """Raises the first of `slot_violations`."""
+    broken = slot_violations(expert_NGS, shape, num_experts, num_layers)
+    if broken:
+        raise broken[0]
+
+
 def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:
     """Laws 1 and 2 for what a solver returned: shapes, tokens, homes, slots, canonical form, node limits."""
     found = _Found(problem.L)
-    shape = (problem.N, problem.G, problem.S)
-    if placement.expert_NGS.shape != shape:
-        found.add(
-            "slots", f"expert_NGS has shape {list(placement.expert_NGS.shape)}; this problem has [N, G, S] = {list(shape)}."
-        )
-        return found.errors
+    broken = slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    if broken:
+        return broken
     if placement.quota_NGS is None:
         found.add("tokens", "quota_NGS is missing; a split solver fills it.")
         return found.errors
@@ -108,8 +127,7 @@ def _check_placement(
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G
-    wrong = (expert_NGS < -1) | (expert_NGS >= E)
-    found.mask("canonical", wrong, "NGS", lambda i: f"expert {expert_NGS[i]} does not exist; there are {E}")
+    found.errors += slot_violations(expert_NGS, expert_NGS.shape, E, L)
     found.mask("quota", quota_NGS < 0, "NGS", lambda i: f"quota {quota_NGS[i]} is negative")
     if found.errors:
         return

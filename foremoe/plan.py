@@ -13,7 +13,7 @@ import numpy as np
 from foremoe.arrays import Array, ArrayValue, frozen_array
 from foremoe.cost import Cost
 from foremoe.errors import InputError, PlanError
-from foremoe.laws import plan_violations
+from foremoe.laws import plan_violations, require_slots
 from foremoe.placement import skew
 from foremoe.plan_header import PlanHeader
 from foremoe.routing_checks import layer_positions
@@ -168,6 +168,7 @@ class Plan(ArrayValue):
 
         Raises:
             InputError: the workload's counts are not those the plan was made for, or the rank does not exist.
+            PlanError: a slot holds an expert that does not exist.
         """
         if rank not in range(self.G):
             raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
@@ -175,6 +176,7 @@ class Plan(ArrayValue):
             raise InputError("the workload's counts differ from the plan's load; split the workload that was planned.")
         load_NGE = workload.load_MLGE.reshape(self.N, self.G, self.E)
         node_G = self.header.cluster.node_of_rank_G
+        require_slots(self.expert_NGS, self.expert_NGS.shape, self.E, self.L)
         split_NP = split_over_sources(load_NGE, self.expert_NGS, self.quota_NGS, node_G, rank)
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 

@@ -14,7 +14,7 @@ import numpy as np
 from foremoe.arrays import Array, frozen_array
 from foremoe.errors import InputError, PlanError
 from foremoe.foresight import Foresight, predicted_load, require_foresight
-from foremoe.laws import placement_violations
+from foremoe.laws import placement_violations, slot_violations
 from foremoe.parallel import row_runner
 from foremoe.placement import Placement, Stop
 from foremoe.plan import Plan
@@ -231,7 +231,9 @@ class Planner:
         return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
 
     def _completed(self, solver: Solver, problem: Problem, placement: Placement) -> Placement:
-        """A level's output with quotas."""
+        """A level's output with quotas; nothing compiled may read it before its slots are known to exist."""
+        shape = (problem.N, problem.G, problem.S)
+        self._refuse(solver, slot_violations(placement.expert_NGS, shape, problem.E, problem.L))
         if placement.quota_NGS is None or self.split is not None:
             split = self.split or ExactSplit()
             filled = with_quotas(problem, placement.expert_NGS, split, solver.keeps_homes)
@@ -239,7 +241,9 @@ class Planner:
         return placement
 
     def _verify(self, solver: Solver | OrderSolver, problem: Problem, placement: Placement) -> None:
-        broken = placement_violations(problem, placement, keeps_homes=self.keeps_homes)
+        self._refuse(solver, placement_violations(problem, placement, keeps_homes=self.keeps_homes))
+
+    def _refuse(self, solver: Solver | OrderSolver, broken: list[PlanError]) -> None:
         if broken:
             raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 

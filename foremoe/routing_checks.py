@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from foremoe.arrays import Array, frozen_array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.model import Model
 
@@ -131,7 +131,7 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def first_fault(topk_TLK, known_T, num_experts):  # type: ignore[no-untyped-def]
     """(token, layer, position) of the first id out of range or repeated in its token; (-1, -1, -1) if there is none.
 

@@ -8,9 +8,9 @@ out as intervals on one line, and a source sends a slot the overlap of their int
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.parallel import for_rows
 
 # Letters: N rows, G ranks, V nodes, E experts, S slots per rank, P = G*S physical slots.
@@ -40,7 +40,7 @@ def split_over_sources(
     return split_NP
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _split_rows(low, high, load_NGE, sums_NVE, known, expert_NGS, quota_NGS, node_G, rank, split_NP):  # type: ignore[no-untyped-def]
     """One source needs no other source by itself: who comes before it on a line, and what each node asks for in all, is enough.
 
@@ -79,7 +79,7 @@ def _split_rows(low, high, load_NGE, sums_NVE, known, expert_NGS, quota_NGS, nod
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sum_sources(load_GE, known, node_G, rank, before_VE, before_E, demand_VE):  # type: ignore[no-untyped-def]
     """Fills by node what all ranks ask of every expert (unless `known`) and what those before `rank` ask, and sums the latter.
 
@@ -109,7 +109,7 @@ def _sum_sources(load_GE, known, node_G, rank, before_VE, before_E, demand_VE): 
             before_E[e] += of_node_E[e]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _split_expert(  # type: ignore[no-untyped-def]
     first, next_P, rank_P, quota_P, load_G, before_V, before, demand_V, node_G, rank, left_P, line_3V, split_P
 ):

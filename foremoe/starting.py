@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.laws import placement_violations
+from foremoe.errors import InputError, PlanError
+from foremoe.laws import placement_violations, slot_violations
 from foremoe.placement import Placement
 from foremoe.plan import Plan
 from foremoe.problem import Problem
@@ -26,9 +26,9 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
         start = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quota_NGS)
     if not isinstance(start, Placement):
         raise InputError(f"the start must be a Plan or a Placement; got {type(start).__name__}.")
-    if start.expert_NGS.shape != (problem.N, problem.G, problem.S):
-        have, want = list(start.expert_NGS.shape), [problem.N, problem.G, problem.S]
-        raise InputError(f"the start has [rows, ranks, slots] = {have}; this problem has {want}.")
+    broken = slot_violations(start.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    if broken:
+        raise InputError(f"the start is not valid for this problem: {broken[0]}")
     if start.quota_NGS is None or placement_violations(problem, start):
         start = with_quotas(problem, start.expert_NGS, split, True)
     broken = placement_violations(problem, start)
@@ -40,6 +40,9 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
 def with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:
     """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
     quota_NGS = split.solve(problem, expert_NGS)
+    if quota_NGS.shape != expert_NGS.shape:
+        have, want = list(quota_NGS.shape), list(expert_NGS.shape)
+        raise PlanError("quota", "", f"{split!r} returned quotas of shape {have} for slots of shape {want}.")
     if keeps_homes and not isinstance(problem.slots, ResidentSlots):
         expert_NGS = expert_NGS.copy()
         redundant = expert_NGS[:, :, problem.B :]

@@ -21,11 +21,11 @@ A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests hold t
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from foremoe import toml
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.model import Model
 from foremoe.routing import RoutingTrace
 from foremoe.synthetic import Regime, bent, capped, layer_count, layer_factor, resolve, softmax
@@ -131,7 +131,7 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
     return capped(softmax(log_QE), _TOKEN_CAP / model.num_topk)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):  # type: ignore[no-untyped-def]
     """Fills ``topk_TLK[:, layer]``: expert e where the cumulative chances pass u, u+1, .. u+K-1.
 

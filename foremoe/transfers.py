@@ -7,9 +7,9 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array, ArrayValue, frozen_array
+from foremoe.compiled import kernel
 from foremoe.schedule import Schedule
 from foremoe.slots import SharedSlots, Slots
 
@@ -152,7 +152,7 @@ def derive_transfers(
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _derive(row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts, out):  # type: ignore[no-untyped-def]
     """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
     L, G, R = start_LGR.shape

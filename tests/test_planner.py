@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from dataclasses import dataclass
 
@@ -10,13 +11,29 @@ import numpy as np
 import pytest
 
 import foremoe
+import foremoe.simulate
+import foremoe.split
 from foremoe.errors import InputError, PlanError
 from foremoe.foresight import Noisy, predicted_load
 from foremoe.placement import Placement, Stop
 from foremoe.plan import Plan
 from foremoe.planner import Planner
 from foremoe.problem import Problem
-from foremoe.solvers import Anneal, Chain, Eplb, Even, Greedy, Lpt, Quota, Solver, Static
+from foremoe.solvers import (
+    Anneal,
+    Chain,
+    Eplb,
+    Even,
+    ExactSplit,
+    Greedy,
+    Lpt,
+    Quota,
+    Solver,
+    SplitSolver,
+    Static,
+    WaterFill,
+    split_kernels,
+)
 from foremoe.testing.samples import random_placement
 
 
@@ -77,6 +94,83 @@ def test_an_invalid_placement_is_refused_with_the_solver_named():
         Planner(rank=(LosesTokens(),)).plan(problem_of())
 
 
+@dataclass(frozen=True)
+class Returns(Solver):
+    """Puts one number in one slot, or leaves rows, ranks or slots out."""
+
+    expert: int = -1
+    cut: tuple[int, int, int] = (0, 0, 0)
+    quotas: bool = False
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        expert_NGS = start.expert_NGS.copy()
+        expert_NGS[1, 2, problem.B] = self.expert
+        rows, ranks, slots = (n - cut for n, cut in zip(expert_NGS.shape, self.cut, strict=True))
+        quota_NGS = start.quotas_NGS[:rows, :ranks, :slots] if self.quotas else None
+        return Placement(expert_NGS=expert_NGS[:rows, :ranks, :slots], quota_NGS=quota_NGS)
+
+
+UNREADABLE = [
+    (Returns(expert=32), r"micro-step 0, layer 1, rank 2, slot 4: .*expert 32 does not exist; there are 32"),
+    (Returns(expert=32, quotas=True), "expert 32 does not exist; there are 32"),
+    (Returns(expert=-2), "expert -2 does not exist"),
+    (Returns(expert=32767), "expert 32767 does not exist"),
+    (Returns(cut=(1, 0, 0)), r"of shape \[11, 8, 5\]; this problem has integers of shape \[N, G, S\] = \[12, 8, 5\]"),
+    (Returns(cut=(0, 1, 0)), r"of shape \[12, 7, 5\]; this problem"),
+    (Returns(cut=(0, 0, 1), quotas=True), r"of shape \[12, 8, 4\]; this problem"),
+]
+
+
+@pytest.mark.parametrize(("solver", "message"), UNREADABLE)
+@pytest.mark.parametrize("planner", [Planner(), Planner(split=Even()), Planner(guard=False)])
+def test_what_compiled_code_could_not_read_never_gets_there(monkeypatch, planner, solver, message):
+    """It would read, and write, whatever lies behind its arrays."""
+    problem = problem_of(objective="time")
+    monkeypatch.setattr(split_kernels, "for_rows", lambda *_: pytest.fail("compiled code was given the placement"))
+    with pytest.raises(PlanError, match=r"Returns\(.*\) returned an invalid placement: ") as caught:
+        planner.using(solver).plan(problem)
+    assert re.search(message, str(caught.value))
+    with pytest.raises(InputError, match=f"the start is not valid for this problem: .*{message.rsplit('.*', maxsplit=1)[-1]}"):
+        planner.plan(problem, start=solver.solve(problem, problem.static()))
+    for split in (ExactSplit(), Even(), WaterFill()):
+        with pytest.raises(PlanError, match=message.rsplit(".*", maxsplit=1)[-1]):
+            split.solve(problem, solver.solve(problem, problem.static()).expert_NGS)
+    if solver.quotas:
+        with pytest.raises(PlanError, match=message):
+            problem.cost.objective_N(problem, solver.solve(problem, problem.static()))
+
+
+def test_slots_must_hold_integers():
+    problem = problem_of()
+    with pytest.raises(PlanError, match=r"expert_NGS is float64 of shape"):
+        ExactSplit().solve(problem, problem.static().expert_NGS.astype(float))
+
+
+def test_a_plan_is_neither_simulated_nor_split_with_experts_that_do_not_exist(monkeypatch):
+    problem = problem_of()
+    work = foremoe.Workload.from_counts(problem.load_MLGE, num_topk=problem.model.num_topk)
+    plan, _ = Planner(rank=()).plan(problem)
+    expert_MLGS = plan.expert_MLGS.copy()
+    expert_MLGS[0, 1, 2, 0] = 32
+    plan = dataclasses.replace(plan, expert_MLGS=expert_MLGS)
+    for module in (foremoe.split, foremoe.simulate.traffic):
+        monkeypatch.setattr(module, "for_rows", lambda *_, **__: pytest.fail("compiled code was given the plan"))
+    for attempt in (lambda: plan.rows_for(work, 0), lambda: foremoe.simulate.simulate(problem, plan)):
+        with pytest.raises(PlanError, match="micro-step 0, layer 1, rank 2, slot 0: expert 32 does not exist; there are 32"):
+            attempt()
+
+
+@dataclass(frozen=True)
+class TooFew(SplitSolver):
+    def solve(self, problem: Problem, expert_NGS: np.ndarray) -> np.ndarray:
+        return ExactSplit().solve(problem, expert_NGS)[1:]
+
+
+def test_quotas_of_another_shape_are_refused_with_the_split_named():
+    with pytest.raises(PlanError, match=r"TooFew\(\) returned quotas of shape \[11, 8, 5\] for slots of shape \[12, 8, 5\]"):
+        Planner(split=TooFew()).plan(problem_of())
+
+
 def test_one_rank_no_slots_and_no_tokens_plan_as_static():
     problem = problem_of(redundant=0)
     assert Planner().plan(problem)[0].num_replicas == 0
@@ -92,7 +186,7 @@ def test_a_start_for_another_load_is_split_anew():
     plan, _ = Planner(rank=()).plan(second, start)
     plan.check(second)
     assert plan.num_replicas > 0
-    with pytest.raises(InputError, match="the start has"):
+    with pytest.raises(InputError, match=r"the start is not valid for this problem: .* of shape"):
         Planner().plan(problem_of(redundant=2), start)
 
 

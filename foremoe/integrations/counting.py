@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.parallel import for_rows, row_runner
 
@@ -152,7 +152,7 @@ def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_
         )
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def add_pairs(ids_TLK, limit, missing, load_LE):  # type: ignore[no-untyped-def]
     """Adds every pair to `load_LE` once, `missing` to none; False at an id that is neither."""
     T, L, K = ids_TLK.shape
@@ -171,7 +171,7 @@ def add_pairs(ids_TLK, limit, missing, load_LE):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def is_blank(ids_TLK, t, layer_L):  # type: ignore[no-untyped-def]
     """True if a token's experts are 0 in all layers."""
     K = ids_TLK.shape[2]
@@ -184,7 +184,7 @@ def is_blank(ids_TLK, t, layer_L):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):  # type: ignore[no-untyped-def]
     """How many experts of a (token, layer) were there before, or -1: it is not known, or -2 - k: the id at k is none.
 
@@ -203,7 +203,7 @@ def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):  # type: ignore
     return repeated if known else -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):  # type: ignore[no-untyped-def]
     """`count_ranges` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
     L, K, E = len(layer_L), ids_TLK.shape[2], load_MLGE.shape[3]
@@ -249,7 +249,7 @@ def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML
     return -1, -1, -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):  # type: ignore[no-untyped-def]
     """`narrow_into` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
     T, _, K = ids_TLK.shape

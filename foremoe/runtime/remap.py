@@ -85,8 +85,12 @@ def remap_dense(
     expert_at_P = slot_expert_P.clamp(max=num_experts - 1)
     position_P = torch.arange(num_slots, device=expert_P.device)
     at_home_P = (home_slot_E.long()[expert_at_P] == position_P) & (expert_P >= 0)
-    occurrence_TP = (routing_TE.cumsum(0, dtype=torch.int32) - 1).index_select(1, expert_at_P)
-    mine_TP = (occurrence_TP >= begin_P) & (occurrence_TP < begin_P + width_P)
-    mine_TP |= at_home_P & (occurrence_TP >= planned_E[expert_at_P])
-    excess_E = routing_TE.sum(0) - planned_E[:num_experts]
-    return mine_TP & routing_TE.index_select(1, expert_at_P), excess_E.clamp(min=0).sum()
+    # Along a GPU's outer axis a scan has one thread per column; along the inner one it has them all.
+    routing_ET = routing_TE.t().contiguous()
+    occurrence_PT = (routing_ET.cumsum(1, dtype=torch.int32) - 1).index_select(0, expert_at_P)
+    begin_P1, end_P1 = begin_P[:, None], (begin_P + width_P)[:, None]
+    mine_PT = (occurrence_PT >= begin_P1) & (occurrence_PT < end_P1)
+    mine_PT |= at_home_P[:, None] & (occurrence_PT >= planned_E[expert_at_P][:, None])
+    mine_PT &= routing_ET.index_select(0, expert_at_P)
+    excess_E = routing_ET.sum(1) - planned_E[:num_experts]
+    return mine_PT.t().contiguous(), excess_E.clamp(min=0).sum()

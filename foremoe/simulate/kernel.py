@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.schedule import Phase
 from foremoe.transfers import Path
 
@@ -111,7 +111,7 @@ class Record(NamedTuple):
     num_X: Array
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def run_uses(low, high, stage, copies, returns, state, record):  # type: ignore[no-untyped-def]
     """Runs uses [low, high); ranks are free at `state.free_at_G`."""
     G = stage.node_G.size
@@ -186,7 +186,7 @@ def run_uses(low, high, stage, copies, returns, state, record):  # type: ignore[
         record.time_6U[5, u] = clock[NOW]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _exchange(n, part, stage, state, record):  # type: ignore[no-untyped-def]
     clock = state.clock
     if stage.node_G.size == 1:
@@ -205,7 +205,7 @@ def _exchange(n, part, stage, state, record):  # type: ignore[no-untyped-def]
     state.parts[part] += took
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _compute(u, n, factor, stage, state, record, release_G):  # type: ignore[no-untyped-def]
     begin = state.clock[NOW]
     for g in range(release_G.size):
@@ -216,13 +216,13 @@ def _compute(u, n, factor, stage, state, record, release_G):  # type: ignore[no-
     state.parts[COMPUTE] += state.clock[NOW] - begin
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _behind(path, state):  # type: ignore[no-untyped-def]
     """How far the clock of a link class is behind the time."""
     return 0.0 if path == _HOST else state.clock[PEER_CLOCK] if path == _PEER else state.clock[RDMA_CLOCK]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _send(ready, src, dst, path, took, stage, state):  # type: ignore[no-untyped-def]
     """Puts a copy on its links; returns when it starts."""
     if path == _HOST:
@@ -247,7 +247,7 @@ def _send(ready, src, dst, path, took, stage, state):  # type: ignore[no-untyped
     return start
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _start_copy(c, ready_s, stage, copies, state):  # type: ignore[no-untyped-def]
     path = copies.path_C[c]
     ready = ready_s - _behind(path, state)
@@ -259,7 +259,7 @@ def _start_copy(c, ready_s, stage, copies, state):  # type: ignore[no-untyped-de
     copies.end_C[c] = copies.start_C[c] + stage.copy_s[path]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _issue(u, release_G, stage, copies, state):  # type: ignore[no-untyped-def]
     """Starts the copies that may start at the begin of use `u`: both ends are past the use before it."""
     if u >= copies.ahead_U.size - 1:
@@ -272,14 +272,14 @@ def _issue(u, release_G, stage, copies, state):  # type: ignore[no-untyped-def]
         _start_copy(c, ready_s, stage, copies, state)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _issue_late(u, stage, copies, state):  # type: ignore[no-untyped-def]
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
         if copies.late_C[copies.need_C[i]]:
             _start_copy(copies.need_C[i], state.clock[NOW], stage, copies, state)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _await_weights(u, copies, state):  # type: ignore[no-untyped-def]
     begin = state.clock[NOW]
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
@@ -288,7 +288,7 @@ def _await_weights(u, copies, state):  # type: ignore[no-untyped-def]
     state.parts[TRANSFER] += state.clock[NOW] - begin
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _await_buffers(n, stage, returns, state):  # type: ignore[no-untyped-def]
     """A gradient buffer is zeroed when what it held has left."""
     begin, layer = state.clock[NOW], stage.slot_layer_N[n]
@@ -301,7 +301,7 @@ def _await_buffers(n, stage, returns, state):  # type: ignore[no-untyped-def]
     state.parts[GRADIENT] += state.clock[NOW] - begin
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _send_gradients(n, release_G, stage, returns, state):  # type: ignore[no-untyped-def]
     layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
@@ -316,7 +316,7 @@ def _send_gradients(n, release_G, stage, returns, state):  # type: ignore[no-unt
         state.turn[src, layer, r] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hold(until_s, part, state):  # type: ignore[no-untyped-def]
     """No rank goes on before `until_s`."""
     state.parts[part] += max(0.0, until_s - state.clock[NOW])
@@ -325,7 +325,7 @@ def hold(until_s, part, state):  # type: ignore[no-untyped-def]
         state.free_at_G[g] = max(state.free_at_G[g], until_s)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def work(seconds_G, part, state):  # type: ignore[no-untyped-def]
     """Every rank works for some seconds of its own."""
     begin = state.clock[NOW]

@@ -9,6 +9,7 @@ import numpy as np
 from foremoe.arrays import Array
 from foremoe.cost import fixed_bytes
 from foremoe.errors import InputError
+from foremoe.laws import require_slots
 from foremoe.plan import Plan
 from foremoe.planner import Planner
 from foremoe.problem import Problem
@@ -58,6 +59,7 @@ def simulate(
 
     Raises:
         InputError: plan and problem do not fit, or the problem has no counts by source rank.
+        PlanError: a slot holds an expert that does not exist.
     """
     run = StageRun(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
     for x in range(run.num_passes):
@@ -111,6 +113,7 @@ class StageRun:
             raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
         if known not in ("rollout", "router"):
             raise InputError(f'known must be "rollout" or "router"; got {known!r}.')
+        require_slots(plan.expert_NGS, plan.expert_NGS.shape, problem.E, problem.L)
         self.problem, self.plan = problem, plan
         schedule = plan.header.schedule
         uses = schedule.uses(plan.L)

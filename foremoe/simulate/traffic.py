@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.parallel import for_rows
 from foremoe.plan import Plan
@@ -73,7 +73,7 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
     return Exchange(out_N2[:, 0], out_N2[:, 1], pairs_2G[0] * peer_s, pairs_2G[1] * rdma_s)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _exchange_rows(  # type: ignore[no-untyped-def]
     low, high, load_NGE, expert_NGS, quota_NGS, node_G, nic_G, peer_s, rdma_s, weight_N, out_N2, pairs_2G
 ):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.model import Model
 from foremoe.solvers.as_given import AsGiven, sample_groups
@@ -126,7 +126,7 @@ def _late(attention_Q: Array, step_Q: Array, rank_Q: Array, num_ranks: int) -> f
     return float(np.bincount(step_Q * num_ranks + rank_Q, attention_Q, M * num_ranks).reshape(M, num_ranks).max(axis=1).sum())
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _filled(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def]
     """Micro-step of every sequence, dealt in order to the emptiest of `num` or to the fullest with room; -1 if not all fit.
 
@@ -149,7 +149,7 @@ def _filled(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-d
     return step_Q
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
     step_Q = np.empty(len_Q.size, np.int64)
     step, used = 0, 0
@@ -161,7 +161,7 @@ def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
     return step_Q
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _dealt(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):  # type: ignore[no-untyped-def]
     """Rank of every sequence, dealt in order to the rank with least attention that has room, else with fewest tokens."""
     tokens_MG, attention_MG = np.zeros((num, num_ranks), np.int64), np.zeros((num, num_ranks))

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
 from foremoe.cluster import Cluster
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.problem import Problem
 from foremoe.solvers.base import PathSolver
@@ -118,7 +118,7 @@ def _held(t: Transfers, num_experts: int, resident_LGS: Array | None, base: int,
     return layer_Z * num_experts + expert_Z, rank_Z, until_Z
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _choose(order_C, need_C, home_C, dst_C, node_G, seconds, path_C):  # type: ignore[no-untyped-def]
     G = node_G.size
     egress = np.zeros((2, G))  # by link class: the time at which a rank's link is free again
@@ -144,7 +144,7 @@ def _choose(order_C, need_C, home_C, dst_C, node_G, seconds, path_C):  # type: i
             ingress[link, dst] = by_rank
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _choose_with_relays(  # type: ignore[no-untyped-def]
     order_C, need_C, home_C, dst_C, node_G, seconds, most_hops, num_keys, key_Z, rank_Z, until_Z, path_C, src_C
 ):

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.parallel import for_rows
 from foremoe.placement import Placement, Stop
@@ -133,7 +133,7 @@ def _place(load_E: Array, num_physical: int, num_groups: int, num_nodes: int, nu
     return expert_P, copy_P
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _pack_kernel(weight_I, num_packs, slot_I):  # type: ignore[no-untyped-def]
     """`_pack` in one number per item: pack * room + place."""
     room = weight_I.size // num_packs
@@ -151,7 +151,7 @@ def _pack_kernel(weight_I, num_packs, slot_I):  # type: ignore[no-untyped-def]
         count_K[pack] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):  # type: ignore[no-untyped-def]
     """`rebalance` for one row of float64 loads, without which copy is which; groups divide over nodes."""
     num_experts, num_physical = load_E.size, expert_P.size
@@ -184,7 +184,7 @@ def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):  # type: igno
             expert_P[node * per_node + slot_X[x]] = local_E[node * width + expert_X[x]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """Every copy an equal share (the first ones the remainder); copies of one expert on one rank become one slot.
 
@@ -213,7 +213,7 @@ def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):  # type: ignore[no
             quota_GS[g, slot] += share
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """Places and serves rows [low, high); rows without load stay as they are."""
     G, S = expert_NGS.shape[1:]

@@ -23,6 +23,6 @@ class ExactSplit(SplitSolver):
         """Returns ``quota_NGS`` int32.
 
         Raises:
-            InputError: an expert that has load has no slot.
+            InputError: an expert that has load has no slot.   PlanError: a slot holds an expert that does not exist.
         """
         return split_all(problem, expert_NGS, split_rows)

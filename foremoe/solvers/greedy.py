@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from foremoe.compiled import kernel
 from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def greedy_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
@@ -67,7 +67,7 @@ def greedy_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: 
             break
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def greedy_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`greedy_row` for rows [low, high)."""
     for n in range(low, high):

@@ -7,9 +7,9 @@ no replica evens out the ranks of a node.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 
 # Letters: M micro-steps, G ranks, V domains, E experts; P positions, those of one domain side by side; Q quantiles.
 
@@ -46,7 +46,7 @@ def scaled(load_ME: Array, domain_G: Array) -> tuple[Array, Array, int]:
     return load_EM, weight_V, int(even)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _random(state):  # type: ignore[no-untyped-def]
     """SplitMix64 (Steele, Lea, Flood 2014): one uint64, the state moves on."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -56,7 +56,7 @@ def _random(state):  # type: ignore[no-untyped-def]
     return z ^ (z >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def domain_loads(load_EM, domain_E, weight_V):  # type: ignore[no-untyped-def]
     """int64 [V, M]: weighted load of every domain."""
     load_VM = np.zeros((weight_V.size, load_EM.shape[1]), np.int64)
@@ -66,7 +66,7 @@ def domain_loads(load_EM, domain_E, weight_V):  # type: ignore[no-untyped-def]
     return load_VM
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_largest(load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
     """The two largest loads of every micro-step, and whose the first is; -1 where there is only one domain."""
     first_M[:], second_M[:], who_M[:] = -1, -1, -1
@@ -79,7 +79,7 @@ def find_largest(load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-
             who_M[m] = v if x > first else who_M[m]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
     """If domain `a` gave expert e for expert f of domain `b`.
 
@@ -98,7 +98,7 @@ def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, seco
     return largest, squares
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def anneal(  # type: ignore[no-untyped-def]
     load_EM, weight_V, even, cost_EV, smooth, num_proposals, heat, cooling, seed, drop_Q, domain_E
 ):
@@ -154,7 +154,7 @@ def anneal(  # type: ignore[no-untyped-def]
     domain_E[:] = best_E
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-def]
     """int64 [E]: ranks for experts whose nodes are given, so that few replicas even them out.
 

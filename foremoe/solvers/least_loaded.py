@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `LeastLoaded`; see `RowSolver.edit`. ``params[1:]`` are alpha, min_pairs and threshold."""
     G, S = expert_GS.shape
@@ -59,7 +59,7 @@ def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # 
             spill -= amount
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def least_loaded_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`least_loaded_row` for rows [low, high)."""
     for n in range(low, high):

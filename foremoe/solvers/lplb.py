@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split_kernels import split_row, split_rows
 
 # Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def replicate_row(load_E, node_G, num_base, params, expert_GS):  # type: ignore[no-untyped-def]
     """Writes the replicas of one row: slot r of the rank at place i of its ring copies from place i + 2^r."""
     G, S = expert_GS.shape
@@ -47,7 +47,7 @@ def replicate_row(load_E, node_G, num_base, params, expert_GS):  # type: ignore[
                 expert_GS[g, s] = hot_G[source]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def replicate_rows(low, high, load_NE, node_G, num_base, params, expert_NGS):  # type: ignore[no-untyped-def]
     """`replicate_row` for rows [low, high)."""
     for n in range(low, high):
@@ -71,7 +71,7 @@ class Lplb(RowSolver):
 
     @staticmethod
     def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
-        """One row; see `RowSolver.edit`. Plain Python, as the split kernel lives in another file (see `split_kernels`)."""
+        """One row; see `RowSolver.edit`. Plain Python that calls compiled parts."""
         replicate_row(load_E, node_G, num_base, params, expert_GS)
         split_row(load_E, expert_GS, quota_GS)
         _drop_unused(num_base, expert_GS, quota_GS)

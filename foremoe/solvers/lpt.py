@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.parallel import for_rows
 from foremoe.problem import Problem
 from foremoe.solvers.base import HomeSolver
@@ -53,7 +53,7 @@ def lpt_ranks(load_E: Array, now_E: Array, node_G: Array) -> Array:
     return rank_E
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _lpt(load_E, order_E, now_E, node_G, rank_E):  # type: ignore[no-untyped-def]
     G, E = node_G.size, load_E.size
     base = E // G

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.solvers.as_given import AsGiven, sample_groups
 from foremoe.solvers.base import PackSolver
@@ -71,7 +71,7 @@ class Permute(PackSolver):
         return micro_step_Q, rank_Q
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _smooth(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
     """Sum over layers of the 16-norm over ranks, if one sequence left the micro-step and another came."""
     total = 0.0
@@ -87,7 +87,7 @@ def _smooth(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _greedy(longest_I, len_Q, pairs_XLG, steps_M, budget, step_Q):  # type: ignore[no-untyped-def]
     """Writes `step_Q` if all sequences find room and no micro-step stays empty."""
     num = steps_M.size
@@ -115,7 +115,7 @@ def _greedy(longest_I, len_Q, pairs_XLG, steps_M, budget, step_Q):  # type: igno
         step_Q[longest_I[i]] = steps_M[found_I[i]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _swap(index_I, len_Q, pairs_XLG, steps_M, budget, passes, seed, step_Q):  # type: ignore[no-untyped-def]
     first, num = steps_M.min(), steps_M.max() - steps_M.min() + 1
     load_MLG, tokens_M, value_M = np.zeros((num, *pairs_XLG.shape[1:]), np.int32), np.zeros(num, np.int64), np.zeros(num)

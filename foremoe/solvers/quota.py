@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
 from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, B base slots, R redundant slots, S = B + R, E experts.
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """Spills until no rank is above `target`, as far as slots allow; returns the maximum rank load it leaves.
 
@@ -79,7 +79,7 @@ def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, p
     return now_G.max()
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quota_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """One row of `Quota`; see `RowSolver.edit`. ``params[1]`` is min_pairs, ``params[2]`` best_fit."""
     G = expert_GS.shape[0]
@@ -110,7 +110,7 @@ def quota_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
     _spill(threshold, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quota_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`quota_row` for rows [low, high)."""
     for n in range(low, high):

@@ -1,8 +1,4 @@
-"""Row kernels of the split level: quotas for replicas that are already placed, one row at a time.
-
-All of them live in this one file: numba's disk cache does not notice an edit of a callee in another file. For the same reason
-code elsewhere calls the drivers (`split_rows` and its kin) from Python instead of calling a row kernel from a kernel of its own.
-"""
+"""Row kernels of the split level: quotas for replicas that are already placed, one row at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from foremoe.arrays import Array
+from foremoe.compiled import kernel
 from foremoe.errors import InputError
+from foremoe.laws import require_slots
 from foremoe.parallel import for_rows
 
 if TYPE_CHECKING:
@@ -28,8 +25,9 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     Rows that a cancel leaves out are served at home, so that the result is valid all the same.
 
     Raises:
-        InputError: an expert that has load has no slot.
+        InputError: an expert that has load has no slot.   PlanError: a slot holds an expert that does not exist.
     """
+    require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
 
@@ -49,7 +47,7 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     return quota_NGS
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _slots_by_expert(expert_GS, num_experts):  # type: ignore[no-untyped-def]
     """``(first_X, slot_U, home_E)``: expert e has the slots ``slot_U[first_X[e] : first_X[e + 1]]``, lowest p first.
 
@@ -78,7 +76,7 @@ def _slots_by_expert(expert_GS, num_experts):  # type: ignore[no-untyped-def]
     return first_X, slot_U, home_E
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def home_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """All load to the slot in the lowest column (the home); the others get nothing."""
     S = expert_GS.shape[1]
@@ -89,7 +87,7 @@ def home_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
             quota_GS[home_E[e] // S, home_E[e] % S] = load_E[e]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def even_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """Every slot of an expert an equal share; the remainder goes to its lowest slots, one pair each."""
     S = expert_GS.shape[1]
@@ -104,7 +102,7 @@ def even_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
             quota_GS[slot_U[i] // S, slot_U[i] % S] = share
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def water_fill_row(load_E, expert_GS, rounds, quota_GS):  # type: ignore[no-untyped-def]
     """Starts even; each round, every expert's load is poured anew so that it levels the ranks that hold it."""
     G, S = expert_GS.shape
@@ -150,7 +148,7 @@ def water_fill_row(load_E, expert_GS, rounds, quota_GS):  # type: ignore[no-unty
             break
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def split_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """The split with the least possible maximum rank load, in whole pairs; returns that maximum.
 
@@ -248,28 +246,28 @@ def split_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     return target
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def home_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`home_row` for rows [low, high)."""
     for n in range(low, high):
         home_row(load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def even_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`even_row` for rows [low, high)."""
     for n in range(low, high):
         even_row(load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def water_fill_rows(low, high, load_NE, expert_NGS, rounds, quota_NGS):  # type: ignore[no-untyped-def]
     """`water_fill_row` for rows [low, high)."""
     for n in range(low, high):
         water_fill_row(load_NE[n], expert_NGS[n], rounds, quota_NGS[n])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def split_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
     """`split_row` for rows [low, high)."""
     for n in range(low, high):

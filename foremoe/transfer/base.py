@@ -20,8 +20,8 @@ class Buffers(Protocol):
     """Where an expert's weights and gradients lie on this rank; the engine and the backends see no other memory of the model.
 
     An expert is one or several flat (1-D, contiguous) tensors, in the same number, order and size everywhere. Layers are indices
-    of the plan, experts logical, buffers as in `Transfers.buffer_C`. The tensors of one call stay the same memory from
-    `TransferBackend.open` to `close`.
+    of the plan, experts logical, buffers as in `Transfers.buffer_C`. What a buffer has stays the same memory from
+    `TransferBackend.open` to `close`; what an expert has at its home may lie elsewhere at the next plan.
     """
 
     num_buffers: int
@@ -101,6 +101,8 @@ class TransferBackend(abc.ABC):
     def publish(self, entries: Sequence[Entry], version: int) -> None:  # noqa: B027 (nothing to do is a good default)
         """Makes home weights readable for one-sided pulls. Called on all ranks, with the same arguments, before the first
         `start` of a plan; pulls after it must see these weights, of this version, or raise `StaleWeights`.
+
+        Homes may be other ranks and lie at other addresses than at the call before: look both up at every call.
 
         Args:
             entries: what the plan reads through this backend, on all ranks; sorted, no duplicates. What was published before

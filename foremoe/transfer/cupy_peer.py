@@ -53,8 +53,9 @@ class _Pulls:
 class CupyPeer(TransferBackend):
     """Pulls experts straight out of their homes' GPU memory; between two GPUs that is a copy engine's work and takes no SM.
 
-    `publish` tells every rank where the home experts lie: a CUDA IPC handle for each device allocation, opened once per process,
-    or the plain address for ranks that are threads of one process. A home on another host cannot be reached.
+    `publish` tells every rank where the home experts lie now: a CUDA IPC handle for each device allocation, opened once per
+    process, or the plain address for ranks that are threads of one process. Only what has changed is sent and opened. A home on
+    another host cannot be reached.
 
     Weights are read in place and carry no stamp. That they are of the published version is bookkeeping alone: the home must not
     change them between `publish` and the moment when all ranks' copies are over, and nobody notices if it does.
@@ -89,7 +90,7 @@ class CupyPeer(TransferBackend):
         self._turn = 0
         self._version = 0
         self._version_of: dict[Key, int] = {}
-        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # all experts that were ever published: home rank, tensors
+        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # as last published: home rank, tensors
         self._handle: dict[tuple[int, int], bytes] = {}  # (home rank, base) -> IPC handle of the allocation
         self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> where the allocation lies in this process
 
@@ -100,7 +101,14 @@ class CupyPeer(TransferBackend):
             if digest != told[0][0]:
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
             self._home.update({key: (home, value) for key, value in pieces.items()})
-            self._handle.update({(home, base): handle for base, handle in handles.items()})
+            for base, handle in handles.items():
+                self._detach((home, base))  # an address that was freed and given out again is another allocation
+                self._handle[home, base] = handle
+        if any(pieces for _, pieces, _ in told):
+            used = {(home, piece.base) for home, pieces in self._home.values() for piece in pieces}
+            for where in self._handle.keys() - used:
+                self._detach(where)
+                del self._handle[where]
         agreed(group, lambda: self._attach(entries))
         self._version = version
         self._version_of.update({(entry.layer, entry.expert): version for entry in entries})
@@ -146,10 +154,8 @@ class CupyPeer(TransferBackend):
         with contextlib.suppress(Exception):  # a GPU that is lost has neither copies nor handles left
             for stream in self._streams:
                 stream.synchronize()
-        for (home, _), base in self._base.items():
-            if self._process_G[home] != self._process_G[self._rank]:
-                with contextlib.suppress(Exception), torch.cuda.device(self._device):
-                    self._cuda.ipcCloseMemHandle(base)
+        for where in list(self._base):
+            self._detach(where)
         self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
 
     def _opened(self) -> Group:
@@ -158,19 +164,22 @@ class CupyPeer(TransferBackend):
         return self._group
 
     def _export(self, entries: Sequence[Entry]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
-        """Where the home experts lie that the other ranks do not know yet, and handles of their allocations."""
+        """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
         torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
-        pieces: dict[Key, tuple[_Piece, ...]] = {}
+        # Looked up at every call: homes change between plans, and offloaded weights come back elsewhere.
+        pieces = {
+            key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key))
+            for key in dict.fromkeys((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
+        }
         handles: dict[int, bytes] = {}
-        for entry in entries:
-            key = (entry.layer, entry.expert)
-            if entry.home_rank == self._rank and key not in self._home:
-                pieces[key] = tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key))
         for key, expert in pieces.items():
             for base in {piece.base for piece in expert if piece.num_bytes} if self._several else ():
-                if base not in handles and (self._rank, base) not in self._handle:
+                if base not in handles:
                     handles[base] = self._exported(key, base)
-        return pieces, handles
+        return (
+            {key: expert for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)},
+            {base: handle for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle},
+        )
 
     def _piece(self, key: Key, tensor: torch.Tensor) -> _Piece:
         pointer, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -203,6 +212,15 @@ class CupyPeer(TransferBackend):
                     continue
                 # A process cannot open its own handles, and need not.
                 self._base[where] = piece.base if process == me else self._open_handle(home, self._handle[where])
+
+    def _detach(self, where: tuple[int, int]) -> None:
+        """Closes an allocation, if this rank has it open."""
+        base = self._base.pop(where, None)
+        if base is not None and self._process_G[where[0]] != self._process_G[self._rank]:
+            with contextlib.suppress(Exception), torch.cuda.device(self._device):
+                for stream in self._streams:  # copies under way may read it
+                    stream.synchronize()
+                self._cuda.ipcCloseMemHandle(base)
 
     def _open_handle(self, home: int, handle: bytes) -> int:
         try:

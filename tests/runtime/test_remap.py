@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from foremoe.runtime import remap
 from foremoe.runtime.remap import remap_dense
@@ -72,6 +75,33 @@ def test_routing_by_yes_and_no_goes_to_the_same_slots(call: tuple, seed: int, dt
     assert routing_TP.dtype == torch.bool and dense_drift.dtype == torch.int64 and dense_drift.dim() == 0
     assert torch.equal(routing_TP, expected_TP) and dense_drift == num_drift
     assert torch.equal(routing_TP.sum(1), routing_TE.sum(1))
+
+
+class Scans(TorchFunctionMode):
+    """Notes every running sum that does not go along adjacent memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num, self.outer = 0, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if "cumsum" in getattr(func, "__name__", ""):
+            values, axis = args[0], (kwargs or {}).get("dim", args[1] if len(args) > 1 else None)
+            self.num += 1
+            if values.stride(axis) != 1:
+                self.outer.append((func.__name__, list(values.shape), axis))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("function", [remap, remap_dense])
+def test_running_sums_go_along_adjacent_memory(function: Callable) -> None:
+    """On a GPU one across rows has one thread per column, however many rows there are."""
+    routing_TE = torch.rand(64, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    tables = [torch.tensor(table) for table in ([30, 2] * 8, [*range(8), *range(8)], [*range(8)])]
+    with Scans() as scans:
+        slots, _ = function(routing_TE.nonzero()[:, 1:] if function is remap else routing_TE, *tables)
+    assert scans.num >= 3 and not scans.outer
+    assert slots.is_contiguous()
 
 
 @given(st.data())

@@ -267,3 +267,85 @@ def test_misuse_ends_in_one_sentence(runtime):
             CupyPeer().open(0, group, OnCpu())
 
     run_threads(rank, 1)
+
+
+class Moving:
+    """Expert e lies in a block that is freed and allocated anew, at any rank."""
+
+    num_buffers = 0
+
+    def __init__(self):
+        self.block, self.freed = torch.zeros(0), []
+
+    def load(self, value, *, anew=False):
+        if anew or not len(self.block):
+            Experts.blocks.pop(self.block.data_ptr(), None)
+            self.freed.append(self.block.fill_(-7.0))  # kept, so that new memory lies elsewhere; somebody else writes to it
+            self.block = torch.zeros(4)
+            Experts.blocks[self.block.data_ptr()] = 16
+        self.block.fill_(value)
+
+    def home(self, layer, expert):
+        return [self.block.as_subclass(PretendTensor)]
+
+
+def pulled(group, backend, home, version):
+    """Publishes expert e at home on rank `home[e]` to the other of two ranks; pulls this rank's and returns it and its value."""
+    backend.publish(sorted(Entry(0, e, home[e], 1 - home[e]) for e in (0, 1)), version)
+    expert = home.index(1 - group.rank)
+    dst = [torch.zeros(4)]
+    backend.wait(backend.start([Copy(0, 0, expert, 1 - group.rank, group.rank, None, dst)]), 1.0)
+    group.barrier()
+    return dst[0].tolist() == [100.0 * version + expert] * 4
+
+
+def test_experts_are_read_where_they_are_at_home_now(runtime, processes):
+    def rank(group):
+        backend, buffers = CupyPeer(), Moving()
+        backend.open(group.rank, group, buffers)
+        for version, home in enumerate(([0, 1], [1, 0], [0, 1]), 1):
+            buffers.load(100.0 * version + home.index(group.rank))
+            assert pulled(group, backend, home, version)
+        backend.close()
+
+    run_threads(rank, 2)
+    assert len(runtime.opened) == (2 if processes else 0)
+
+
+def test_memory_that_was_freed_is_read_no_more_and_closed(runtime, processes):
+    def rank(group):
+        backend, buffers = CupyPeer(), Moving()
+        backend.open(group.rank, group, buffers)
+        for version, anew in ((1, True), (2, False), (3, True)):
+            buffers.load(100.0 * version + group.rank, anew=anew)
+            assert pulled(group, backend, [0, 1], version)
+            assert len(runtime.opened) - len(runtime.closed) <= 2
+        backend.close()
+
+    run_threads(rank, 2)
+    assert len(runtime.opened) == (4 if processes else 0)
+    assert sorted(runtime.closed) == sorted(runtime.opened)
+
+
+def test_an_address_that_was_given_out_again_is_opened_again(runtime, monkeypatch):
+    """CUDA gives the new allocation a handle of its own."""
+    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    allocations = {}
+    monkeypatch.setattr(
+        runtime, "ipcGetMemHandle", lambda base: base.to_bytes(32, "little") + bytes([allocations.get(base, 0)]) * 32
+    )
+    monkeypatch.setattr(
+        runtime, "ipcOpenMemHandle", lambda handle: runtime.opened.append(handle) or int.from_bytes(handle[:32], "little")
+    )
+
+    def rank(group):
+        backend, buffers = CupyPeer(), Moving()
+        backend.open(group.rank, group, buffers)
+        for version in (1, 2, 3):
+            buffers.load(100.0 * version + group.rank)
+            allocations[buffers.block.data_ptr()] = version // 2
+            assert pulled(group, backend, [0, 1], version)
+        backend.close()
+
+    run_threads(rank, 2)
+    assert len(set(runtime.opened)) == len(runtime.opened) == len(runtime.closed) == 4

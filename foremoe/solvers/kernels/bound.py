@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.solvers.kernels.compiled import kernel
+from foremoe.compiled import kernel
 
 # Letters: N rows, G ranks, S slots per rank, B base slots, E experts, I ranks in an order.
 

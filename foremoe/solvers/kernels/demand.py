@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foremoe.solvers.kernels.compiled import kernel
+from foremoe.compiled import kernel
 
 # Letters: N rows, G ranks, E experts, V nodes.
 

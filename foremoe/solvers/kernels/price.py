@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.solvers.kernels.compiled import kernel
+from foremoe.compiled import kernel
 from foremoe.solvers.kernels.demand import demand_row as demand_row  # for those who price
 
 # Letters: G ranks, S slots per rank, E experts, V nodes, K rates.

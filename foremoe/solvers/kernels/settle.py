@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.solvers.kernels.compiled import kernel
+from foremoe.compiled import kernel
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 

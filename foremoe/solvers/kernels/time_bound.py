@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.solvers.kernels.compiled import kernel
+from foremoe.compiled import kernel
 
 # Letters: N rows, G ranks, B base slots, E experts, V nodes, K numbers of replicas from 0.
 

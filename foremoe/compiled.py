@@ -1,0 +1,131 @@
+"""`kernel`: numba's ``njit`` for the whole package; its disk cache notices edits in other files and needs no home folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from numba import njit
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
+from numba.extending import is_jitted
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """``njit(nogil=True, cache=True)`` whose disk cache is renewed when any file changes that the machine code came from.
+
+    Numba compares only the file that holds a function, and would go on running the callees it was compiled with. Where neither
+    the installation nor the home folder can be written, the cache is in the temporary folder, or there is none.
+    """
+    dispatcher: Any = njit(nogil=True)(function)
+    disabled = not is_jitted(dispatcher)  # by NUMBA_DISABLE_JIT
+    if disabled:
+        return dispatcher
+    _digest(function.__code__.co_filename)  # of what was read, should the file change before the first call
+    try:
+        dispatcher._cache = _Cache(function)
+        if isinstance(dispatcher._cache._impl.locator, _TemporaryFolder):
+            _warn(f"is cached in {_own_folder()}")
+    except RuntimeError:  # no locator; the dispatcher goes on without a cache
+        _warn("is not cached and is made anew in every process")
+    return dispatcher
+
+
+class _TemporaryFolder(_SourceFileBackedLocatorMixin, _CacheLocator):  # type: ignore[misc]
+    """Where numba itself finds no folder that it can write."""
+
+    def __init__(self, py_func: Any, py_file: str) -> None:
+        self._py_file, self._lineno = py_file, py_func.__code__.co_firstlineno
+
+    def get_cache_path(self) -> str:
+        return str(Path(str(_own_folder()), self.get_suitable_cache_subpath(self._py_file)))
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        return super().from_function(py_func, py_file) if _own_folder() else None
+
+
+class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [*CompileResultCacheImpl._locator_classes, _TemporaryFolder]  # noqa: RUF012 (as numba declares it)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    _impl_class = _CacheImpl
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Not before the first call: a callee may stand below its caller.
+        own = self._impl.locator.get_source_stamp()
+        self._cache_file._source_stamp = (own, *sorted(set(_sources(self._py_func, set()))))
+        return super().load_overload(sig, target_context)
+
+
+@functools.cache
+def _own_folder() -> Path | None:
+    """This user's folder for kernels in the temporary folder, if nobody else can write there: loading a cached file runs it."""
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        parent = Path(tempfile.gettempdir())
+        folder = parent / f"foremoe-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        above, mine = parent.stat(), folder.lstat()
+    except OSError:
+        return None
+    # Who may rename the folder may put another in its place.
+    others_rename = (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX) or above.st_uid not in (0, os.getuid())
+    private = stat.S_ISDIR(mine.st_mode) and mine.st_uid == os.getuid() and not mine.st_mode & 0o077
+    return folder if private and not others_rename else None
+
+
+@functools.cache
+def _warn(how: str) -> None:
+    warnings.warn(
+        f"neither foremoe's folder nor the home's cache can be written, so compiled code {how}; set NUMBA_CACHE_DIR to a folder "
+        "of your own.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
+    """What a kernel was compiled from: the files of all kernels and classes that it names, theirs in turn, and constants."""
+    if function in seen:
+        return
+    seen.add(function)
+    yield _digest(function.__code__.co_filename)
+    names, modules = set(_names(function.__code__)), set()
+    named = [(name, function.__globals__[name]) for name in names & function.__globals__.keys()]
+    while named:
+        name, value = named.pop()
+        if is_jitted(value):
+            yield from _sources(value.py_func, seen)
+        elif isinstance(value, ModuleType) and value not in modules:
+            modules.add(value)
+            named += [(name, vars(value)[name]) for name in names & vars(value).keys()]
+        elif isinstance(value, type):
+            yield _digest(getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+        elif isinstance(value, (int, float, str, tuple)):
+            yield f"{function.__qualname__}: {name} = {value!r}"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@functools.cache
+def _digest(file: str) -> str:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:  # in an archive, which numba's own stamp is of
+        return ""
