@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 .PHONY: demo test lint types unit test-megatron test-verl smoke-verl bench clean
 
 demo: .venv/.test
-	$(BIN)/foremoe demo --ranks 2
+	$(BIN)/python -m examples.grpo --ranks 2
 
 test: lint types unit
 

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.output import command_line, emit, hardware
-from foremoe.cluster import Cluster
-from foremoe.foresight import Noisy
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.foresight import Noisy
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
-from foremoe.solvers.home_price import price_L
-from foremoe.workload import Workload
+from foremoe.solvers.home.price import price_L
+from foremoe.synthetic.tokens import synthetic_trace
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, Q sequences.
 
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--regime", default="mid")
     args = parser.parse_args()
-    trace = RoutingTrace.synthetic(
+    trace = synthetic_trace(
         "qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=args.layers, regime=args.regime, seed=0
     )
     sections = [

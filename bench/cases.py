@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
-from foremoe.synthetic import synthetic_workload
-from foremoe.workload import Workload
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.workload.workload import Workload
 
 # Recorded routing lies beside a checkout where somebody has it; the cases that need it are skipped elsewhere.
 RECORDED = Path(__file__).resolve().parents[1].parent / "shared" / "data"

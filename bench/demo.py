@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.output import command_line, emit, hardware
-from foremoe.demo.arms import ARMS
+from examples.grpo.arms import ARMS
 
 MEASURES = {"s": "wall", "cpu_s": "expert CPU"}
 

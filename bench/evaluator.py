@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.placement import Placement
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, E experts, C copies.
 

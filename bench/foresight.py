@@ -13,11 +13,11 @@ import sys
 from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
 from bench.systems import ULTRAEP_S, group_problems, mean_skew, recorded_workload, synthetic_groups
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.foresight import Noisy
-from foremoe.planner import Planner
-from foremoe.problem import Problem
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.foresight import Noisy
+from foremoe.problem.problem import Problem
 from foremoe.simulate import System, simulate_systems
 
 # A planner that takes no copy as hidden: a replica must pay for all of its weights' way.

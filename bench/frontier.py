@@ -19,16 +19,16 @@ import numpy as np
 from bench.cases import RECORDED
 from bench.evaluator import copies_N3, skew_N
 from bench.output import command_line, emit, hardware
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
-from foremoe.solvers import Anneal, Chain, Greedy, LeastLoaded, Lplb, Quota, Solver
-from foremoe.split import split_over_sources
-from foremoe.synthetic import synthetic_workload
-from foremoe.workload import Workload
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.split import split_over_sources
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
+from foremoe.solvers import Anneal, Chain, Greedy, LeastLoaded, Lplb, Quota, RankSolver
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.workload.workload import Workload
 
 # Letters: N rows, G ranks, S slots per rank, B base slots, R rounds, A arms.
 
@@ -39,7 +39,7 @@ SHAPES = (
 NUM_LAYERS = 24
 SECONDS = 90.0
 BALANCE = CostModel(objective="balance")
-PEERS: tuple[Solver, ...] = (Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb())
+PEERS: tuple[RankSolver, ...] = (Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb())
 
 
 def problem(model: str, num_ranks: int, *, regime: str, micro_steps: int, seed: int, redundant: int, cost: CostModel) -> Problem:
@@ -110,7 +110,7 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
             " stage ms |"
         )
         yield "|" + " --- |" * 10
-        arms: list[tuple[str, Solver | None, CostModel]] = [("static", None, BALANCE)]
+        arms: list[tuple[str, RankSolver | None, CostModel]] = [("static", None, BALANCE)]
         arms += [(type(solver).__name__, solver, BALANCE) for solver in PEERS]
         arms += [(f"Chain(slack={s:g}), balance", Chain(slack=s), BALANCE) for s in (0.0, 0.002, 0.005, 0.01, 0.015, 0.03, 0.05)]
         arms += [(f"Chain(slack={s:g}), time", Chain(slack=s), CostModel()) for s in (0.0, 0.005, 0.015)]
@@ -164,13 +164,13 @@ def speed_table() -> Iterable[str]:
         )
 
 
-def _seconds(solver: Solver, where: Problem) -> float:
+def _seconds(solver: RankSolver, where: Problem) -> float:
     begin_s = time.process_time()
     _with_split(solver, where)
     return time.process_time() - begin_s
 
 
-def _with_split(solver: Solver, where: Problem) -> None:
+def _with_split(solver: RankSolver, where: Problem) -> None:
     """The solver and the split of one source's pairs over the slots, with the sums over nodes that both read."""
     object.__setattr__(where, "_demand_NVE", None)  # kept from an earlier call, they would cost nothing
     placement = solver.solve(where, where.static())

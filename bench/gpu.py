@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from bench.output import command_line, emit
+from foremoe.distributed.group import ThreadGroup, TorchGroup
 from foremoe.transfer.base import HOST, Copy, Entry, TransferBackend
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.cupy_peer import CupyPeer
-from foremoe.transfer.group import ThreadGroup, TorchGroup
 from foremoe.transfer.pinned_host import PinnedHost
 
 REPEATS, WARM_UP = 30, 5

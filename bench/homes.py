@@ -16,15 +16,15 @@ import numpy as np
 
 from bench.evaluator import copies_N3, skew_N
 from bench.output import command_line, emit, hardware
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.parallel import row_runner
-from foremoe.placement import Placement
-from foremoe.planner import Planner
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
 from foremoe.solvers import Anneal, Chain, HomeSolver, Keep, Lpt, NodeChain
-from foremoe.synthetic import synthetic_workload
+from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, V nodes, E experts.
 

@@ -20,15 +20,15 @@ import numpy as np
 
 from bench.evaluator import rank_loads
 from bench.output import command_line, emit, hardware
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.parallel import row_runner
-from foremoe.placement import Placement, Stop
-from foremoe.problem import Problem
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
 from foremoe.solvers import Exact
-from foremoe.strategies import STRATEGIES
-from foremoe.synthetic import synthetic_workload
+from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 

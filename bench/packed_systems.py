@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.ablation import MINI_BATCHES, packer
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
+from foremoe.base.arrays import Array
+from foremoe.levels import HomeSolver, RankSolver
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, simulate_systems
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Permute
-from foremoe.solvers.base import HomeSolver, Solver
-from foremoe.solvers.home_price import price_L
-from foremoe.workload import Workload
+from foremoe.solvers.home.price import price_L
+from foremoe.synthetic.tokens import synthetic_trace
+from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts, Q sequences.
 
@@ -33,7 +34,7 @@ class Packed(NamedTuple):
 
     pack: PackSolver
     home: HomeSolver = Keep()
-    rank: tuple[Solver, ...] = ()
+    rank: tuple[RankSolver, ...] = ()
     first: bool = False
     replicas: str = "any"
     even: bool = False
@@ -93,7 +94,7 @@ HEAD = (
 
 def section(ranks_per_node: int, num_layers: int = 4) -> str:
     """The table on one node size."""
-    trace = RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=num_layers, seed=0)
+    trace = synthetic_trace("qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=num_layers, seed=0)
     found = {}
     for name, row in rows(ranks_per_node).items():
         print(f"traces, nodes of {ranks_per_node}: {name}", file=sys.stderr, flush=True)

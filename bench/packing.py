@@ -19,16 +19,17 @@ import numpy as np
 
 from bench.cases import ESFT, RECORDED
 from bench.output import command_line, emit, hardware
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.parsing import short
-from foremoe.plan import Plan
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.plan import Plan
+from foremoe.planner.parsing import short
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, HomeSolver, Keep, Lpt, PackSolver, Permute
-from foremoe.solvers.balanced_tokens import model_of
-from foremoe.workload import Workload
+from foremoe.solvers.pack.balanced_tokens import model_of
+from foremoe.synthetic.tokens import synthetic_trace
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, Q sequences.
 
@@ -70,7 +71,7 @@ def _recorded(about: str, files: tuple[str, ...], model: str, num_ranks: int, to
 
 def _synthetic(about: str, num_ranks: int, tokens_per_rank: int, regime: str, num_sequences: int, mean_length: float) -> Case:
     def make() -> RoutingTrace:
-        return RoutingTrace.synthetic(
+        return synthetic_trace(
             "qwen3-30b-a3b", num_sequences=num_sequences, mean_length=mean_length, num_layers=8, regime=regime, seed=0
         )
 
@@ -215,7 +216,7 @@ def speed_table() -> str:
     """Seconds of whole steps of 48 layers, 128 experts."""
     rows = []
     for num_sequences, mean_length in ((1024, 400.0), (8192, 100.0)):
-        trace = RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=num_sequences, mean_length=mean_length, seed=0)
+        trace = synthetic_trace("qwen3-30b-a3b", num_sequences=num_sequences, mean_length=mean_length, seed=0)
         for num_ranks, tokens_per_rank in ((16, 2048), (64, 1024)):
             case = Case(about="", num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, make=lambda: trace)  # noqa: B023
             cells = [

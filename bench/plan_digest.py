@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from bench.output import hardware
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
-from foremoe.schedule import Schedule
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import (
     Anneal,
     BalancedTokens,
@@ -47,8 +47,9 @@ from foremoe.solvers import (
     Transitions,
     WaterFill,
 )
-from foremoe.synthetic import synthetic_workload
-from foremoe.workload import Workload
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.synthetic.tokens import synthetic_trace
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, V nodes.
 
@@ -85,7 +86,7 @@ def problem(
 @functools.cache
 def trace() -> RoutingTrace:
     """96 sequences of a small model's layers."""
-    return RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=96, num_layers=2, seed=3)
+    return synthetic_trace("qwen3-30b-a3b", num_sequences=96, num_layers=2, seed=3)
 
 
 def packed(packer: Any) -> Callable[[], Any]:

@@ -21,8 +21,9 @@ import numpy as np
 
 from bench.output import command_line, emit, hardware
 from bench.packing import markdown
-from foremoe.arrays import Array
-from foremoe.integrations import Routed, count_workload, from_routed_experts
+from foremoe.base.arrays import Array
+from foremoe.routing.readers.sequences import Routed
+from foremoe.workload import count_workload, from_routed_experts
 
 # Letters: T tokens, L layers, K top-k.
 
@@ -96,7 +97,11 @@ def _measure(name: str, num_tokens: int, send: Any) -> None:
         if "trace" in name:
             return from_routed_experts(items, **options)[1].num_unknown_tokens
         q = np.arange(len(items))
-        places = {"micro_step_Q": q * MICRO_STEPS // len(items), "rank_Q": q % RANKS, "num_micro_steps": MICRO_STEPS}
+        places: dict[str, Any] = {
+            "micro_step_Q": q * MICRO_STEPS // len(items),
+            "rank_Q": q % RANKS,
+            "num_micro_steps": MICRO_STEPS,
+        }
         work, report = count_workload(items, num_ranks=RANKS, **places, **options)
         assert int(work.load_MLE.sum(dtype=np.int64)) == NUM_TOPK * NUM_LAYERS * report.num_tokens
         return report.num_unknown_tokens

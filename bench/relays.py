@@ -14,17 +14,16 @@ import dataclasses
 import numpy as np
 
 from bench.output import command_line, emit, hardware
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.plan import Plan
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.slots import ResidentSlots, SharedSlots
-from foremoe.solvers.deadline import choose_paths, copy_seconds
-from foremoe.synthetic import synthetic_workload
-from foremoe.transfers import Path as Link
-from foremoe.transfers import Transfers
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.paths import choose_paths, copy_seconds
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link, TransferList
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: C copies, G ranks, U uses with copies.
 
@@ -34,7 +33,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def in_place_s(plan: Plan, transfers: Transfers) -> Array:
+def in_place_s(plan: Plan, transfers: TransferList) -> Array:
     """Seconds until the copies of every use are in place, [U]: each waits for its source's copy and for both ends of its link."""
     t, seconds = transfers, copy_seconds(plan.header.cluster, plan.header.model.expert_bytes)
     found = []
@@ -43,7 +42,7 @@ def in_place_s(plan: Plan, transfers: Transfers) -> Array:
         there: dict[tuple[int, int, int], float] = {}
         # Deadline schedules in this order, so what a relay waits for comes before it.
         for c in np.flatnonzero(t.need_C == need).tolist():
-            path, src, dst = int(t.path_C[c]), int(t.src_C[c]), int(t.dst_C[c])
+            path, src, dst = int(t.link_C[c]), int(t.src_C[c]), int(t.dst_C[c])
             what = int(t.layer_C[c]), int(t.expert_C[c])
             ends = [("in", path, dst)] if path == Link.HOST else [("in", path, dst), ("out", path, src)]
             end = max(there.get((src, *what), 0.0), *(free.get(link, 0.0) for link in ends)) + seconds[path]
@@ -53,29 +52,29 @@ def in_place_s(plan: Plan, transfers: Transfers) -> Array:
     return np.array(found)
 
 
-def fan_out(transfers: Transfers, mask_C: Array) -> int:
+def fan_out(transfers: TransferList, mask_C: Array) -> int:
     """The most copies of one use that leave one rank by one class of links."""
     t = transfers.take(mask_C & (transfers.src_C >= 0))
-    return int(np.unique(np.stack([t.need_C, t.src_C, t.path_C]), axis=1, return_counts=True)[1].max(initial=0))
+    return int(np.unique(np.stack([t.need_C, t.src_C, t.link_C]), axis=1, return_counts=True)[1].max(initial=0))
 
 
-def crossings(plan: Plan, transfers: Transfers) -> int:
+def crossings(plan: Plan, transfers: TransferList) -> int:
     """The most copies of one expert into one node by RDMA, in one use."""
-    t = transfers.take(transfers.path_C == Link.RDMA)
+    t = transfers.take(transfers.link_C == Link.RDMA)
     node_C = plan.header.cluster.node_of_rank_G[t.dst_C]
     return int(np.unique(np.stack([t.need_C, t.expert_C, node_C]), axis=1, return_counts=True)[1].max(initial=0))
 
 
-def row(name: str, plan: Plan, transfers: Transfers) -> str:
+def row(name: str, plan: Plan, transfers: TransferList) -> str:
     """One line of the table."""
     t = transfers
     dataclasses.replace(plan, transfers=t).check()
     home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
     relayed_C = (t.src_C >= 0) & (t.src_C != home_C)
     seconds_U = in_place_s(plan, t) * 1e6
-    cells = [name, f"{len(t) / len(seconds_U):.1f}", f"{relayed_C.mean():.1%}", f"{(t.path_C == Link.RDMA).mean():.1%}"]
-    cells += [f"{(t.path_C == Link.HOST).mean():.1%}", f"{seconds_U.mean():.0f}", f"{np.quantile(seconds_U, 0.99):.0f}"]
-    cells += [f"{seconds_U.max():.0f}", str(fan_out(t, t.path_C >= 0)), str(fan_out(t, t.path_C == Link.RDMA))]
+    cells = [name, f"{len(t) / len(seconds_U):.1f}", f"{relayed_C.mean():.1%}", f"{(t.link_C == Link.RDMA).mean():.1%}"]
+    cells += [f"{(t.link_C == Link.HOST).mean():.1%}", f"{seconds_U.mean():.0f}", f"{np.quantile(seconds_U, 0.99):.0f}"]
+    cells += [f"{seconds_U.max():.0f}", str(fan_out(t, t.link_C >= 0)), str(fan_out(t, t.link_C == Link.RDMA))]
     return "| " + " | ".join([*cells, str(crossings(plan, t))]) + " |"
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from bench.cases import CASES, Case
 from bench.output import command_line, emit, hardware
-from foremoe.comparison import compare, needs_first_left_out
-from foremoe.problem import Problem
-from foremoe.strategies import STRATEGIES
+from foremoe.planner.comparison import compare, needs_first_left_out
+from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.problem import Problem
 
 COLUMNS = (
     ("strategy", lambda r: r["solver"]),

@@ -19,8 +19,8 @@ import numpy as np
 
 from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
-from foremoe.planner import Planner
-from foremoe.problem import Problem
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
 from foremoe.simulate import force_balanced, simulate
 
 CASES = (

@@ -14,10 +14,10 @@ from typing import Any
 
 from bench.output import command_line, emit, hardware
 from bench.systems import mean_skew, synthetic_groups, systems
-from foremoe.cluster import Cluster
-from foremoe.problem import Problem
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.problem import Problem
 from foremoe.simulate import System, simulate_systems
-from foremoe.strategies import STRATEGIES
 
 MODEL, NUM_RANKS = "qwen3-30b-a3b", 64
 ROWS = ("static", "eplb-step", "UltraEP-like", "FEPLB-like", "ReLibra-like", "quota anywhere", "foremoe", "force-balanced")

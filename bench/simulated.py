@@ -15,21 +15,21 @@ from typing import Any
 
 from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
-from foremoe.cluster import Cluster
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.schedule import Schedule
+from foremoe.levels import PathSolver
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.paths import choose_paths
+from foremoe.plan.transfers import Link, TransferList
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import System, simulate_systems
-from foremoe.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Anneal, Chain
-from foremoe.solvers.base import PathSolver
-from foremoe.solvers.deadline import choose_paths
-from foremoe.transfers import Path, Transfers
 
 PATHS = {
-    "GPU-direct only": (Path.PEER, Path.RDMA),
-    "CPU-assisted only": (Path.HOST,),
-    "both": tuple(Path),
+    "GPU-direct only": (Link.PEER, Link.RDMA),
+    "CPU-assisted only": (Link.HOST,),
+    "both": tuple(Link),
 }
 HEAD = (
     "| variant | stage ms | x static | share of force-balanced | waits for weights ms | for gradients ms | skew |"
@@ -43,13 +43,13 @@ class Only(PathSolver):
 
     paths: tuple[int, ...]
 
-    def solve(self, problem: Problem, transfers: Transfers) -> Transfers:
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         """See `PathSolver.solve`."""
-        allowed = [Path(path) for path in self.paths]
+        allowed = [Link(path) for path in self.paths]
         return choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)
 
 
-def only(paths: tuple[Path, ...], **levels: Any) -> Planner:
+def only(paths: tuple[Link, ...], **levels: Any) -> Planner:
     """The hierarchical planner with some of the paths."""
     return Planner(path=Only(tuple(int(path) for path in paths)), **levels)
 

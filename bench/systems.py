@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from bench.cases import RECORDED
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.model import Model
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, ep_groups, foremoe_planner
 from foremoe.solvers import Anneal, Greedy, Lpt, Quota
 from foremoe.solvers.base import RowSolver
-from foremoe.strategies import STRATEGIES
-from foremoe.synthetic import synthetic_workload
-from foremoe.workload import Workload
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.workload.workload import Workload
 
 # Letters: G ranks, S slots, E experts.
 

@@ -15,7 +15,7 @@ from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
 from bench.packed_systems import section as packed_section
 from bench.systems import NOTES, group_problems, mean_skew, recorded_workload, synthetic_groups, systems
-from foremoe.problem import Problem
+from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate_systems
 
 MODELS = ("qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a22b")

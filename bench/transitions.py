@@ -18,14 +18,14 @@ import numpy as np
 from bench.cases import CASES
 from bench.evaluator import skew_N
 from bench.output import command_line, emit, hardware
-from foremoe.cluster import Cluster
-from foremoe.placement import Placement
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.slots import ResidentSlots
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.planner import Planner
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers import Transitions
-from foremoe.synthetic import synthetic_workload
-from foremoe.workload import Workload
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps.
 

@@ -28,18 +28,18 @@ from bench.validation_ranks import (
     outside_rank,
     stages_rank,
 )  # fmt: skip
+from examples.grpo.arms import ARMS
+from examples.grpo.experts import ClockedSwiGLU
+from examples.grpo.given import given_plans, given_samples
+from examples.grpo.planning import StagePlan, model_of
 from foremoe.calibrate import Case, Fit, fit
 from foremoe.calibrate.nonnegative import robust
-from foremoe.cluster import Cluster
-from foremoe.demo.arms import ARMS
-from foremoe.demo.experts import ClockedSwiGLU
-from foremoe.demo.given import given_plans, given_samples
-from foremoe.demo.planning import StagePlan, model_of
-from foremoe.schedule import STAGES
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.strategies import resolve
+from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import force_balanced, simulate
-from foremoe.slots import SharedSlots
-from foremoe.strategies import resolve
 from foremoe.testing.ranks import RankPool
+from foremoe.workload.workload import STAGES
 
 # Letters: M micro-steps, G ranks, T tokens, H hidden size, Q sequences, N positions.
 

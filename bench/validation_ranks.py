@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from torch import nn
 
+from examples.grpo.arms import ARMS, Arms
+from examples.grpo.experts import ClockedSwiGLU
+from examples.grpo.given import given_plans, given_samples
+from examples.grpo.grpo import Batch, log_probs, policy_loss
+from examples.grpo.policy import Block, Policy, WholeSequences
+from examples.grpo.settings import SIZES, Settings
+from examples.grpo.step import batches_of
+from examples.grpo.task import MAX_ANSWER
 from foremoe.calibrate import Case
 from foremoe.calibrate.measure import measure
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
-from foremoe.cluster import Cluster
-from foremoe.demo.arms import ARMS, Arms
-from foremoe.demo.experts import ClockedSwiGLU
-from foremoe.demo.given import given_plans, given_samples
-from foremoe.demo.grpo import Batch, log_probs, policy_loss
-from foremoe.demo.policy import Block, Policy, WholeSequences
-from foremoe.demo.settings import SIZES, Settings
-from foremoe.demo.step import batches_of
-from foremoe.demo.task import MAX_ANSWER
-from foremoe.model import Model
+from foremoe.distributed.group import Group
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
-from foremoe.schedule import STAGES
-from foremoe.slots import ResidentSlots, SharedSlots, Slots
-from foremoe.transfer.group import Group
+from foremoe.workload.workload import STAGES
 
 # Letters: M micro-steps, G ranks, T tokens, H hidden size, Q sequences, N positions.
 

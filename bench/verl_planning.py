@@ -22,22 +22,22 @@ import torch
 
 from bench.output import command_line, emit, hardware
 from bench.packing import markdown
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.integrations import shared_planning as sharing
-from foremoe.integrations.counting import count_micro_steps
-from foremoe.model import Model
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.distributed import planning as sharing
+from foremoe.distributed.group import Group
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.plan.programme import Programme
+from foremoe.planner.strategies import resolve
+from foremoe.problem.cost import CostModel
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import SharedSlots
+from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.runtime.stage import agree_on_split
-from foremoe.schedule import Schedule
-from foremoe.slots import SharedSlots
-from foremoe.strategies import resolve
-from foremoe.synthetic import synthetic_workload
+from foremoe.synthetic.counts import synthetic_workload
 from foremoe.transfer.admission import fingerprint, refusal
-from foremoe.transfer.group import Group
-from foremoe.transfer.programme import Programme
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks, T tokens, K top-k.
 

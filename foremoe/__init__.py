@@ -6,67 +6,152 @@ importing the package costs next to nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foremoe.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from foremoe.cluster import Cluster as Cluster
-    from foremoe.comparison import ablate as ablate
-    from foremoe.comparison import compare as compare
-    from foremoe.cost import Cost as Cost
-    from foremoe.cost import CostModel as CostModel
-    from foremoe.errors import InputError as InputError
-    from foremoe.errors import PlanError as PlanError
-    from foremoe.foresight import Noisy as Noisy
-    from foremoe.model import Model as Model
-    from foremoe.parsing import parse as parse
-    from foremoe.placement import Placement as Placement
-    from foremoe.placement import Stop as Stop
+    from foremoe import calibrate as calibrate
+    from foremoe import distributed as distributed
+    from foremoe import integrations as integrations
+    from foremoe import levels as levels
+    from foremoe import report as report
+    from foremoe import runtime as runtime
+    from foremoe import simulate as simulate
+    from foremoe import solvers as solvers
+    from foremoe import testing as testing
+    from foremoe import transfer as transfer
+    from foremoe.base.errors import InputError as InputError
+    from foremoe.base.errors import PlanError as PlanError
+    from foremoe.base.errors import StaleWeights as StaleWeights
+    from foremoe.base.errors import TransferError as TransferError
+    from foremoe.machine import Cluster as Cluster
+    from foremoe.machine import Model as Model
+    from foremoe.plan import Link as Link
     from foremoe.plan import Plan as Plan
-    from foremoe.plan_header import PlanKey as PlanKey
+    from foremoe.plan import PlanKey as PlanKey
+    from foremoe.plan import TransferList as TransferList
+    from foremoe.planner import STRATEGIES as STRATEGIES
+    from foremoe.planner import LevelSummary as LevelSummary
     from foremoe.planner import Planner as Planner
-    from foremoe.planner_report import Report as Report
+    from foremoe.planner import PlanStream as PlanStream
+    from foremoe.planner import PlanSummary as PlanSummary
+    from foremoe.planner import ablate as ablate
+    from foremoe.planner import compare as compare
+    from foremoe.planner import parse as parse
+    from foremoe.planner import resolve as resolve
+    from foremoe.planner import row_solver as row_solver
+    from foremoe.problem import Cost as Cost
+    from foremoe.problem import CostModel as CostModel
+    from foremoe.problem import Noisy as Noisy
+    from foremoe.problem import Phase as Phase
+    from foremoe.problem import Placement as Placement
     from foremoe.problem import Problem as Problem
+    from foremoe.problem import ResidentSlots as ResidentSlots
+    from foremoe.problem import Schedule as Schedule
+    from foremoe.problem import SharedSlots as SharedSlots
+    from foremoe.problem import Stop as Stop
     from foremoe.routing import RoutingTrace as RoutingTrace
-    from foremoe.schedule import Phase as Phase
-    from foremoe.schedule import Schedule as Schedule
-    from foremoe.slots import ResidentSlots as ResidentSlots
-    from foremoe.slots import SharedSlots as SharedSlots
-    from foremoe.statistics import skew_statistics as skew_statistics
-    from foremoe.strategies import STRATEGIES as STRATEGIES
-    from foremoe.strategies import resolve as resolve
-    from foremoe.strategies import row_solver as row_solver
-    from foremoe.streaming import PlanStream as PlanStream
     from foremoe.synthetic import Regime as Regime
+    from foremoe.synthetic import synthetic_trace as synthetic_trace
     from foremoe.synthetic import synthetic_workload as synthetic_workload
-    from foremoe.transfers import Path as Path
-    from foremoe.transfers import Transfers as Transfers
     from foremoe.workload import Workload as Workload
+    from foremoe.workload import count_workload as count_workload
+    from foremoe.workload import from_routed_experts as from_routed_experts
+    from foremoe.workload import skew_statistics as skew_statistics
 
-_HOME = {
-    "Cluster": "cluster", "Cost": "cost", "CostModel": "cost", "InputError": "errors", "Model": "model", "Noisy": "foresight",
-    "Path": "transfers", "Phase": "schedule", "Placement": "placement", "Plan": "plan", "PlanError": "errors",
-    "PlanKey": "plan_header", "PlanStream": "streaming", "Planner": "planner", "Problem": "problem", "Regime": "synthetic",
-    "Report": "planner_report", "ResidentSlots": "slots", "RoutingTrace": "routing", "STRATEGIES": "strategies",
-    "Schedule": "schedule", "SharedSlots": "slots", "Stop": "placement", "Transfers": "transfers", "Workload": "workload",
-    "ablate": "comparison", "compare": "comparison", "parse": "parsing", "resolve": "strategies", "row_solver": "strategies",
-    "skew_statistics": "statistics", "synthetic_workload": "synthetic",
-}  # fmt: skip
-_MODULES = ("integrations", "solvers", "testing")
-
-__all__ = sorted(_HOME)
+_NAMES = {
+    "base.errors": ("InputError", "PlanError", "StaleWeights", "TransferError"),
+    "machine": ("Cluster", "Model"),
+    "plan": ("Link", "Plan", "PlanKey", "TransferList"),
+    "planner": (
+        "LevelSummary",
+        "PlanStream",
+        "PlanSummary",
+        "Planner",
+        "STRATEGIES",
+        "ablate",
+        "compare",
+        "parse",
+        "resolve",
+        "row_solver",
+    ),
+    "problem": (
+        "Cost",
+        "CostModel",
+        "Noisy",
+        "Phase",
+        "Placement",
+        "Problem",
+        "ResidentSlots",
+        "Schedule",
+        "SharedSlots",
+        "Stop",
+    ),
+    "routing": ("RoutingTrace",),
+    "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
+    "workload": ("Workload", "count_workload", "from_routed_experts", "skew_statistics"),
+    "calibrate": (),
+    "distributed": (),
+    "integrations": (),
+    "levels": (),
+    "report": (),
+    "runtime": (),
+    "simulate": (),
+    "solvers": (),
+    "testing": (),
+    "transfer": (),
+}
+__all__ = [
+    "STRATEGIES",
+    "Cluster",
+    "Cost",
+    "CostModel",
+    "InputError",
+    "LevelSummary",
+    "Link",
+    "Model",
+    "Noisy",
+    "Phase",
+    "Placement",
+    "Plan",
+    "PlanError",
+    "PlanKey",
+    "PlanStream",
+    "PlanSummary",
+    "Planner",
+    "Problem",
+    "Regime",
+    "ResidentSlots",
+    "RoutingTrace",
+    "Schedule",
+    "SharedSlots",
+    "StaleWeights",
+    "Stop",
+    "TransferError",
+    "TransferList",
+    "Workload",
+    "ablate",
+    "calibrate",
+    "compare",
+    "count_workload",
+    "distributed",
+    "from_routed_experts",
+    "integrations",
+    "levels",
+    "parse",
+    "report",
+    "resolve",
+    "row_solver",
+    "runtime",
+    "simulate",
+    "skew_statistics",
+    "solvers",
+    "synthetic_trace",
+    "synthetic_workload",
+    "testing",
+    "transfer",
+]  # fmt: skip
 __version__ = "0.1.0.dev0"
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"foremoe.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in _MODULES:
-        return importlib.import_module(f"foremoe.{name}")
-    raise AttributeError(f"module 'foremoe' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+__getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -10,14 +10,14 @@ import numpy as np
 from hypothesis import assume, note
 from hypothesis import strategies as st
 
-from foremoe.arrays import Array
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.schedule import Schedule
+from foremoe.base.arrays import Array
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import TRANSFER_DTYPES, Link, TransferList
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import plan_of, random_placement, with_relays
 from foremoe.testing.strategies import problems
-from foremoe.transfers import TRANSFER_DTYPES, Path, Transfers
 
 # Letters: M micro-steps, L layers, N rows, G ranks, E experts, B base slots, S slots, C copies.
 
@@ -41,7 +41,7 @@ def copying_plans(draw: st.DrawFn, *, density: float = 1.0, relays: float = 0.0,
 
 
 @st.composite
-def mutated(draw: st.DrawFn, transfers: Transfers) -> Transfers:
+def mutated(draw: st.DrawFn, transfers: TransferList) -> TransferList:
     """One change to one copy: a column, its loss, its doubling, or a buffer traded with another copy."""
     c, other = (draw(st.integers(0, len(transfers) - 1)) for _ in range(2))
     kind = draw(st.sampled_from(["column", "column", "column", "remove", "twice", "trade"]))
@@ -55,7 +55,7 @@ def mutated(draw: st.DrawFn, transfers: Transfers) -> Transfers:
         return transfers.replace(buffer_C=buffer_C)
     name = draw(st.sampled_from([*TRANSFER_DTYPES, "after_C", "after_C", "buffer_C", "need_C"]))
     column_C = getattr(transfers, name).copy()
-    lowest = 0 if name in ("phase_C", "path_C") else -1
+    lowest = 0 if name in ("phase_C", "link_C") else -1
     near = max(lowest, int(column_C[c]) + draw(st.sampled_from([-3, -2, -1, 1, 2, 3])))
     column_C[c] = draw(st.sampled_from([near, int(column_C[other])]))
     return transfers.replace(**{name: column_C})
@@ -102,9 +102,9 @@ class Breaker:
     def passed_on(self, c: int, src: int) -> Plan:
         """The plan with one copy from another rank."""
         t = self.plan.transfers
-        src_C, path_C = t.src_C.copy(), t.path_C.copy()
-        src_C[c], path_C[c] = src, Path.PEER
-        return dataclasses.replace(self.plan, transfers=t.replace(src_C=src_C, path_C=path_C))
+        src_C, link_C = t.src_C.copy(), t.link_C.copy()
+        src_C[c], link_C[c] = src, Link.PEER
+        return dataclasses.replace(self.plan, transfers=t.replace(src_C=src_C, link_C=link_C))
 
     def any_copy(self) -> int:
         return int(self.rng.integers(len(self.plan.transfers)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from foremoe.base.errors import InputError
 from foremoe.calibrate.case import Case
-from foremoe.errors import InputError
 
 SHARES = (0.125, 0.5, 1.0)  # of the case's tokens that are measured, evenly and heavily
 FEW_PAIRS = (8, 48)  # pairs in all slots and in a quarter of them

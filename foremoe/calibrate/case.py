@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from foremoe.errors import InputError
-from foremoe.model import Model
+from foremoe.base.errors import InputError
+from foremoe.machine.model import Model
 
 _MOST_BYTES = 1 << 30  # of one rank's expert weights and gradients in one layer
 

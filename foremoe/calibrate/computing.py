@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
 from foremoe.calibrate.budget import FEW_PAIRS, NUM_LAYERS, SHARES
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.layer import Layer, PassThrough, PlainLayer
 from foremoe.calibrate.points import Point
 from foremoe.calibrate.routing import Routing
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
-from foremoe.cluster import Cluster
-from foremoe.plan import Plan
-from foremoe.problem import Problem
+from foremoe.distributed.group import Group
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.plan import Plan
+from foremoe.planner.strategies import resolve
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, SwiGLU
 from foremoe.runtime.runtime import Runtime
 from foremoe.runtime.stage import HomeStage
-from foremoe.schedule import Phase
-from foremoe.strategies import resolve
-from foremoe.transfer.group import Group
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 # Letters: T tokens of a rank, K top-k, H hidden size, M micro-steps, L layers, G ranks, P physical slots.
 

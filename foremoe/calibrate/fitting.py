@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
 from foremoe.calibrate.nonnegative import residuals, robust
 from foremoe.calibrate.points import Measured, Point
-from foremoe.cluster import Cluster
-from foremoe.errors import InputError
-from foremoe.model import Model
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
 
 # Letters: N points, F unknowns.
 

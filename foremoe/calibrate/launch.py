@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.measure import Progress, measure
 from foremoe.calibrate.points import Measured
-from foremoe.demo.launch import start_ranks
-from foremoe.errors import InputError, TransferError
-from foremoe.transfer.group import TorchGroup
+from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.launch import start_ranks
 
 _TIMEOUT_S = 120.0
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from foremoe.model import Model
+from foremoe.machine.model import Model
 
 # Letters: T tokens, Q sequences, N positions, H hidden size, E experts, A heads, C columns of a head, D columns of a projection.
 

@@ -10,10 +10,10 @@ import torch
 
 from foremoe.calibrate.points import Point
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
-from foremoe.model import Model
+from foremoe.distributed.group import Group
+from foremoe.machine.model import Model
 from foremoe.transfer.base import HOST, Copy, Entry, Tensors, TransferBackend
 from foremoe.transfer.collective import Collective
-from foremoe.transfer.group import Group
 from foremoe.transfer.pinned_host import PinnedHost
 
 # Letters: G ranks, H hidden size.

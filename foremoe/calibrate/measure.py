@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 import foremoe
+from foremoe.base.errors import TransferError
 from foremoe.calibrate.budget import require_time
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.computing import ExpertCompute, Layers, drawn
 from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
 from foremoe.calibrate.points import Measured, Point
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
-from foremoe.errors import TransferError
-from foremoe.transfer.group import Group
+from foremoe.distributed.group import Group
 
 # Letters: G ranks.
 
@@ -137,7 +137,7 @@ def _memory_bytes(device: torch.device, nodes: Sequence[int], rank: int) -> int:
 def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {platform.system()} {platform.machine()}"
-    from foremoe.demo.results import hardware
+    from foremoe.base.hardware import hardware
 
     found = hardware()
     return f"{found['processor']}, {found['cores']} cores, {found['system']}"

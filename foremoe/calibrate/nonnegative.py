@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
 
 # Letters: N points, F unknowns.
 

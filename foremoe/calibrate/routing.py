@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
 
 # Letters: T tokens of a rank, K top-k, E experts, G ranks.
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
-from foremoe.transfer.group import Group
+from foremoe.base.arrays import Array
+from foremoe.distributed.group import Group
 
 _FEWEST, _MOST = 3, 40
 

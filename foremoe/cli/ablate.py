@@ -58,7 +58,7 @@ def ablate(
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
 
     from foremoe.cli.inputs import build_case
-    from foremoe.comparison import ablate as run
+    from foremoe.planner.comparison import ablate as run
 
     planner = planner_of(planner_name)
     case = build_case(dataclasses.replace(case_options, redundant=max(slots)), planner.pack)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foremoe.base.errors import InputError, TransferError
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, plain, require_writable
 from foremoe.cli.options import MODELS
 from foremoe.cli.tables import Column, percent, render
 from foremoe.cli.texts import Seconds, Whole
-from foremoe.errors import InputError, TransferError
 
 if TYPE_CHECKING:
     from foremoe.calibrate import Case, Fit, Measured
-    from foremoe.model import Model
+    from foremoe.machine.model import Model
 
 FAILED = 1
 _HEAD_COLUMNS = 64  # of a model that is given by sizes
@@ -158,7 +158,7 @@ def _sizes(
     model: str | None, hidden: int | None, ffn: int | None, experts: int | None, topk: int | None, dtype: str | None
 ) -> Model:
     """The model that is named, or one of the given sizes."""
-    from foremoe.model import Model
+    from foremoe.machine.model import Model
 
     given = {"--hidden": hidden, "--ffn": ffn, "--experts": experts, "--topk": topk}
     if model is not None and any(value is not None for value in given.values()):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 import foremoe
+from foremoe.base.errors import InputError, PlanError
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
-from foremoe.errors import InputError, PlanError
 
 if TYPE_CHECKING:
-    from foremoe.plan import Plan
-    from foremoe.workload import Workload
+    from foremoe.plan.plan import Plan
+    from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
 
@@ -50,7 +50,7 @@ def check(ctx: click.Context, plan_file: str, traces: tuple[str, ...], workload_
         raise InputError("--trace and --workload exclude each other; give one of them.")
 
     from foremoe.cli.files import file_name
-    from foremoe.plan import Plan
+    from foremoe.plan.plan import Plan
 
     plan = Plan.load(plan_file)
     broken = plan.violations()
@@ -88,9 +88,9 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
         InputError: the header does not say, or the trace has not the plan's layers.
     """
     from foremoe.cli.files import read_trace
-    from foremoe.parsing import parse
-    from foremoe.routing import RoutingTrace
-    from foremoe.workload import Workload
+    from foremoe.planner.parsing import parse
+    from foremoe.routing.trace import RoutingTrace
+    from foremoe.workload.workload import Workload
 
     head = plan.header
     if head.dealt is None:
@@ -113,7 +113,7 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
 
 def counts_of(workload_file: str) -> Workload:
     """The workload in a file."""
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     return Workload.load(workload_file)
 

@@ -15,7 +15,7 @@ from foremoe.cli.tables import Column, number, percent, plural, render, scaled
 from foremoe.cli.texts import Seconds, planner_of, split_list
 
 if TYPE_CHECKING:
-    from foremoe.planner import Planner
+    from foremoe.planner.planner import Planner
 
 FIGURES = (
     Column("skew mean", number(3)),
@@ -66,9 +66,9 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
     names = split_list(solvers, "--solvers")
 
     from foremoe.cli.inputs import build_case
-    from foremoe.comparison import compare as run
-    from foremoe.comparison import needs_first_left_out
-    from foremoe.strategies import STRATEGIES
+    from foremoe.planner.comparison import compare as run
+    from foremoe.planner.comparison import needs_first_left_out
+    from foremoe.planner.strategies import STRATEGIES
 
     chosen = names or list(STRATEGIES)
     # The table's order is that of STRATEGIES, whatever order they were named in.

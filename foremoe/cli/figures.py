@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.model import Model
-from foremoe.placement import Stop, skew
-from foremoe.plan import Plan
-from foremoe.plan_text import static_load_MLG
-from foremoe.routing import RoutingTrace
-from foremoe.statistics import skew_statistics
-from foremoe.transfers import Path
-from foremoe.workload import Workload
+from foremoe.base.arrays import Array
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.plan.text import static_load_MLG
+from foremoe.plan.transfers import Link
+from foremoe.problem.placement import Stop
+from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.skew import skew, skew_statistics
+from foremoe.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from foremoe.planner_report import Report
+    from foremoe.planner.summary import PlanSummary
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
 
@@ -117,7 +117,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
         "skew": {"mean": float(skew_ML.mean()), "p99": float(np.quantile(skew_ML, 0.99)), "max": float(skew_ML.max())},
         "load_gap_mean": float(plan.load_gap_ML.mean()),
         "replicas": plan.num_replicas,
-        "copies": {path.name.lower(): int((plan.transfers.path_C == path).sum()) for path in Path},
+        "copies": {path.name.lower(): int((plan.transfers.link_C == path).sum()) for path in Link},
         "predicted_s": {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()},
         "predicted_stage_s": float(plan.cost_ML.sum().total_s),
         "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated",
@@ -127,7 +127,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
     }
 
 
-def report_figures(report: Report) -> dict[str, Any]:
+def report_figures(report: PlanSummary) -> dict[str, Any]:
     """What is no function of the input: times, and what each level brought."""
     return {
         "plan_s": report.plan_s,

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from foremoe.base.errors import InputError
+from foremoe.base.tensor_file import HEADER_KEY
 from foremoe.cli.options import DEFAULT_RANKS
-from foremoe.errors import InputError
-from foremoe.tensor_file import HEADER_KEY
 
 if TYPE_CHECKING:
-    from foremoe.arrays import Array
-    from foremoe.cluster import Cluster
-    from foremoe.model import Model
-    from foremoe.routing import RoutingTrace
-    from foremoe.workload import Workload
+    from foremoe.base.arrays import Array
+    from foremoe.machine.cluster import Cluster
+    from foremoe.machine.model import Model
+    from foremoe.routing.trace import RoutingTrace
+    from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
@@ -32,14 +32,14 @@ def is_file(text: str) -> bool:
 
 def model_of(text: str) -> Model:
     """The preset or TOML file of that name."""
-    from foremoe.model import Model
+    from foremoe.machine.model import Model
 
     return Model.from_toml(text) if is_file(text) else Model.preset(text)
 
 
 def cluster_of(text: str, ranks: int | None, ranks_per_node: int | None) -> Cluster:
     """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default)."""
-    from foremoe.cluster import Cluster
+    from foremoe.machine.cluster import Cluster
 
     if not is_file(text):
         return Cluster.preset(text, num_ranks=DEFAULT_RANKS if ranks is None else ranks, ranks_per_node=ranks_per_node)
@@ -56,7 +56,7 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     Raises:
         InputError: none, or several.
     """
-    from foremoe.model import Model
+    from foremoe.machine.model import Model
 
     if name is not None and name.strip().lower() in Model.preset_names():
         return Model.preset(name)
@@ -72,7 +72,7 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
 
 def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
     """The trace in a file, without router weights; `model` is what it was recorded from."""
-    from foremoe.routing import RoutingTrace
+    from foremoe.routing.trace import RoutingTrace
 
     kind = kind_of(path)
     if kind in ("plan", "workload"):
@@ -88,7 +88,7 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
     """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
     import numpy as np
 
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     if kind_of(path) == "workload":
         earlier = Workload.load(path)

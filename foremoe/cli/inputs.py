@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foremoe.base.errors import InputError
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
 from foremoe.cli.options import (
     DEFAULT_MICRO_STEPS,
@@ -16,16 +17,16 @@ from foremoe.cli.options import (
     CaseOptions,
 )
 from foremoe.cli.tables import plural
-from foremoe.cli.texts import layer_range, slots_of
-from foremoe.errors import InputError
+from foremoe.cli.texts import layer_range
+from foremoe.problem.slots import slots_of
 
 if TYPE_CHECKING:
-    from foremoe.arrays import Array
-    from foremoe.model import Model
-    from foremoe.problem import Problem
-    from foremoe.routing import RoutingTrace
-    from foremoe.solvers.base import PackSolver
-    from foremoe.workload import Workload
+    from foremoe.base.arrays import Array
+    from foremoe.levels import PackSolver
+    from foremoe.machine.model import Model
+    from foremoe.problem.problem import Problem
+    from foremoe.routing.trace import RoutingTrace
+    from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
@@ -83,9 +84,9 @@ def build_groups(options: CaseOptions, group_size: int | None) -> tuple[Case, li
 
 
 def _case(options: CaseOptions, work: Workload, model: Model, names: list[str], warnings: list[str]) -> Case:
-    from foremoe.cost import CostModel
-    from foremoe.problem import Problem
-    from foremoe.schedule import Schedule
+    from foremoe.problem.cost import CostModel
+    from foremoe.problem.problem import Problem
+    from foremoe.problem.schedule import Schedule
 
     cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
     schedule = options.schedule
@@ -166,7 +167,7 @@ def _workload(
     stage = options.stage or "update"
     model: Model | None
     if options.synthetic is not None:
-        from foremoe.synthetic import synthetic_workload
+        from foremoe.synthetic.counts import synthetic_workload
 
         model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
         require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
@@ -198,7 +199,7 @@ def _workload(
 
 def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
     """All traces as one, and the model they tell of where none is named."""
-    from foremoe.routing import RoutingTrace
+    from foremoe.routing.trace import RoutingTrace
 
     traces = [read_trace(path, model) for path in paths]
     trace = traces[0] if len(traces) == 1 else RoutingTrace.concat(traces)
@@ -221,7 +222,7 @@ def _deal(
     num_threads: int | None,
 ) -> Workload:
     from foremoe.solvers import AsGiven
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     packer = packer if packer is not None else AsGiven()
     if options.shuffle:
@@ -236,7 +237,7 @@ def _deal(
 
 def _counts(options: CaseOptions) -> Workload:
     """The one workload file, with what was said about it compared to what it holds."""
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     if len(options.traces) > 1:
         raise InputError("a workload file of counts stands alone; give one, or give traces.")

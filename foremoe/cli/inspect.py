@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 import foremoe
+from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS
-from foremoe.errors import InputError
 
 
 @click.command(cls=JsonCommand, short_help="What a trace, workload or plan file holds.")
@@ -65,7 +65,7 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
     from foremoe.cli.figures import trace_figures, trace_text, workload_figures
     from foremoe.cli.files import model_of, read_trace
     from foremoe.cli.inputs import require_divides
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     trace = read_trace(file, None if model is None else model_of(model))
     figures = trace_figures(trace)
@@ -86,7 +86,7 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
 
 def _workload(file: str) -> tuple[dict[str, Any], list[str]]:
     from foremoe.cli.figures import workload_figures, workload_text
-    from foremoe.workload import Workload
+    from foremoe.workload.workload import Workload
 
     figures = workload_figures(Workload.load(file))
     return figures, workload_text(figures)
@@ -94,7 +94,7 @@ def _workload(file: str) -> tuple[dict[str, Any], list[str]]:
 
 def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
     from foremoe.cli.figures import plan_figures
-    from foremoe.plan import Plan
+    from foremoe.plan.plan import Plan
 
     plan = Plan.load(file)
     figures = plan_figures(plan)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 STDOUT = "-"
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -1,6 +1,6 @@
 """``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted. Command modules
+Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. Command modules
 import numpy, numba and torch only when they run, so that ``foremoe --help`` is quick.
 """
 
@@ -14,30 +14,28 @@ from typing import Any, NoReturn
 import click
 
 import foremoe
+from foremoe.base.errors import InputError, PlanError
 from foremoe.cli.ablate import ablate
 from foremoe.cli.calibrate import calibrate
 from foremoe.cli.check import check
 from foremoe.cli.compare import compare
-from foremoe.cli.demo import demo
 from foremoe.cli.inspect import inspect
 from foremoe.cli.plan import plan
 from foremoe.cli.report import report
 from foremoe.cli.simulate import simulate
 from foremoe.cli.solvers import solvers
-from foremoe.errors import InputError, PlanError
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-class CommandLine(click.Group):
-    """A group that ends bad input with ``error: <one sentence>`` on stderr, never with a traceback."""
+class OneSentence(click.Command):
+    """A command that ends bad input with ``error: <one sentence>`` on stderr, never with a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Runs the command line and exits; with ``standalone_mode=False`` errors are raised instead."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
-        extra["prog_name"] = "foremoe"
         try:
             code = super().main(args, standalone_mode=False, **extra)
         except click.Abort:
@@ -54,16 +52,24 @@ class CommandLine(click.Group):
             fail(f"{name}{error.strerror or error}; check the path and its permissions.")
         sys.exit(code if isinstance(code, int) else 0)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the options before the command; with nothing at all, shows the help."""
-        return super().parse_args(ctx, args or ["--help"])
-
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the chosen command; an interrupt leaves one line."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError):
             raise click.Abort() from None
+
+
+class CommandLine(OneSentence, click.Group):
+    """The group of commands."""
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
+        """Runs the command line under the package's name, however it was started."""
+        return super().main(args, **(extra | {"prog_name": "foremoe"}))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options before the command; with nothing at all, shows the help."""
+        return super().parse_args(ctx, args or ["--help"])
 
 
 def fail(sentence: str) -> NoReturn:
@@ -86,9 +92,9 @@ def main() -> None:
       foremoe plan rollout.npz --ranks 16 -o plan.safetensors
       foremoe check plan.safetensors --trace rollout.npz
 
-    Exit codes: 0 done, 1 a checked plan is broken or a rank of the demo failed, 2 bad input, 130 interrupted.
+    Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted.
     """
 
 
-for command in (plan, compare, simulate, inspect, check, ablate, solvers, demo, calibrate, report):
+for command in (plan, compare, simulate, inspect, check, ablate, solvers, calibrate, report):
     main.add_command(command)

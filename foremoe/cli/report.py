@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import STDOUT, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.texts import Whole, planner_of, split_list, whole_numbers
-from foremoe.errors import InputError
 
 if TYPE_CHECKING:
-    from foremoe.arrays import Array
+    from foremoe.base.arrays import Array
     from foremoe.cli.inputs import Case
-    from foremoe.plan import Plan
-    from foremoe.planner import Planner
-    from foremoe.planner_report import Report
-    from foremoe.problem import Problem
-    from foremoe.workload import Workload
+    from foremoe.plan.plan import Plan
+    from foremoe.planner.planner import Planner
+    from foremoe.planner.summary import PlanSummary
+    from foremoe.problem.problem import Problem
+    from foremoe.workload.workload import Workload
 
 NOTHING = "none"
 
@@ -131,7 +131,7 @@ class _Shown:
     posed: Problem
     problem: Problem
     plan: Plan
-    report: Report | None
+    report: PlanSummary | None
     planner: Planner | None
     history_LE: Array | None
     source: str
@@ -140,7 +140,7 @@ class _Shown:
     def moves_s(self) -> float:
         """Seconds from the posed homes to the plan's."""
         from foremoe.solvers import Anneal
-        from foremoe.solvers.home_price import price_L
+        from foremoe.solvers.home.price import price_L
 
         home = None if self.planner is None else self.planner.home
         state_bytes = getattr(home, "state_bytes", Anneal().state_bytes)
@@ -170,8 +170,8 @@ def _from_file(options: CaseOptions, planner_name: str | None, plan_file: str, r
     """The plan of a file, and the problem it was made for."""
     from foremoe.cli.files import file_name, history_load
     from foremoe.cli.inputs import build_case, require_one_source
-    from foremoe.plan import Plan
-    from foremoe.problem import Problem
+    from foremoe.plan.plan import Plan
+    from foremoe.problem.problem import Problem
     from foremoe.report.rows import executable_problem, require_belongs
 
     require_one_source(options)
@@ -232,8 +232,8 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
 
 def _told_planner(text: str) -> Planner | None:
     """The planner of a plan file's text if foremoe itself brings all of it; never code from elsewhere."""
-    from foremoe.parsing import parse
-    from foremoe.strategies import STRATEGIES, resolve
+    from foremoe.planner.parsing import parse
+    from foremoe.planner.strategies import STRATEGIES, resolve
 
     if text in STRATEGIES:
         return STRATEGIES[text]
@@ -253,7 +253,7 @@ def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
 
 def _chosen(names: Sequence[str]) -> dict[str, Planner] | None:
     """The planners of the table, in the order of STRATEGIES; None for no table."""
-    from foremoe.strategies import STRATEGIES
+    from foremoe.planner.strategies import STRATEGIES
 
     if list(names) == [NOTHING]:
         return None
@@ -270,7 +270,7 @@ def _strategies(
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
     if simulated and not sampled:
         return _simulated(problem, planners, history_LE, threads, progress)
-    from foremoe.comparison import compare, needs_first_left_out
+    from foremoe.planner.comparison import compare, needs_first_left_out
 
     rows = compare(problem, planners, history_LE=history_LE, seed=seed, progress=progress)
     left_out = "micro-step 0 is left out, it has no history" * needs_first_left_out(problem, planners, history_LE)

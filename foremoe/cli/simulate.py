@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 import foremoe
+from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render, scaled
 from foremoe.cli.texts import Whole, planner_of, split_list
-from foremoe.errors import InputError
 
 FOREMOE, BALANCED = "foremoe", "force-balanced"
 COLUMNS = (
@@ -70,9 +70,9 @@ def simulate(
         raise InputError("--pp makes the schedule of every stage itself; leave --schedule out.")
 
     from foremoe.cli.inputs import build_groups
+    from foremoe.planner.strategies import STRATEGIES
     from foremoe.simulate.systems import System, foremoe_planner, simulate_systems
     from foremoe.solvers import AsGiven
-    from foremoe.strategies import STRATEGIES
 
     systems: dict[str, System] = {}
     for name in names or [*(name for name in STRATEGIES if name != "exact"), FOREMOE, BALANCED]:

@@ -27,9 +27,9 @@ def solvers(json_file: str | None) -> None:
     """
     require_writable({"the JSON file": json_file})
 
-    from foremoe.extensions import entry_point_names
-    from foremoe.parsing import short
-    from foremoe.strategies import STRATEGIES
+    from foremoe.base.extensions import entry_point_names
+    from foremoe.planner.parsing import short
+    from foremoe.planner.strategies import STRATEGIES
 
     rows: list[dict[str, Any]] = []
     for name, planner in STRATEGIES.items():

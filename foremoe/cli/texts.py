@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 if TYPE_CHECKING:
-    from foremoe.planner import Planner
-    from foremoe.slots import Slots
+    from foremoe.planner.planner import Planner
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
@@ -111,28 +109,13 @@ def layer_range(text: str, num_layers: int) -> range:
     raise InputError(f"--layers {text!r} is no range of the {num_layers} layers; write A:B, for example 0:{num_layers}.")
 
 
-def slots_of(text: str) -> Slots:
-    """The slot policy of ``shared:DEPTH`` or ``resident:COPIES`` (3 and 1 where the number is left out).
-
-    Raises:
-        InputError: neither.
-    """
-    from foremoe.slots import ResidentSlots, SharedSlots
-
-    kind, colon, count = text.strip().lower().partition(":")
-    kinds: dict[str, Callable[..., Slots]] = {"shared": SharedSlots, "resident": ResidentSlots}
-    if kind not in kinds or (colon and not (count.isascii() and count.isdigit() and len(count) <= 9)):
-        raise InputError(f"{text!r} is no slot policy; write shared:DEPTH or resident:COPIES, for example shared:3.")
-    return kinds[kind](int(count)) if colon else kinds[kind]()
-
-
 def planner_of(text: str) -> Planner:
     """The planner that a strategy's name, a solver's text or a place in a module stands for.
 
     Raises:
         InputError: none of them, or code of the caller's own that cannot be used.
     """
-    from foremoe.strategies import resolve
+    from foremoe.planner.strategies import resolve
 
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
@@ -152,8 +135,8 @@ def foresight_of(text: str) -> Any:
     Raises:
         InputError: none of them.
     """
-    from foremoe.foresight import require_foresight
-    from foremoe.parsing import parse
+    from foremoe.planner.parsing import parse
+    from foremoe.problem.foresight import require_foresight
 
     value = parse(text) if "(" in text else text
     require_foresight(value)

@@ -1,25 +1,7 @@
-"""Adapters: foremoe inside the frameworks that train, and readers of what rollout engines return.
+"""Adapters: foremoe inside the frameworks that train. Each imports its framework on first use."""
 
-Each adapter imports its framework on first use; the readers of rollout import none.
-"""
+from foremoe.base.lazy import lazy
 
-import importlib
-from typing import Any
+__all__ = ["megatron", "verl"]
 
-_MODULES = ("megatron", "sglang", "vllm")
-_HOME = {
-    "ReadReport": "routed_experts", "Routed": "sequences", "count_workload": "routed_experts",
-    "from_routed_experts": "routed_experts",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"foremoe.integrations.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"foremoe.integrations.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'foremoe.integrations' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_HOME])
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, ()))

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import foremoe
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.placement import Placement, skew
-from foremoe.plan import Plan
-from foremoe.plan_figures import stage_seconds
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.figures import stage_seconds
+from foremoe.plan.plan import Plan
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
 from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.rows import link_bytes, pack_rows, replicas_of, require_belongs, static_cost
 from foremoe.report.strategy_table import strategy_table
 from foremoe.simulate.result import LINKS
+from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
-    from foremoe.planner_report import Report
+    from foremoe.planner.summary import PlanSummary
     from foremoe.transfer.timeline import Timeline
 
 # Letters: M micro-steps, L layers, G ranks, K link classes and directions.
@@ -31,7 +32,7 @@ def contents(
     problem: Problem,
     plan: Plan,
     *,
-    planner_report: Report | None = None,
+    planner_report: PlanSummary | None = None,
     simulation: Any = None,
     timelines: Sequence[Timeline] | None = None,
     strategies: Sequence[Mapping[str, Any]] | None = None,
@@ -145,7 +146,7 @@ def memory(problem: Problem, plan: Plan, simulation: Any) -> dict[str, Any]:
     return {"kind": "model", "peak_bytes_G": problem.cost.peak_bytes_G(problem, placement).tolist()}
 
 
-def planning(report: Report | None) -> dict[str, Any] | None:
+def planning(report: PlanSummary | None) -> dict[str, Any] | None:
     """How planning went, level by level."""
     if report is None:
         return None

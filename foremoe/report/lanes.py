@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
 from foremoe.report.packing import Packer
 from foremoe.report.rows import Replicas, replica_of_copies, replica_of_returns
 
@@ -62,7 +62,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
         "copy_replica_C", replica_of_copies(plan, replicas.row_Y, replicas.rank_Y, replicas.slot_Y), "int32", differences=True
     )
     packer.add("copy_source_C", t.src_C, "int16")
-    packer.add("copy_path_C", t.path_C, "uint8")
+    packer.add("copy_path_C", t.link_C, "uint8")
     packer.add("copy_use_C", t.need_C, "int32", differences=True)
     packer.add("copy_start_C", start_C - start_U[t.need_C], "int32")
     packer.add("copy_length_C", ticks(simulation.copy_end_C) - start_C, "int32")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
 
 # The browser's typed arrays of the same kinds; 64-bit integers are narrowed where they fit.
 DTYPES = ("uint8", "uint16", "int16", "int32", "float32")

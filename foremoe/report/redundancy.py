@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.plan_figures import peak_bytes, stage_seconds
-from foremoe.planner import Planner
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.plan.figures import peak_bytes, stage_seconds
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
 
 
 def what_if(

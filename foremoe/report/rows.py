@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.cost import Cost
-from foremoe.errors import InputError
-from foremoe.plan import Plan
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
+from foremoe.problem.cost import Cost
+from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Y replicas, C copies.
@@ -108,10 +108,10 @@ def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Ar
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
     out = {}
     for path, name in ((0, "peer"), (1, "rdma")):
-        by_path = t.path_C == path
+        by_path = t.link_C == path
         out[f"{name} out"] = np.bincount(t.src_C[by_path], minlength=G) * float(weight)
         out[f"{name} in"] = np.bincount(t.dst_C[by_path], minlength=G) * float(weight)
-    out["host in"] = np.bincount(t.dst_C[t.path_C == 2], minlength=G) * float(weight)
+    out["host in"] = np.bincount(t.dst_C[t.link_C == 2], minlength=G) * float(weight)
     if problem.stage == "update" and plan.executable:
         node_G = problem.cluster.node_of_rank_G
         near_Y = node_G[replicas.rank_Y] == node_G[replicas.home_rank_Y]

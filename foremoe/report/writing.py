@@ -12,13 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foremoe.errors import InputError
-from foremoe.plan import Plan
-from foremoe.problem import Problem
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
+from foremoe.problem.problem import Problem
 from foremoe.report.contents import contents
 
 if TYPE_CHECKING:
-    from foremoe.planner_report import Report
+    from foremoe.planner.summary import PlanSummary
     from foremoe.transfer.timeline import Timeline
 
 # In this order: each may use what the ones before it define.
@@ -33,7 +33,7 @@ def write_report(
     problem: Problem,
     plan: Plan,
     *,
-    planner_report: Report | None = None,
+    planner_report: PlanSummary | None = None,
     simulation: Any = None,
     timelines: Sequence[Timeline] | None = None,
     strategies: Sequence[Mapping[str, Any]] | None = None,

@@ -1,6 +1,6 @@
 """Running a plan in plain torch: experts on ranks, tokens to slots and back, gradients home. Needs torch."""
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 try:
     import torch as _torch  # noqa: F401
@@ -10,7 +10,7 @@ except ModuleNotFoundError:
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.experts import ExpertMath, SwiGLU
 from foremoe.runtime.remap import remap
-from foremoe.runtime.report import StageReport
 from foremoe.runtime.runtime import Runtime
+from foremoe.runtime.summary import StageSummary
 
-__all__ = ["ExpertBank", "ExpertMath", "Runtime", "StageReport", "SwiGLU", "remap"]
+__all__ = ["ExpertBank", "ExpertMath", "Runtime", "StageSummary", "SwiGLU", "remap"]

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
 from foremoe.runtime.experts import ExpertMath, SwiGLU
 from foremoe.transfer.base import Tensors
-from foremoe.transfer.group import Group
 
 # Letters: L layers, E experts, B base slots, G ranks; X slot buffers.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from foremoe.transfer.group import Group
+from foremoe.distributed.group import Group
 
 # Letters: T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, G ranks, S slots per rank,
 # P = G*S physical slots, C = S + 1 columns of a count message, H hidden size.

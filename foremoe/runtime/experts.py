@@ -11,8 +11,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from foremoe.errors import TransferError
-from foremoe.schedule import Phase
+from foremoe.base.errors import TransferError
+from foremoe.problem.schedule import Phase
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 

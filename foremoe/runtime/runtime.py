@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group, as_group
+from foremoe.plan.plan import Plan
+from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
-from foremoe.runtime.report import StageReport
 from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, agree_on_split
-from foremoe.schedule import Phase
+from foremoe.runtime.summary import StageSummary
 from foremoe.transfer.base import TransferBackend
-from foremoe.transfer.group import Group, as_group
 
 if TYPE_CHECKING:
     from foremoe.transfer.engine import Engine
@@ -133,7 +133,7 @@ class Runtime:
             y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
             return (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)
 
-    def end(self, *, partial: bool = False) -> StageReport:
+    def end(self, *, partial: bool = False) -> StageSummary:
         """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.
 
         Args:
@@ -145,7 +145,7 @@ class Runtime:
             self.bank.publish_gradients()
         drift_ML, served_MLS = stage.counts(stage.num_micro_steps)
         self._stage = None
-        return StageReport(
+        return StageSummary(
             timeline=timeline,
             drift_ML=drift_ML,
             served_MLS=served_MLS,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.plan.plan import Plan
+from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.remap import remap
-from foremoe.schedule import Phase
-from foremoe.transfer.group import Group
 from foremoe.transfer.residency import Residency
 from foremoe.transfer.timeline import Timeline
 
@@ -86,7 +86,7 @@ class Stage(abc.ABC):
         self._served[micro_step, layer] = num_S
 
     def counts(self, num_micro_steps: int) -> tuple[Array, Array]:
-        """drift_ML and served_MLS of `StageReport`; zero for rows that did not run."""
+        """drift_ML and served_MLS of `StageSummary`; zero for rows that did not run."""
         drift_ML = np.zeros((num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
         for row, num_drift in self._drift.items():

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from foremoe.errors import InputError
-from foremoe.workload import Workload
+from foremoe.base.errors import InputError
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts.
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.compiled import kernel
-from foremoe.schedule import Phase
-from foremoe.transfers import Path
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.plan.transfers import Link
+from foremoe.problem.schedule import Phase
 
 # Letters: U uses, M micro-steps, N rows, G ranks, K NICs, C copies, A gradient returns, R redundant, X exchanges.
 
 _FORWARD, _BACKWARD, _REFORWARD = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.REFORWARD)
-_PEER, _RDMA, _HOST = int(Path.PEER), int(Path.RDMA), int(Path.HOST)
+_PEER, _RDMA, _HOST = int(Link.PEER), int(Link.RDMA), int(Link.HOST)
 WINDOW, DISPATCH, COMPUTE, COMBINE, TRANSFER, GRADIENT, PLANNING, OUTSIDE, BUBBLE = range(9)
 NOW, PEER_CLOCK, RDMA_CLOCK = range(3)
 
@@ -48,8 +48,8 @@ class Stage(NamedTuple):
     backward_ratio: float
     window_ratio: float
     contention: float
-    copy_s: Array  # by Path
-    gradient_s: Array  # by Path
+    copy_s: Array  # by Link
+    gradient_s: Array  # by Link
     plan_s: float
     shares_links: bool
 
@@ -60,7 +60,7 @@ class Copies(NamedTuple):
 
     src_C: Array
     dst_C: Array
-    path_C: Array
+    link_C: Array
     feed_C: Array  # the copy that a relay passes on, or -1
     late_C: Array
     ahead_C: Array
@@ -249,11 +249,11 @@ def _send(ready, src, dst, path, took, stage, state):  # type: ignore[no-untyped
 
 @kernel
 def _start_copy(c, ready_s, stage, copies, state):  # type: ignore[no-untyped-def]
-    path = copies.path_C[c]
+    path = copies.link_C[c]
     ready = ready_s - _behind(path, state)
     feed = copies.feed_C[c]
     if feed >= 0:  # a relay passes on what has arrived
-        arrived = copies.end_C[feed] + _behind(copies.path_C[feed], state)
+        arrived = copies.end_C[feed] + _behind(copies.link_C[feed], state)
         ready = max(ready, arrived - _behind(path, state))
     copies.start_C[c] = _send(ready, copies.src_C[c], copies.dst_C[c], path, stage.copy_s[path], stage, state)
     copies.end_C[c] = copies.start_C[c] + stage.copy_s[path]
@@ -284,7 +284,7 @@ def _await_weights(u, copies, state):  # type: ignore[no-untyped-def]
     begin = state.clock[NOW]
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
         c = copies.need_C[i]
-        state.clock[NOW] = max(state.clock[NOW], copies.end_C[c] + _behind(copies.path_C[c], state))
+        state.clock[NOW] = max(state.clock[NOW], copies.end_C[c] + _behind(copies.link_C[c], state))
     state.parts[TRANSFER] += state.clock[NOW] - begin
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.plan import Plan
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.schedule import Phase, Schedule
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Schedule
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import StageRun
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.cost import activation_bytes, window_seconds
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.schedule import Phase, Uses
+from foremoe.base.arrays import Array
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link, TransferList
+from foremoe.problem.cost import activation_bytes, window_seconds
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Uses
+from foremoe.problem.slots import SharedSlots
 from foremoe.simulate.kernel import Copies, Record, Returns, Stage, State
 from foremoe.simulate.result import LINKS
 from foremoe.simulate.traffic import exchange, nic_of_rank
-from foremoe.slots import SharedSlots
-from foremoe.transfers import Path, Transfers
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots, U uses, C copies, A gradient returns, R redundant, K links,
 # X exchanges.
@@ -71,7 +71,7 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
 
 def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     """The plan's copies in the order in which they start: at most `prefetch` uses ahead, in a buffer that is free."""
-    t = plan.transfers if plan.executable else Transfers.none()
+    t = plan.transfers if plan.executable else TransferList.none()
     need_C, after_C = t.need_C.astype(np.int64), t.after_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
     begin_C = np.maximum(after_C + 1, need_C - prefetch).clip(0)
@@ -88,7 +88,7 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     return Copies(
         src_C=t.src_C.astype(np.int64),
         dst_C=t.dst_C.astype(np.int64),
-        path_C=t.path_C,
+        link_C=t.link_C,
         feed_C=feed_C,
         late_C=late_C,
         ahead_C=ahead_C,
@@ -100,7 +100,7 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     )
 
 
-def _feeds(plan: Plan, t: Transfers) -> tuple[Array, Array]:
+def _feeds(plan: Plan, t: TransferList) -> tuple[Array, Array]:
     """Per copy: the copy that brought the expert to the rank it comes from, -1 from home or host; and how many came before it."""
     feed_C, depth_C = np.full(len(t), -1), np.zeros(len(t), np.int64)
     if not len(t):
@@ -183,15 +183,15 @@ def empty_record(num_uses: int, num_ranks: int) -> Record:
     )
 
 
-def wall_seconds(clock_A: Array, path_A: Array, record: Record, *, begin: bool = False) -> Array:
+def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:
     """When the clocks of links show `clock_A`: what exchanges took before that is added.
 
     A clock shows one time all through an exchange: copies end before it, and `begin` after it.
     """
     out_A = clock_A.astype(np.float64)
     num = int(record.num_X[0])
-    for k, path in enumerate((Path.PEER, Path.RDMA)):
-        mine_A = path_A == path
+    for k, path in enumerate((Link.PEER, Link.RDMA)):
+        mine_A = link_A == path
         before_A = np.searchsorted(record.at_2X[k, :num], clock_A[mine_A], side="right" if begin else "left")
         out_A[mine_A] += np.concatenate([[0.0], np.cumsum(record.took_2X[k, :num])])[before_A]
     return out_A

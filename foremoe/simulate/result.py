@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
 
 # Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, K links.
 

@@ -6,14 +6,16 @@ import dataclasses
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.cost import fixed_bytes
-from foremoe.errors import InputError
-from foremoe.laws import require_slots
-from foremoe.plan import Plan
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.schedule import Phase
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import fixed_bytes
+from foremoe.problem.laws import require_slots
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase
+from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import kernel
 from foremoe.simulate.prepare import (
     copy_inputs,
@@ -24,8 +26,6 @@ from foremoe.simulate.prepare import (
     wall_seconds,
 )
 from foremoe.simulate.result import PARTS, Parts, Simulation
-from foremoe.slots import SharedSlots
-from foremoe.transfers import Path
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots, U uses, X passes, C copies, A gradient returns, R redundant.
 
@@ -162,10 +162,10 @@ class StageRun:
             **dict(zip(times, record.time_6U, strict=True)),
             window_UG=record.window_UG,
             compute_UG=record.compute_UG,
-            copy_start_C=wall_seconds(copies.start_C, copies.path_C, record, begin=True),
+            copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True),
             # A clock's rounding must not put the end of a copy behind the exchange that waited for it.
             copy_end_C=np.minimum(
-                wall_seconds(copies.end_C, copies.path_C, record), record.time_6U[2][needed_C] if len(needed_C) else 0.0
+                wall_seconds(copies.end_C, copies.link_C, record), record.time_6U[2][needed_C] if len(needed_C) else 0.0
             ),
             **{f"return_{name}_A": column for name, column in self._return_columns.items()},
             return_start_A=start_A,
@@ -178,6 +178,6 @@ class StageRun:
     def _returned(self) -> tuple[Array, Array]:
         """When every gradient left and came home."""
         returns, node_G = self._returns, self._stage.node_G
-        path_A = np.where(node_G[returns.src_A] == node_G[returns.dst_A], int(Path.PEER), int(Path.RDMA))
-        start_A = wall_seconds(returns.start_A, path_A, self._record, begin=True)
-        return start_A, wall_seconds(returns.end_A, path_A, self._record)
+        link_A = np.where(node_G[returns.src_A] == node_G[returns.dst_A], int(Link.PEER), int(Link.RDMA))
+        start_A = wall_seconds(returns.start_A, link_A, self._record, begin=True)
+        return start_A, wall_seconds(returns.end_A, link_A, self._record)

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.foresight import predicted_load
-from foremoe.placement import skew
-from foremoe.plan import Plan
-from foremoe.plan_figures import FIGURES, plan_figures, stage_seconds, traffic
-from foremoe.planner import Planner
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.foresight import predicted_load
+from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineStage, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
 from foremoe.solvers import Anneal, Keep
-from foremoe.solvers.home_price import price_L
+from foremoe.solvers.home.price import price_L
+from foremoe.workload.skew import skew
 
 # Letters: M micro-steps, L layers, E experts, G ranks.
 

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.compiled import kernel
-from foremoe.errors import InputError
-from foremoe.parallel import for_rows
-from foremoe.plan import Plan
-from foremoe.problem import Problem
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.plan import Plan
+from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, V nodes, K NICs, E experts, S slots per rank.
 

@@ -10,32 +10,33 @@ path        `Deadline`
 ==========  =====================================================================
 """
 
-from foremoe.solvers.anneal import Anneal
-from foremoe.solvers.as_given import AsGiven
-from foremoe.solvers.balanced_tokens import BalancedTokens
-from foremoe.solvers.base import HomeSolver, OrderSolver, PackSolver, PathSolver, RowSolver, Solver, SplitSolver
-from foremoe.solvers.best_pack import BestPack
-from foremoe.solvers.chain import Chain
-from foremoe.solvers.deadline import Deadline
-from foremoe.solvers.eplb import Eplb
-from foremoe.solvers.even import Even
-from foremoe.solvers.exact import Exact
-from foremoe.solvers.exact_split import ExactSplit
-from foremoe.solvers.expert_aware import ExpertAware
-from foremoe.solvers.greedy import Greedy
-from foremoe.solvers.keep import Keep
-from foremoe.solvers.least_loaded import LeastLoaded
-from foremoe.solvers.lplb import Lplb
-from foremoe.solvers.lpt import Lpt
-from foremoe.solvers.node import NodeChain
-from foremoe.solvers.permute import Permute
-from foremoe.solvers.quota import Quota
-from foremoe.solvers.static import Static
-from foremoe.solvers.transitions import Transitions
-from foremoe.solvers.water_fill import WaterFill
+from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.solvers.base import RowSolver
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.keep import Keep
+from foremoe.solvers.home.lpt import Lpt
+from foremoe.solvers.order.transitions import Transitions
+from foremoe.solvers.pack.balanced_tokens import BalancedTokens
+from foremoe.solvers.pack.best_pack import BestPack
+from foremoe.solvers.pack.expert_aware import ExpertAware
+from foremoe.solvers.pack.permute import Permute
+from foremoe.solvers.path.deadline import Deadline
+from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.eplb import Eplb
+from foremoe.solvers.rank.exact.exact import Exact
+from foremoe.solvers.rank.greedy import Greedy
+from foremoe.solvers.rank.least_loaded import LeastLoaded
+from foremoe.solvers.rank.lplb import Lplb
+from foremoe.solvers.rank.node import NodeChain
+from foremoe.solvers.rank.quota import Quota
+from foremoe.solvers.rank.static import Static
+from foremoe.solvers.split.even import Even
+from foremoe.solvers.split.exact import ExactSplit
+from foremoe.solvers.split.water_fill import WaterFill
+from foremoe.workload.packing import AsGiven
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit", "ExpertAware",
-    "Greedy", "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver", "PathSolver",
-    "Permute", "Quota", "RowSolver", "Solver", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit",
+    "ExpertAware", "Greedy", "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver",
+    "PathSolver", "Permute", "Quota", "RankSolver", "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

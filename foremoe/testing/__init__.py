@@ -5,8 +5,9 @@ Names are loaded on first use: the reference executor needs no hypothesis, the s
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foremoe.base.lazy import lazy
 
 if TYPE_CHECKING:
     from foremoe.testing.level_tests import HomeSolverTests as HomeSolverTests
@@ -33,19 +34,20 @@ if TYPE_CHECKING:
     from foremoe.testing.strategies import schedules as schedules
     from foremoe.testing.transfer_tests import TransferTests as TransferTests
 
-_HOME = {
-    "HomeSolverTests": "level_tests", "PackSolverTests": "level_tests", "RankPool": "ranks", "ReferenceResult": "reference",
-    "SolverTests": "solver_tests", "SplitSolverTests": "level_tests", "TransferTests": "transfer_tests",
-    "clusters": "strategies", "dense_reference": "reference", "describe": "pasteable", "evaluate": "pasteable",
-    "get_pool": "ranks", "models": "strategies", "placements": "strategies", "plan_of": "samples", "plans": "strategies",
-    "problems": "strategies", "random_placement": "samples", "random_sources": "samples", "run_processes": "ranks",
-    "run_reference": "reference", "run_threads": "ranks", "schedules": "strategies",
-}  # fmt: skip
+_NAMES = {
+    "level_tests": ("HomeSolverTests", "PackSolverTests", "SplitSolverTests"),
+    "pasteable": ("describe", "evaluate"),
+    "ranks": ("RankPool", "get_pool", "run_processes", "run_threads"),
+    "reference": ("ReferenceResult", "dense_reference", "run_reference"),
+    "samples": ("plan_of", "random_placement", "random_sources"),
+    "solver_tests": ("SolverTests",),
+    "strategies": ("clusters", "models", "placements", "plans", "problems", "schedules"),
+    "transfer_tests": ("TransferTests",),
+}
+__all__ = [
+    "HomeSolverTests", "PackSolverTests", "RankPool", "ReferenceResult", "SolverTests", "SplitSolverTests", "TransferTests",
+    "clusters", "dense_reference", "describe", "evaluate", "get_pool", "models", "placements", "plan_of", "plans", "problems",
+    "random_placement", "random_sources", "run_processes", "run_reference", "run_threads", "schedules",
+]  # fmt: skip
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"foremoe.testing.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'foremoe.testing' has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, _NAMES)

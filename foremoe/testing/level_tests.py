@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.problem import Problem
-from foremoe.routing import RoutingTrace
-from foremoe.solvers.as_given import AsGiven
-from foremoe.solvers.base import HomeSolver, PackSolver, SplitSolver
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.levels import HomeSolver, PackSolver, SplitSolver
+from foremoe.problem.problem import Problem
+from foremoe.routing.trace import RoutingTrace
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement
 from foremoe.testing.solver_tests import law
 from foremoe.testing.strategies import placements, problems
+from foremoe.workload.packing import AsGiven
 
 # Letters: N rows, G ranks, S slots per rank, L layers, E experts, T tokens, K top-k, Q sequences.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.problem import Problem
-from foremoe.workload import Dealt
+from foremoe.problem.problem import Problem
+from foremoe.workload.workload import Dealt
 
 
 def describe(problem: Problem) -> str:

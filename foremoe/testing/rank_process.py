@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from foremoe.transfer.group import TorchGroup
+from foremoe.distributed.group import TorchGroup
 
 
 def serve(rank: int, port: int, connection: Connection) -> None:

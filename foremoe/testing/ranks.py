@@ -25,9 +25,9 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import ThreadGroup
 from foremoe.testing.rank_process import packed, serve, unpacked
-from foremoe.transfer.group import ThreadGroup
 
 START_S = 120.0  # a rank that has to import torch on a busy machine takes long
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.schedule import Phase
-from foremoe.workload import Workload
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.problem.schedule import Phase
+from foremoe.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from foremoe.plan import Plan
+    from foremoe.plan.plan import Plan
 
 # Letters: M micro-steps, L layers, G ranks (source and server), E experts, B base slots, S slots, C copies, H hidden size,
 # Z pairs of the whole stage, in the order (micro-step, layer, source rank, expert) of load_MLGE.

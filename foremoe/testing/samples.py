@@ -6,16 +6,16 @@ import dataclasses
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.placement import Placement
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.schedule import Schedule
-from foremoe.slots import ResidentSlots
-from foremoe.transfers import Path
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, C copies.
 
@@ -73,7 +73,7 @@ def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = N
     Args:
         order_M: a permutation, the micro-step that runs m-th; default: in order.
     """
-    from foremoe.planner import Planner
+    from foremoe.planner.planner import Planner
 
     plan, _ = Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)
     if order_M is None:
@@ -91,7 +91,7 @@ def with_relays(plan: Plan, rng: np.random.Generator, *, density: float = 1.0) -
     """
     t, B, node_G = plan.transfers, plan.B, plan.header.cluster.node_of_rank_G
     home_C = plan.home_LE[t.layer_C, t.expert_C] // B
-    src_C, path_C = home_C.copy(), np.where(node_G[home_C] == node_G[t.dst_C], Path.PEER, Path.RDMA)
+    src_C, link_C = home_C.copy(), np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
     # What lands: [rank, buffer, layer, expert, need, after]; residents first.
     landings = [[*row, -1, -1] for row in _resident(plan)]
     first = len(landings)
@@ -107,12 +107,12 @@ def with_relays(plan: Plan, rng: np.random.Generator, *, density: float = 1.0) -
                 holders[rank] = early
         if holders and rng.random() < density:
             src_C[c] = rng.choice(list(holders))
-            path_C[c] = Path.PEER if node_G[src_C[c]] == node_G[dst] else Path.RDMA
+            link_C[c] = Link.PEER if node_G[src_C[c]] == node_G[dst] else Link.RDMA
             for one in holders[src_C[c]]:
                 one[5] = need
         settled.append(landings[first + c])
     after_C = np.array([one[5] for one in landings[first:]])
-    return dataclasses.replace(plan, transfers=t.replace(src_C=src_C, path_C=path_C, after_C=after_C))
+    return dataclasses.replace(plan, transfers=t.replace(src_C=src_C, link_C=link_C, after_C=after_C))
 
 
 def _resident(plan: Plan) -> list[tuple[int, int, int, int]]:
@@ -128,7 +128,7 @@ def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True
     """Quotas for solvers that only place, as the planner fills them; idle redundant slots are then emptied."""
     if placement.quota_NGS is not None:
         return placement
-    from foremoe.solvers.exact_split import ExactSplit
+    from foremoe.solvers.split.exact import ExactSplit
 
     expert_NGS = placement.expert_NGS.copy()
     quota_NGS = ExactSplit().solve(problem, expert_NGS)

@@ -20,11 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from foremoe.laws import placement_violations
-from foremoe.parallel import row_runner
-from foremoe.placement import Placement, Stop
-from foremoe.problem import Problem
-from foremoe.solvers.base import RowSolver, Solver
+from foremoe.base.parallel import row_runner
+from foremoe.levels import RankSolver
+from foremoe.problem.laws import placement_violations
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+from foremoe.solvers.base import RowSolver
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
 from foremoe.testing.strategies import placements, problems
@@ -39,7 +40,7 @@ CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
 class SolverTests:
-    """Laws of `Solver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
+    """Laws of `RankSolver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
 
     Attributes:
         solver: the instance under test.
@@ -47,7 +48,7 @@ class SolverTests:
         many_rows: rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
     """
 
-    solver: ClassVar[Solver]
+    solver: ClassVar[RankSolver]
     limits: ClassVar[dict[str, Any]] = {}
     many_rows: ClassVar[int] = 600
 

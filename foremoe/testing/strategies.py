@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.placement import Placement
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.schedule import STAGES, Schedule
-from foremoe.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.samples import plan_of, random_placement, random_residency
+from foremoe.workload.workload import STAGES
 
 # What only a fit knows of a cluster.
 _FITTED: dict[str, Any] = {

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from foremoe.distributed.group import Group
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import HOST, Copy, Entry, TransferBackend
-from foremoe.transfer.group import Group
-from foremoe.transfers import Path
 
 # Letters: L layers, E experts.
 
@@ -200,7 +200,7 @@ def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend
         dst = memory.main_grad(op.layer, op.expert) if op.gradient else memory.slot(op.buffer)
     else:
         return None
-    return Copy(op.key, op.layer, op.expert, HOST if backend.paths == {Path.HOST} else src_rank, dst_rank, src, dst)
+    return Copy(op.key, op.layer, op.expert, HOST if backend.paths == {Link.HOST} else src_rank, dst_rank, src, dst)
 
 
 def entries_of(case: TransferCase, ops: Sequence[Op]) -> list[Entry]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.base.errors import StaleWeights, TransferError
+from foremoe.distributed.group import Group
 from foremoe.testing.transfer_cases import Memory, Op, Round, TransferCase, copy_of, entries_of, run_case
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import TransferBackend
-from foremoe.transfer.group import Group
 
 # Rank 0 takes expert 2, then expert 3 of rank 1; rank 1 takes expert 0.
 DRILL = TransferCase(

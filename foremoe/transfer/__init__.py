@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
+from foremoe.base.lazy import lazy
 
 try:
     import torch as _torch  # noqa: F401
@@ -18,20 +18,15 @@ if TYPE_CHECKING:
     from foremoe.transfer.base import Entry as Entry
     from foremoe.transfer.base import TransferBackend as TransferBackend
     from foremoe.transfer.engine import Engine as Engine
-    from foremoe.transfer.group import Group as Group
-    from foremoe.transfer.group import ThreadGroup as ThreadGroup
-    from foremoe.transfer.group import TorchGroup as TorchGroup
     from foremoe.transfer.timeline import Timeline as Timeline
 
-_HOME = {
-    "Buffers": "base", "Copy": "base", "Engine": "engine", "Entry": "base", "Group": "group", "ThreadGroup": "group",
-    "Timeline": "timeline", "TorchGroup": "group", "TransferBackend": "base",
-}  # fmt: skip
+_NAMES = {
+    "base": ("Buffers", "Copy", "Entry", "TransferBackend"),
+    "engine": ("Engine",),
+    "timeline": ("Timeline",),
+}
+__all__ = [
+    "Buffers", "Copy", "Engine", "Entry", "Timeline", "TransferBackend",
+]  # fmt: skip
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"foremoe.transfer.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'foremoe.transfer' has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from foremoe.errors import InputError
-from foremoe.plan import Plan
-from foremoe.transfer.relays import relays_of
+from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
+from foremoe.plan.relays import relays_of
 
 
 def refusal(
@@ -72,6 +72,6 @@ def fingerprint(plan: Plan) -> str:
         plan.quota_MLGS,
         plan.order_M,
     )
-    for array in (*arrays, t.layer_C, t.expert_C, t.src_C, t.dst_C, t.path_C, t.buffer_C, t.need_C, t.after_C):
+    for array in (*arrays, t.layer_C, t.expert_C, t.src_C, t.dst_C, t.link_C, t.buffer_C, t.need_C, t.after_C):
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

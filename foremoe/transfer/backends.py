@@ -6,8 +6,8 @@ import importlib
 from importlib.util import find_spec
 from types import MappingProxyType
 
-from foremoe.errors import InputError
-from foremoe.extensions import entry_point_names, load_entry_point
+from foremoe.base.errors import InputError
+from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.transfer.base import TransferBackend
 
 ENTRY_POINTS = "foremoe.backends"

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from foremoe.transfer.group import Group
-from foremoe.transfers import Path
+from foremoe.distributed.group import Group
+from foremoe.plan.transfers import Link
 
 Tensors = Sequence[torch.Tensor]
 HOST = -1  # as a source rank: the host store of the destination's node
@@ -20,7 +20,7 @@ class Buffers(Protocol):
     """Where an expert's weights and gradients lie on this rank; the engine and the backends see no other memory of the model.
 
     An expert is one or several flat (1-D, contiguous) tensors, in the same number, order and size everywhere. Layers are indices
-    of the plan, experts logical, buffers as in `Transfers.buffer_C`. What a buffer has stays the same memory from
+    of the plan, experts logical, buffers as in `TransferList.buffer_C`. What a buffer has stays the same memory from
     `TransferBackend.open` to `close`; what an expert has at its home may lie elsewhere at the next plan.
     """
 
@@ -84,13 +84,13 @@ class TransferBackend(abc.ABC):
     handles may be under way at once and may be waited for in any order.
 
     Attributes:
-        paths: the ways (`Path`) this backend serves.
+        paths: the ways (`Link`) this backend serves.
         one_sided: the destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
             gradients. Two-sided: both ends call `start`, each with its own tensors.
         requires: modules that must be importable.
     """
 
-    paths: ClassVar[frozenset[Path]]
+    paths: ClassVar[frozenset[Link]]
     one_sided: ClassVar[bool]
     requires: ClassVar[tuple[str, ...]] = ()
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError, StaleWeights
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError, StaleWeights
+from foremoe.distributed.group import Group
+from foremoe.plan.plan import Plan
+from foremoe.plan.programme import Programme
+from foremoe.plan.relays import anew, carried
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors, TransferBackend
-from foremoe.transfer.group import Group
-from foremoe.transfer.programme import Programme
-from foremoe.transfer.relays import anew, carried
 from foremoe.transfer.timeline import Event
-from foremoe.transfers import Path
 
 # Letters: C copies of the whole plan.
 
@@ -91,12 +91,12 @@ class Carrier:
         two_sided_P = np.array([b == _NO_WAY or not self.backends[b].one_sided for b in self._backend_P])
         chosen = carried(plan, self._backend_P, two_sided_P)
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
-        self.path_C, self.src_C = chosen.path_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
-        self.route_C = self._backend_P[self.path_C]
+        self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
+        self.route_C = self._backend_P[self.link_C]
         self._publish(0)
         # After a backend was given up, rows whose copies have no way left run at home.
         if (self.route_C == _NO_WAY).any() and not self.retired:
-            lost = Path(int(self.path_C[np.argmin(self.route_C)]))
+            lost = Link(int(self.link_C[np.argmin(self.route_C)]))
             raise InputError(
                 f"{int((self.route_C == _NO_WAY).sum())} copies of the plan need the {lost.name.lower()} path, which none of "
                 f"{', '.join(self.names)} serves; add a backend for it."
@@ -160,9 +160,9 @@ class Carrier:
                 self._wait(batch)
         later_C = self.programme.need_C >= position
         chosen = anew(self.plan, self._backend_P, relay=0)
-        self.path_C = np.where(later_C, chosen.path_C, self.path_C)
+        self.link_C = np.where(later_C, chosen.link_C, self.link_C)
         self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
-        self.route_C = np.where(later_C, self._backend_P[self.path_C], self.route_C)
+        self.route_C = np.where(later_C, self._backend_P[self.link_C], self.route_C)
         self._publish(position)
         for start in range(position + 1):
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
@@ -199,7 +199,7 @@ class Carrier:
         pulled_C = later_C & (self.route_C != _NO_WAY) & one_sided[self.route_C]
         for b, backend in enumerate(self.backends):
             # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
-            mine_C = pulled_C & (self.route_C == b) if Path.HOST in backend.paths else pulled_C
+            mine_C = pulled_C & (self.route_C == b) if Link.HOST in backend.paths else pulled_C
             if backend.one_sided:
                 # Also without entries: what it still holds of an earlier version must not pass for the present one.
                 backend.publish(self._entries(mine_C), self.version)
@@ -211,10 +211,10 @@ class Carrier:
 
     @property
     def _backend_P(self) -> Array:
-        return np.array([self._backend_for(path) for path in Path])
+        return np.array([self._backend_for(path) for path in Link])
 
     def _backend_for(self, path: int) -> int:
-        return next((b for b, x in enumerate(self.backends) if Path(path) in x.paths and b not in self.retired), _NO_WAY)
+        return next((b for b, x in enumerate(self.backends) if Link(path) in x.paths and b not in self.retired), _NO_WAY)
 
     def _launch(self, copies: Sequence[int]) -> None:
         """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
@@ -277,7 +277,7 @@ class Carrier:
         elif rank == me and not backend.one_sided:
             src = self.buffers.home(layer, expert)
         into: Tensors | None = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
-        return Copy(c, layer, expert, HOST if backend.paths == {Path.HOST} else rank, dst, src, into)
+        return Copy(c, layer, expert, HOST if backend.paths == {Link.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch) -> bool:
         """True once the batch's copies are done; a failure is kept in the batch."""
@@ -322,7 +322,7 @@ class Carrier:
     def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
         pulled = delivered != _NO_WAY and self.backends[delivered].one_sided
-        host = pulled and self.backends[delivered].paths == {Path.HOST}
+        host = pulled and self.backends[delivered].paths == {Link.HOST}
         rank = int(self.programme.home_C[c] if pulled else self.src_C[c])
         self.events.append(
             Event(

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, TorchGroup
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
-from foremoe.transfer.group import Group, TorchGroup
-from foremoe.transfers import Path
 
 _AT_ONCE = timedelta(milliseconds=1)  # zero would mean without end
 _LINGER_S = 10.0  # what `close` gives copies that still run on the GPU
@@ -48,7 +48,7 @@ class Collective(TransferBackend):
         process_group: carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
     """
 
-    paths: ClassVar[frozenset[Path]] = frozenset({Path.PEER, Path.RDMA})
+    paths: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})
     one_sided: ClassVar[bool] = False
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:

@@ -6,10 +6,10 @@ import hashlib
 
 import torch
 
-from foremoe.errors import InputError, StaleWeights, TransferError
-from foremoe.plan import Plan
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.distributed.group import Group
+from foremoe.plan.plan import Plan
 from foremoe.transfer.base import Buffers, Tensors
-from foremoe.transfer.group import Group
 
 
 class HomeWatch:

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.distributed.group import Group
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
-from foremoe.transfer.group import Group
 from foremoe.transfer.host_fill import agreed
 from foremoe.transfer.host_store import Key
-from foremoe.transfers import Path
 
 # Letters: G ranks.
 
@@ -64,7 +64,7 @@ class CupyPeer(TransferBackend):
     can be shared between processes. Close it on all ranks before a home frees its experts.
     """
 
-    paths: ClassVar[frozenset[Path]] = frozenset({Path.PEER})
+    paths: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
     one_sided: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("cupy",)
 

@@ -10,15 +10,15 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from foremoe.errors import InputError, TransferError
-from foremoe.plan import Plan
-from foremoe.schedule import Phase
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, as_group
+from foremoe.plan.plan import Plan
+from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import fingerprint, refusal, resident_buffers
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
-from foremoe.transfer.group import Group, as_group
 from foremoe.transfer.residency import Residency, residency
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.timeline import Timeline

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from foremoe.errors import TransferError
+from foremoe.base.errors import TransferError
+from foremoe.distributed.group import Group
 from foremoe.transfer.base import Entry
-from foremoe.transfer.group import Group
 from foremoe.transfer.host_store import Key
 
 # Letters: G ranks.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.transfer.base import Tensors
 
 # Letters: N places of the store.

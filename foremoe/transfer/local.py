@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, ThreadGroup
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Tensors, TransferBackend
-from foremoe.transfer.group import Group, ThreadGroup
-from foremoe.transfers import Path
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class Local(TransferBackend):
     paths, so it can stand in for any other backend.
     """
 
-    paths: ClassVar[frozenset[Path]] = frozenset(Path)
+    paths: ClassVar[frozenset[Link]] = frozenset(Link)
     one_sided: ClassVar[bool] = False
 
     def __init__(self) -> None:

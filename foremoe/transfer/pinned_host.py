@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.distributed.group import Group, TorchGroup
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
-from foremoe.transfer.group import Group, TorchGroup
 from foremoe.transfer.host_fill import Fill, agreed, missing, rounds
 from foremoe.transfer.host_store import HostStore, Key, NodeFile, as_bytes
-from foremoe.transfers import Path
 
 # Letters: G ranks.
 
@@ -50,7 +50,7 @@ class PinnedHost(TransferBackend):
             with the same host name are one node.
     """
 
-    paths: ClassVar[frozenset[Path]] = frozenset({Path.HOST})
+    paths: ClassVar[frozenset[Link]] = frozenset({Link.HOST})
     one_sided: ClassVar[bool] = True
 
     def __init__(self, node_of_rank_G: tuple[int, ...] | None = None) -> None:

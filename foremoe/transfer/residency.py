@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foremoe.errors import TransferError
-from foremoe.plan import Plan
-from foremoe.schedule import Phase
+from foremoe.base.errors import TransferError
+from foremoe.plan.plan import Plan
+from foremoe.problem.schedule import Phase
 from foremoe.transfer.base import Buffers, Tensors
 
 # Letters: S slots of a rank, B base slots.

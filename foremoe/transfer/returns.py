@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from foremoe.errors import TransferError
+from foremoe.base.errors import TransferError
+from foremoe.plan.programme import Return
 from foremoe.transfer.base import Buffers, Copy, Tensors
 from foremoe.transfer.carrier import Carrier
-from foremoe.transfer.programme import Return
 from foremoe.transfer.timeline import Event
 
 

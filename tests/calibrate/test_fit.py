@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foremoe.base.errors import InputError
 from foremoe.calibrate import Measured, Point, fit
 from foremoe.calibrate.fitting import copy_seconds
 from foremoe.calibrate.nonnegative import nonnegative, robust
-from foremoe.cluster import Cluster
-from foremoe.errors import InputError
-from foremoe.model import Model
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
 
 MODEL = Model(
     name="test", num_layers=4, first_moe_layer=0, num_experts=32, num_topk=4, hidden_size=256, ffn_size=512, bytes_per_weight=4.0,

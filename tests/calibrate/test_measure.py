@@ -12,18 +12,18 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.grpo.given import given_plans, given_samples
+from examples.grpo.grpo import Batch, log_probs
+from examples.grpo.planning import cluster_of, static_skew
+from examples.grpo.policy import Policy
+from examples.grpo.settings import SIZES, Settings
+from foremoe.base.errors import InputError
 from foremoe.calibrate import Case, Point
 from foremoe.calibrate.routing import Routing
 from foremoe.cli.main import main
-from foremoe.cluster import Cluster
-from foremoe.demo.given import given_plans, given_samples
-from foremoe.demo.grpo import Batch, log_probs
-from foremoe.demo.planning import cluster_of, static_skew
-from foremoe.demo.policy import Policy
-from foremoe.demo.settings import SIZES, Settings
-from foremoe.errors import InputError
-from foremoe.model import Model
-from foremoe.slots import ResidentSlots
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.slots import ResidentSlots
 from foremoe.testing.ranks import get_pool
 
 SIZE_OPTIONS = ["--hidden", "128", "--ffn", "256", "--experts", "4", "--topk", "2"]

@@ -11,15 +11,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from examples.grpo.given import given_samples
+from examples.grpo.settings import Settings
+from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate import Case
 from foremoe.calibrate.budget import least_seconds, require_time
 from foremoe.calibrate.launch import join_started, launch
 from foremoe.calibrate.torchrun import under_torchrun
 from foremoe.cli.main import main
-from foremoe.demo.given import given_samples
-from foremoe.demo.settings import Settings
-from foremoe.errors import InputError, TransferError
-from foremoe.model import Model
+from foremoe.machine.model import Model
 from foremoe.testing.ranks import get_pool
 
 SIZE_OPTIONS = ["--hidden", "64", "--ffn", "32", "--experts", "4", "--topk", "2", "--dtype", "float32", "--tokens", "64"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runs import EXPERTS, LAYERS, TOPK, good, write_trace
 
-from foremoe.model import Model
+from foremoe.machine.model import Model
 
 
 @pytest.fixture(scope="session")

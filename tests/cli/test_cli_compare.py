@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from cli_runs import EXPERTS, LAYERS, TOPK, good
 
-from foremoe.model import Model
-from foremoe.plan_figures import FIGURES
-from foremoe.strategies import STRATEGIES
-from foremoe.workload import Workload
+from foremoe.machine.model import Model
+from foremoe.plan.figures import FIGURES
+from foremoe.planner.strategies import STRATEGIES
+from foremoe.workload.workload import Workload
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 QUICK = "static,quota,greedy,hierarchical"
@@ -158,7 +158,7 @@ def test_one_rank_and_rows_without_load(trace: str, model: str, tmp_path: Path) 
 
 
 def test_a_cluster_file_keeps_its_own_ranks_and_nodes(trace: str, model: str, tmp_path: Path) -> None:
-    from foremoe.cluster import Cluster
+    from foremoe.machine.cluster import Cluster
 
     path = str(tmp_path / "box.toml")
     Cluster.from_dict(

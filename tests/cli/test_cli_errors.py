@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cli_runs import EXPERTS, LAYERS, TOPK, bad, good, random_ids, write_trace
 
-from foremoe.tensor_file import write_tensors
-from foremoe.workload_io import FORMAT_VERSION
+from foremoe.base.tensor_file import write_tensors
+from foremoe.workload.files import FORMAT_VERSION
 
 OPTIONS = {
     "ranks zero": (["--ranks", "0"], "--ranks"),

@@ -13,14 +13,14 @@ import pytest
 from cli_runs import bad, good, run
 
 import foremoe
+from foremoe.base.errors import PlanError
 from foremoe.cli import inputs
 from foremoe.cli.main import main
 from foremoe.cli.options import CLUSTERS, MODELS, REGIMES
 from foremoe.cli.progress import Progress
-from foremoe.cluster import Cluster
-from foremoe.errors import PlanError
-from foremoe.model import Model
-from foremoe.synthetic import REGIMES as KNOWN_REGIMES
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.synthetic.counts import REGIMES as KNOWN_REGIMES
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(main.commands)
@@ -31,7 +31,7 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["ablate", "calibrate", "check", "compare", "demo", "inspect", "plan", "report", "simulate", "solvers"]
+    assert COMMANDS == ["ablate", "calibrate", "check", "compare", "inspect", "plan", "report", "simulate", "solvers"]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -106,8 +106,8 @@ def test_an_interrupt_is_one_line_and_130(trace: str, monkeypatch: pytest.Monkey
 
 def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, dealing: list[str]) -> None:
     (tmp_path / "slow_solver.py").write_text(
-        "import sys, time\nfrom foremoe.solvers import Solver\n"
-        "class Slow(Solver):\n    def solve(self, problem, start):\n"
+        "import sys, time\nfrom foremoe.solvers import RankSolver\n"
+        "class Slow(RankSolver):\n    def solve(self, problem, start):\n"
         "        print('here', file=sys.stderr, flush=True)\n        time.sleep(120)\n        return start\n"
     )
     command = [sys.executable, "-m", "foremoe", "plan", trace, *dealing, "--planner", "slow_solver:Slow"]
@@ -158,7 +158,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
 
 
 def test_solvers_lists_every_strategy() -> None:
-    from foremoe.strategies import STRATEGIES
+    from foremoe.planner.strategies import STRATEGIES
 
     text = good(["solvers"]).stdout
     assert [line.split()[0] for line in text.splitlines()[1 : len(STRATEGIES) + 1]] == list(STRATEGIES)

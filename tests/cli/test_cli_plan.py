@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cli_runs import EXPERTS, LAYERS, bad, good, run, write_trace
 
-from foremoe.plan import Plan
-from foremoe.workload import Workload
+from foremoe.plan.plan import Plan
+from foremoe.workload.workload import Workload
 
 
 def test_a_plan_prints_its_summary_and_is_the_same_file_again(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from cli_runs import bad, good
 
-from foremoe.plan_figures import FIGURES
+from foremoe.plan.figures import FIGURES
+from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate import PARTS
-from foremoe.strategies import STRATEGIES
 
 
 def rows_of(arguments: list[str]) -> dict[str, dict[str, Any]]:

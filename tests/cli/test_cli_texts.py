@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import _written_out, plain
 from foremoe.cli.tables import Column, number, render
-from foremoe.cli.texts import Seconds, Whole, foresight_of, layer_range, planner_of, slots_of, split_list, whole_numbers
-from foremoe.errors import InputError
-from foremoe.foresight import Noisy
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.cli.texts import Seconds, Whole, foresight_of, layer_range, planner_of, split_list, whole_numbers
+from foremoe.problem.foresight import Noisy
+from foremoe.problem.slots import ResidentSlots, SharedSlots, slots_of
 
 NAME = st.text("abcxyz_-0123456789.", min_size=1, max_size=6)
 CALL = st.builds(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from program import Layout
 
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 # What every factor can be. The grid is (ranks, EP, PP, VPP), and EDP what is left; sizes that need eight ranks are left out.
 FACTORS = {

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from breakages import BREAKAGES
 from program import Program
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
+from foremoe.machine.cluster import Cluster
+from foremoe.problem.cost import CostModel
 
 # Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, S slots of a rank, T tokens, K top-k.
 

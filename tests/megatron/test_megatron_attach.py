@@ -14,8 +14,8 @@ import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 
-from foremoe.errors import InputError
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.base.errors import InputError
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 CASES = (
     Case(2, Layout(overlap_grad=True, overlap_param=True, shared_experts=True)),

@@ -8,8 +8,8 @@ import compare
 from layouts import Case
 from program import Layout
 
-from foremoe.errors import InputError
-from foremoe.slots import SharedSlots
+from foremoe.base.errors import InputError
+from foremoe.problem.slots import SharedSlots
 
 PLAIN = Case(2, Layout(), SharedSlots(depth=1))
 PIPELINED = Case(4, Layout(pp=2, num_layers=4), SharedSlots(depth=1))

@@ -14,14 +14,14 @@ import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 
-from foremoe.errors import InputError, TransferError
-from foremoe.planner import Planner
-from foremoe.slots import ResidentSlots, SharedSlots
-from foremoe.solvers.base import PathSolver
+from foremoe.base.errors import InputError, TransferError
+from foremoe.levels import PathSolver
+from foremoe.plan.transfers import Link
+from foremoe.planner.planner import Planner
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.ranks import RankDied, run_processes
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.pinned_host import PinnedHost
-from foremoe.transfers import Path
 
 PLAIN = Case(2, Layout())
 
@@ -135,7 +135,7 @@ class ByHost(PathSolver):
     """All weights from the host store."""
 
     def solve(self, problem, transfers):
-        return transfers.replace(path_C=transfers.path_C * 0 + Path.HOST, src_C=transfers.src_C * 0 - 1)
+        return transfers.replace(link_C=transfers.link_C * 0 + Link.HOST, src_C=transfers.src_C * 0 - 1)
 
 
 class FlakyHost(PinnedHost):

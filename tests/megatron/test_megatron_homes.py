@@ -11,7 +11,7 @@ import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 CASES = (
     Case(4, Layout(ep=4), nodes=2),

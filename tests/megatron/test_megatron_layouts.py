@@ -8,7 +8,7 @@ import compare
 from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, pairs_of
 from program import Layout
 
-from foremoe.slots import SharedSlots
+from foremoe.problem.slots import SharedSlots
 
 # One expert per rank, for which Megatron has a path of its own.
 SINGLE = Case(4, Layout(ep=4, num_experts=4, recompute="full"))

@@ -10,7 +10,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed; mak
 
 from program import Layout, Program
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 # Options of TransformerConfig, and what the refusal says to set.
 OPTIONS = [

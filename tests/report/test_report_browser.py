@@ -12,9 +12,9 @@ from browser import WHY_NOT, Browser, chromium
 from report_case import HOSTILE, L, M, measured, small_problem
 
 import foremoe
-from foremoe.placement import skew
-from foremoe.plan_text import static_load_MLG
+from foremoe.plan.text import static_load_MLG
 from foremoe.report import write_report
+from foremoe.workload.skew import skew
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=WHY_NOT)
 

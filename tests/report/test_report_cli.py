@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from report_case import arrays_of, facts_of
 
 from foremoe.cli.main import main
-from foremoe.plan import Plan
+from foremoe.plan.plan import Plan
 
 QUICK = ["--what-if", "none", "--solvers", "static,hierarchical"]
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]

@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from report_case import HOSTILE, G, L, M, arrays_of, facts_of, measured, small_problem
 
 import foremoe
-from foremoe.errors import InputError
-from foremoe.plan_text import static_load_MLG
+from foremoe.base.errors import InputError
+from foremoe.plan.text import static_load_MLG
 from foremoe.report import write_report
 from foremoe.report.contents import contents
 from foremoe.report.packing import DTYPES, Packer, unpack

@@ -14,19 +14,19 @@ import torch
 from runtime_util import dense_moe, relative
 from torch.utils.checkpoint import checkpoint
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.runtime import ExpertBank, Runtime, StageReport
-from foremoe.schedule import Phase, Schedule
-from foremoe.slots import ResidentSlots
+from foremoe.base.arrays import Array
+from foremoe.distributed.group import Group, ThreadGroup
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Schedule
+from foremoe.problem.slots import ResidentSlots
+from foremoe.runtime import ExpertBank, Runtime, StageSummary
 from foremoe.testing.samples import plan_of
-from foremoe.transfer.group import Group, ThreadGroup
-from foremoe.transfers import Path
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots of a rank, T tokens, K top-k, H hidden size, C chunks of layers.
 
@@ -142,7 +142,7 @@ def a_case(stage: str = "update", host: bool = False, schedule: Schedule | None 
     plan.check(problem)
     if host:
         t = plan.transfers
-        t = t.replace(path_C=np.full(len(t), Path.HOST), src_C=np.full(len(t), -1))
+        t = t.replace(link_C=np.full(len(t), Link.HOST), src_C=np.full(len(t), -1))
         plan = dataclasses.replace(plan, transfers=t)
     return case_of(plan, load_MLGE, np.random.default_rng(0), **options)
 
@@ -219,7 +219,7 @@ def _block(moe: Any, topk: dict[int, torch.Tensor], x_TH: torch.Tensor, *weights
 
 def run_case(
     group: Group, case: Case, backends: Any = ("local",), debug: bool = True, hook: Any = None, prefetch: int = 2
-) -> tuple[Results, dict[str, torch.Tensor], StageReport]:
+) -> tuple[Results, dict[str, torch.Tensor], StageSummary]:
     """The stage by its plan, on one rank: results, all main gradients, and the report.
 
     Args:

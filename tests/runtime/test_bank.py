@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group, ThreadGroup
 from foremoe.runtime import ExpertBank, Runtime
 from foremoe.testing.ranks import run_threads
-from foremoe.transfer.group import Group, ThreadGroup
 
 # Letters: L layers, T tokens, H hidden size, F ffn size, E experts.
 

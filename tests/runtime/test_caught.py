@@ -12,12 +12,12 @@ import torch
 from stage_util import Case, a_case, expected_counts, make_bank, run_case, run_dense, run_passes, worst
 from test_equality import TOLERANCE
 
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.distributed.group import Group
+from foremoe.problem.schedule import Phase
 from foremoe.runtime import Runtime, stage
-from foremoe.schedule import Phase
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.transfer.collective import Collective
-from foremoe.transfer.group import Group
 from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
 

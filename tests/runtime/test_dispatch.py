@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foremoe.distributed.group import Group
 from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.transfer.group import Group
 
 # Letters: T tokens, K top-k, H hidden size, S slots per rank, Y pairs that a rank serves.
 

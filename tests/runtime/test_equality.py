@@ -11,17 +11,17 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from stage_util import Case, case_of, expected_counts, run_case, run_dense, worst
 
-from foremoe.plan import Plan
-from foremoe.problem import Problem
-from foremoe.schedule import Schedule
-from foremoe.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.testing.samples import plan_of, random_placement, random_sources, with_relays
 from foremoe.testing.strategies import plans, problems
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.pinned_host import PinnedHost
-from foremoe.transfers import Path
 
 TOLERANCE = 1e-10
 
@@ -92,8 +92,8 @@ def by_host(plan: Plan, rng: np.random.Generator) -> Plan:
     """The plan with some of its copies coming from the host store."""
     t = plan.transfers
     host_C = rng.random(len(t)) < 0.7
-    path_C, src_C = np.where(host_C, Path.HOST, t.path_C), np.where(host_C, -1, t.src_C)
-    return dataclasses.replace(plan, transfers=t.replace(path_C=path_C, src_C=src_C))
+    link_C, src_C = np.where(host_C, Link.HOST, t.link_C), np.where(host_C, -1, t.src_C)
+    return dataclasses.replace(plan, transfers=t.replace(link_C=link_C, src_C=src_C))
 
 
 def assert_equal(case: Case, ranks: list) -> None:

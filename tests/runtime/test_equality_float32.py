@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rounding import Bounded, expert, gamma
 from stage_util import Case, H, Results, case_of, make_bank, run_case, run_dense
 
-from foremoe.schedule import Schedule
+from foremoe.distributed.group import ThreadGroup
+from foremoe.problem.schedule import Schedule
 from foremoe.testing.pasteable import describe
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.samples import random_sources
 from foremoe.testing.strategies import plans, problems
-from foremoe.transfer.group import ThreadGroup
 
 # Letters: M micro-steps, L layers, G ranks, N pairs of an expert, T tokens, K top-k, H hidden size.
 

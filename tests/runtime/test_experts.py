@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_util import relative, swiglu
 
-from foremoe.errors import TransferError
+from foremoe.base.errors import TransferError
+from foremoe.problem.schedule import Phase
 from foremoe.runtime import SwiGLU
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
-from foremoe.schedule import Phase
 from foremoe.transfer.residency import Residency
 
 # Letters: S slots, Y pairs, H hidden size, F ffn size.

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from stage_util import Case, expected_counts, run_case, run_dense, worst
 from test_equality import TOLERANCE, busy_cases
 
-from foremoe.errors import TransferError
+from foremoe.base.errors import TransferError
+from foremoe.plan.transfers import Link
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.local import Local
-from foremoe.transfers import Path
 
 
 class Pulls(TransferBackend):
     """One-sided: ranks that are threads read each other's homes; on some ranks every pull fails."""
 
-    paths = frozenset({Path.PEER, Path.RDMA})
+    paths = frozenset({Link.PEER, Link.RDMA})
     one_sided = True
 
     def __init__(self, broken: frozenset[int]) -> None:

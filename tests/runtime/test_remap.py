@@ -16,7 +16,7 @@ from foremoe.runtime.remap import remap_dense
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import random_sources
 from foremoe.testing.strategies import plans, problems
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 # Letters: T tokens, K top-k, E experts, P physical slots, G ranks, S slots per rank.
 

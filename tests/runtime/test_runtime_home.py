@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from runtime_util import dense_moe, draw_topk, relative
 from torch.utils.checkpoint import checkpoint
 
-from foremoe.errors import InputError, TransferError
-from foremoe.runtime import ExpertBank, Runtime, StageReport
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, ThreadGroup
+from foremoe.runtime import ExpertBank, Runtime, StageSummary
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.transfer.group import Group, ThreadGroup
 
 # Letters: L layers, T tokens, K top-k, H hidden size, E experts, G ranks.
 
@@ -138,7 +138,7 @@ def test_tokens_that_need_no_gradient_still_train_the_experts() -> None:
 
 def test_every_pair_is_counted_where_it_was_served() -> None:
     data = draw(2, 4, 2, [[5, 7], [0, 3]], 0)
-    reports: list[StageReport] = [r["report"] for r in run_threads(run, 2, data, "reentrant")]
+    reports: list[StageSummary] = [r["report"] for r in run_threads(run, 2, data, "reentrant")]
     for m, topk_GL in enumerate(data["topk_MGL"]):
         for layer in range(L):
             load_E = sum(torch.bincount(topk_L[layer].view(-1), minlength=4) for topk_L in topk_GL).numpy()

@@ -14,12 +14,12 @@ from runtime_util import dense_moe, relative
 from stage_util import Case, a_case, make_bank, run_case, run_dense, run_passes, worst
 from torch.utils.checkpoint import checkpoint
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group, ThreadGroup
+from foremoe.problem.schedule import Phase, Schedule
 from foremoe.runtime import Runtime
 from foremoe.runtime.experts import add_product
-from foremoe.schedule import Phase, Schedule
 from foremoe.testing.ranks import run_threads
-from foremoe.transfer.group import Group, ThreadGroup
 
 # Letters: L layers, G ranks, N pairs of an expert, H hidden size, F ffn size.
 

@@ -11,16 +11,16 @@ import torch
 from runtime_util import relative
 from stage_util import Case, case_of, make_bank, run_dense, run_passes
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.problem import Problem
+from foremoe.distributed.group import Group, ThreadGroup
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.runtime import Runtime
-from foremoe.schedule import Schedule
-from foremoe.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.samples import plan_of, random_placement
-from foremoe.transfer.group import Group, ThreadGroup
 
 # Letters: M micro-steps, L layers, G ranks, E experts.
 

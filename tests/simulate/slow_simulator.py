@@ -4,10 +4,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from foremoe.schedule import Phase
-from foremoe.slots import SharedSlots
-from foremoe.split import split_over_sources
-from foremoe.transfers import Path
+from foremoe.plan.split import split_over_sources
+from foremoe.plan.transfers import Link
+from foremoe.problem.schedule import Phase
+from foremoe.problem.slots import SharedSlots
 
 
 def exchange_seconds(problem, plan, n):
@@ -60,9 +60,9 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         for i, g in enumerate(np.flatnonzero(node_G == node)):
             nic_G[g] = (node, i // cluster.nic_sharing)
     links = {
-        Path.PEER: (cluster.peer_bytes_per_s, cluster.peer_latency_s),
-        Path.RDMA: (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
-        Path.HOST: (cluster.host_bytes_per_s, cluster.host_latency_s),
+        Link.PEER: (cluster.peer_bytes_per_s, cluster.peer_latency_s),
+        Link.RDMA: (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
+        Link.HOST: (cluster.host_bytes_per_s, cluster.host_latency_s),
     }
     free, slow = defaultdict(float), defaultdict(float)  # link -> free again; rank -> seconds lost to copies
     ready_G = np.zeros(G)  # when a rank may go on
@@ -71,9 +71,9 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     def send(src, dst, path, num_bytes, ready):
         bandwidth, fixed = links[path]
         took = num_bytes / bandwidth + fixed
-        if path == Path.HOST:
+        if path == Link.HOST:
             used = [("host", dst)]
-        elif path == Path.PEER:
+        elif path == Link.PEER:
             used = [("peer out", src), ("peer in", dst)]
         else:
             used = [("rdma out", nic_G[src]), ("rdma in", nic_G[dst])]
@@ -89,7 +89,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         ready = max(release_G[g] for g in {src, dst} - {-1})
         if feed[c] is not None:
             ready = max(ready, times[feed[c]][1])
-        times[c] = send(src, dst, Path(int(t.path_C[c])), model.expert_bytes, ready)
+        times[c] = send(src, dst, Link(int(t.link_C[c])), model.expert_bytes, ready)
 
     uses = problem.schedule.uses(problem.L)
     triples = list(zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
@@ -157,7 +157,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             done_G = now + swap_s + cluster.backward_ratio * compute_G
             for g, s in away:
                 home = int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)
-                path = Path.PEER if node_G[g] == node_G[home] else Path.RDMA
+                path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
                 _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
                 gone[g, s, 0 if shared else l].append(end)
                 returned = max(returned, end)

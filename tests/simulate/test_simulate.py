@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
-from foremoe.schedule import Phase
+from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange
 from foremoe.testing import strategies as draws
@@ -175,7 +175,7 @@ def two_ranks(**changes):
 def test_without_overlap_every_copy_is_exposed():
     problem, plan = two_ranks()
     copy_s, row_s = problem.model.expert_bytes / 1e6, 50 * problem.model.flops_per_pair / 1e9
-    assert (plan.transfers.path_C == foremoe.Path.PEER).all() and len(plan.transfers) == 6
+    assert (plan.transfers.link_C == foremoe.Link.PEER).all() and len(plan.transfers) == 6
     online = simulate(problem, plan, known="router", plan_s=0.25)
     assert online.parts.transfer_s == pytest.approx(6 * copy_s)
     assert online.parts.planning_s == pytest.approx(6 * 0.25)

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.laws import placement_violations
-from foremoe.model import Model
-from foremoe.placement import Placement
-from foremoe.problem import Problem
-from foremoe.schedule import Schedule
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
+from foremoe.problem.laws import placement_violations
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
 
 BALANCE = CostModel(objective="balance")
 
@@ -114,7 +114,7 @@ def require_no_worse_than_static(problem: Problem, placement: Placement) -> None
 
 def require_start_ignored(solver, problem: Problem) -> None:
     """Replicas of the start placement change nothing, and a second run gives the same bytes."""
-    from foremoe.solvers.greedy import Greedy
+    from foremoe.solvers.rank.greedy import Greedy
 
     cold = solver.solve(problem, problem.static())
     warm = solver.solve(problem, Greedy().solve(problem, problem.static()))

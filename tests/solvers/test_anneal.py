@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import balance, make_problem, node_maps, problems
 
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
-from foremoe.parsing import parse
-from foremoe.solvers.anneal import Anneal
-from foremoe.solvers.chain import Chain
-from foremoe.solvers.home_swaps import anneal, domain_loads, draws, find_largest, scaled, settle_inside, swapped
-from foremoe.solvers.lpt import Lpt
+from foremoe.base.errors import InputError
+from foremoe.planner.parsing import parse
+from foremoe.problem.cost import CostModel
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.lpt import Lpt
+from foremoe.solvers.home.swaps import anneal, domain_loads, draws, find_largest, scaled, settle_inside, swapped
+from foremoe.solvers.rank.chain import Chain
 
 
 def value_by_hand(load_ME, rank_E, domain_G):

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foremoe
-from foremoe import Cluster, Planner, Problem, RoutingTrace, Workload
-from foremoe.errors import InputError
+from foremoe import Cluster, Planner, Problem, Workload
+from foremoe.base.errors import InputError
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, Greedy, Permute
-from foremoe.solvers.home_price import price_L
+from foremoe.solvers.home.price import price_L
+from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.testing import PackSolverTests
 from foremoe.testing.level_tests import batches
 
@@ -40,9 +41,7 @@ def test_no_way_is_predicted_to_be_faster(batch, redundant):
 
 
 def trace_of(num_layers):
-    return RoutingTrace.synthetic(
-        "qwen3-30b-a3b", num_sequences=40, mean_length=60.0, num_layers=num_layers, regime="skew", seed=2
-    )
+    return synthetic_trace("qwen3-30b-a3b", num_sequences=40, mean_length=60.0, num_layers=num_layers, regime="skew", seed=2)
 
 
 @pytest.mark.parametrize("home", [None, Anneal(sweeps=50, min_gain=0.0, state_bytes=0.0)], ids=["homes stay", "homes move"])

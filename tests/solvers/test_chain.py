@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import BALANCE, balance, make_problem, problems, require_valid
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.parsing import parse
-from foremoe.problem import Problem
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.parsing import parse
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy, LeastLoaded, Lplb, NodeChain, Quota, Static
-from foremoe.solvers.chain import Chain
 from foremoe.solvers.kernels.chain import chain_rows
-from foremoe.synthetic import synthetic_workload
+from foremoe.solvers.rank.chain import Chain
+from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import placements
 
 

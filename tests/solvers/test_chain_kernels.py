@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_util import balance, make_problem, placed_rows, problems, require_split
 
-from foremoe.solvers.chain import Chain, rates_of
-from foremoe.solvers.kernels.bound import bound_row
+from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.price import demand_row, price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.settle import settle_row
+from foremoe.solvers.rank.chain import Chain, rates_of
 from foremoe.testing import placements
 
 MANY = 2**31

@@ -8,16 +8,17 @@ from hypothesis import given, note, target
 from hypothesis import strategies as st
 from solver_util import make_problem
 
-from foremoe.errors import InputError
-from foremoe.parsing import parse
-from foremoe.placement import Placement
-from foremoe.planner import Planner
-from foremoe.slots import SharedSlots
-from foremoe.solvers.deadline import Deadline, choose_paths, copy_seconds
+from foremoe.base.errors import InputError
+from foremoe.plan.paths import choose_paths, copy_seconds
+from foremoe.plan.transfers import Link, TransferList, derive_transfers
+from foremoe.planner.parsing import parse
+from foremoe.planner.planner import Planner
+from foremoe.problem.placement import Placement
+from foremoe.problem.slots import SharedSlots
+from foremoe.solvers.path.deadline import Deadline
 from foremoe.testing import describe, placements, problems
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import random_sources
-from foremoe.transfers import Path, Transfers, derive_transfers
 
 PROBLEMS = problems(min_ranks=2, min_redundant=1)
 # Few experts on several ranks: the same one goes to many, and stays with some.
@@ -41,12 +42,12 @@ def paths_by_hand(problem, transfers):
             need, free = transfers.need_C[c], {}
         dst = int(transfers.dst_C[c])
         src = int(problem.home_LE[transfers.layer_C[c], transfers.expert_C[c]]) // problem.B
-        direct = Path.PEER if node_of[src] == node_of[dst] else Path.RDMA
-        links = {direct: [(direct, "out", src), (direct, "in", dst)], Path.HOST: [(Path.HOST, "in", dst)]}
+        direct = Link.PEER if node_of[src] == node_of[dst] else Link.RDMA
+        links = {direct: [(direct, "out", src), (direct, "in", dst)], Link.HOST: [(Link.HOST, "in", dst)]}
         end = {path: max(free.get(link, 0.0) for link in links[path]) + seconds[path] for path in links}
-        best = min(links, key=lambda path: (end[path], path == Path.HOST))
+        best = min(links, key=lambda path: (end[path], path == Link.HOST))
         free.update(dict.fromkeys(links[best], end[best]))
-        out.append((int(best), -1 if best == Path.HOST else src))
+        out.append((int(best), -1 if best == Link.HOST else src))
     return out
 
 
@@ -56,8 +57,8 @@ def test_paths_are_those_of_list_scheduling_by_hand(data):
     note(describe(problem))
     transfers = copies_of(problem, data.draw(placements(problem)))
     found = Deadline().solve(problem, transfers)
-    assert list(zip(found.path_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers)
-    same = {f.name for f in dataclasses.fields(Transfers)} - {"path_C", "src_C"}
+    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers)
+    same = {f.name for f in dataclasses.fields(TransferList)} - {"link_C", "src_C"}
     assert all((getattr(found, name) == getattr(transfers, name)).all() for name in same)
     assert Deadline().solve(problem, found).same_as(found)
 
@@ -86,16 +87,16 @@ def relays_by_hand(problem, transfers, relay):
                     sources.append((2, rank, ready, hops + 1))
             found = []
             for kind, src, ready, hops in sources:
-                path = Path.PEER if node_of[src] == node_of[dst] else Path.RDMA
+                path = Link.PEER if node_of[src] == node_of[dst] else Link.RDMA
                 links = [(path, "out", src), (path, "in", dst)]
                 end = max(ready, *(free.get(link, 0.0) for link in links)) + seconds[path]
                 found.append((end, kind, int(path), src, links, hops))
-            host = (Path.HOST, "in", dst)
-            found.append((free.get(host, 0.0) + seconds[Path.HOST], 1, int(Path.HOST), -1, [host], 0))
+            host = (Link.HOST, "in", dst)
+            found.append((free.get(host, 0.0) + seconds[Link.HOST], 1, int(Link.HOST), -1, [host], 0))
             end, _, path, src, links, hops = min(found, key=lambda way: way[:4])
             free.update(dict.fromkeys(links, end))
             out[c] = (path, src)
-            if path != Path.HOST:
+            if path != Link.HOST:
                 arrived[need, dst, layer, expert] = end, hops
                 kept.append((dst, int(t.buffer_C[c]), layer, expert, need))
     return [out[c] for c in range(len(t))]
@@ -108,7 +109,7 @@ def test_relays_are_those_of_list_scheduling_by_hand(data):
     relay = data.draw(st.sampled_from([1, 2, 9]))
     transfers = copies_of(problem, data.draw(placements(problem)))
     found = Deadline(relay=relay).solve(problem, transfers)
-    assert list(zip(found.path_C.tolist(), found.src_C.tolist(), strict=True)) == relays_by_hand(problem, transfers, relay)
+    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == relays_by_hand(problem, transfers, relay)
     assert Deadline(relay=relay).solve(problem, found).same_as(found)
     assert Deadline().solve(problem, found).same_as(Deadline().solve(problem, transfers))
 
@@ -133,10 +134,10 @@ def test_a_copy_never_crosses_nodes_by_peer_nor_stays_inside_by_rdma(data):
     problem = data.draw(PROBLEMS)
     found = Deadline().solve(problem, copies_of(problem, data.draw(placements(problem))))
     node_G = problem.cluster.node_of_rank_G
-    assert ((found.path_C == Path.HOST) == (found.src_C == -1)).all()
+    assert ((found.link_C == Link.HOST) == (found.src_C == -1)).all()
     direct_C = found.src_C >= 0
     together_C = node_G[found.src_C[direct_C]] == node_G[found.dst_C[direct_C]]
-    assert (together_C == (found.path_C[direct_C] == Path.PEER)).all()
+    assert (together_C == (found.link_C[direct_C] == Link.PEER)).all()
 
 
 @given(st.data())
@@ -154,11 +155,11 @@ def test_a_way_that_is_not_there_is_not_taken(data):
     problem = data.draw(PROBLEMS)
     transfers = copies_of(problem, data.draw(placements(problem)))
     ask = lambda *allowed: choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)  # noqa: E731
-    assert (ask(Path.HOST).path_C == Path.HOST).all()
-    assert not (ask(Path.PEER, Path.RDMA).path_C == Path.HOST).any()
+    assert (ask(Link.HOST).link_C == Link.HOST).all()
+    assert not (ask(Link.PEER, Link.RDMA).link_C == Link.HOST).any()
     node_G = problem.cluster.node_of_rank_G
     home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
-    assert ((ask(Path.PEER, Path.HOST).path_C == Path.HOST) | (node_G[home_C] == node_G[transfers.dst_C])).all()
+    assert ((ask(Link.PEER, Link.HOST).link_C == Link.HOST) | (node_G[home_C] == node_G[transfers.dst_C])).all()
 
 
 def fan_out(num_ranks, alone=False, **links):
@@ -175,24 +176,24 @@ def fan_out(num_ranks, alone=False, **links):
 
 def test_host_copies_relieve_a_home_that_feeds_many_ranks():
     problem, transfers = fan_out(8, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
-    path_C = Deadline().solve(problem, transfers).path_C
+    link_C = Deadline().solve(problem, transfers).link_C
     # The first three peer copies end before one host copy would; the fourth ends with it, and the tie goes to the peer.
     forward_C = transfers.need_C == transfers.need_C[0]
-    assert path_C[forward_C].tolist() == [Path.PEER] * 4 + [Path.HOST] * 3
+    assert link_C[forward_C].tolist() == [Link.PEER] * 4 + [Link.HOST] * 3
 
 
 def test_a_slow_host_link_is_left_alone():
     problem, transfers = fan_out(8, peer_bytes_per_s=400e9, host_bytes_per_s=1e9)
     found = Deadline().solve(problem, transfers)
-    assert (found.path_C == Path.PEER).all() and (found.src_C == 0).all()
+    assert (found.link_C == Link.PEER).all() and (found.src_C == 0).all()
 
 
 def test_one_copy_crosses_nodes_and_a_rank_there_passes_it_on():
     problem, transfers = fan_out(9, alone=True, peer_bytes_per_s=400e9, rdma_bytes_per_s=20e9, host_bytes_per_s=1e9)
     home, relayed = Deadline().solve(problem, transfers), Deadline(relay=True).solve(problem, transfers)
     forward_C = transfers.need_C == transfers.need_C[0]
-    assert (home.path_C[forward_C] == Path.RDMA).sum() == 8
-    assert (relayed.path_C[forward_C] == Path.RDMA).sum() == 1
+    assert (home.link_C[forward_C] == Link.RDMA).sum() == 8
+    assert (relayed.link_C[forward_C] == Link.RDMA).sum() == 1
     assert relayed.src_C[forward_C].tolist() == [0] + [1] * 7
 
 

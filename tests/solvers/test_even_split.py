@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from solver_util import make_problem, placed_rows, require_split, row_problem
 
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.solvers.even import Even
-from foremoe.solvers.exact_split import ExactSplit
-from foremoe.solvers.water_fill import WaterFill
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.solvers.split.even import Even
+from foremoe.solvers.split.exact import ExactSplit
+from foremoe.solvers.split.water_fill import WaterFill
 
 SPLITS = [Even(), WaterFill(), ExactSplit()]
 

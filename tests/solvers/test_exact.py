@@ -12,15 +12,15 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from solver_util import make_problem, require_valid
 
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.parsing import parse
-from foremoe.placement import Placement, Stop
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.planner.parsing import parse
+from foremoe.problem.placement import Placement, Stop
 from foremoe.solvers import Chain, Greedy, LeastLoaded, Quota
-from foremoe.solvers import exact as exact_module
-from foremoe.solvers.exact import Exact
-from foremoe.solvers.exact_model import Program
-from foremoe.solvers.exact_row import rows_of
+from foremoe.solvers.rank.exact import exact as exact_module
+from foremoe.solvers.rank.exact.exact import Exact
+from foremoe.solvers.rank.exact.model import Program
+from foremoe.solvers.rank.exact.row import rows_of
 from foremoe.testing import SolverTests, describe, placements, problems
 from foremoe.testing.samples import with_quotas
 

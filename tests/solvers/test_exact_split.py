@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import placed_rows, require_split, row_problem
 
-from foremoe.solvers.exact_split import ExactSplit
-from foremoe.solvers.split_kernels import split_row
+from foremoe.solvers.split.exact import ExactSplit
+from foremoe.solvers.split.kernels import split_row
 
 
 def least_maximum(load_E, expert_GS):

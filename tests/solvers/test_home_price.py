@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from solver_util import make_problem, problems
 
 import foremoe
-from foremoe.cost import CostModel
-from foremoe.placement import Placement
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.slots import SharedSlots
-from foremoe.solvers.anneal import Anneal
-from foremoe.solvers.home_price import move_seconds, price_L, row_seconds_L
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.slots import SharedSlots
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 
 
 @given(problem=problems(), min_gain=st.floats(0.0, 0.3), state_bytes=st.floats(0.0, 100.0))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import make_problem, node_maps, problems
 
-from foremoe.cost import CostModel
-from foremoe.parallel import row_runner
-from foremoe.solvers.anneal import Anneal
-from foremoe.solvers.keep import Keep
-from foremoe.solvers.lpt import Lpt, few_moves, home_slots, lpt_ranks
+from foremoe.base.parallel import row_runner
+from foremoe.problem.cost import CostModel
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.keep import Keep
+from foremoe.solvers.home.lpt import Lpt, few_moves, home_slots, lpt_ranks
 from foremoe.testing import HomeSolverTests
 
 

@@ -16,8 +16,8 @@ from solver_util import (
     served,
 )
 
-from foremoe.errors import InputError
-from foremoe.solvers.least_loaded import LeastLoaded
+from foremoe.base.errors import InputError
+from foremoe.solvers.rank.least_loaded import LeastLoaded
 
 solvers = st.builds(
     LeastLoaded,

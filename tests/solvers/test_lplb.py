@@ -12,8 +12,8 @@ from solver_util import (
     require_valid,
 )
 
-from foremoe.solvers.exact_split import ExactSplit
-from foremoe.solvers.lplb import Lplb
+from foremoe.solvers.rank.lplb import Lplb
+from foremoe.solvers.split.exact import ExactSplit
 
 
 def graph(problem):

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import make_problem, problems, require_valid
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.parallel import row_runner
-from foremoe.parsing import parse
-from foremoe.problem import Problem
-from foremoe.solvers.chain import Chain
-from foremoe.solvers.node import NodeChain
-from foremoe.synthetic import synthetic_workload
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.parsing import parse
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.node import NodeChain
+from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import placements
 
 BALANCE = CostModel(objective="balance")

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import BALANCE, balance, make_problem, problems, require_valid
 
-from foremoe.cluster import Cluster
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.parsing import parse
-from foremoe.problem import Problem
-from foremoe.solvers.anneal import Anneal
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.parsing import parse
+from foremoe.problem.problem import Problem
+from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.kernels.node import _taker
-from foremoe.solvers.node import NodeChain
-from foremoe.synthetic import synthetic_workload
+from foremoe.solvers.rank.node import NodeChain
+from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import placements
 
 

@@ -9,13 +9,13 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import foremoe
-from foremoe.errors import InputError
-from foremoe.problem import Problem
+from foremoe.base.errors import InputError
+from foremoe.problem.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
-from foremoe.solvers import permute as permute_module
-from foremoe.solvers.balanced_tokens import attention_flops, model_of, rank_tokens
 from foremoe.solvers.kernels import pack as pack_kernels
-from foremoe.solvers.pack_value import home_pairs, home_ranks
+from foremoe.solvers.pack import permute as permute_module
+from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, rank_tokens
+from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.testing import PackSolverTests
 from foremoe.testing.level_tests import Batch, batches
 
@@ -155,7 +155,7 @@ def test_the_objective_is_its_plain_form(batch, data):
 
 @pytest.mark.parametrize("ranks_per_node", [8, 2])
 def test_without_replicas_the_objective_is_the_cost_model(ranks_per_node):
-    trace = foremoe.RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=24, mean_length=200, regime="mild", num_layers=3)
+    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=24, mean_length=200, regime="mild", num_layers=3)
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=ranks_per_node)
     packer = ExpertAware(skew_weight=1.0, redundant=0, ranks_per_node=ranks_per_node, sweeps=50)
     work = foremoe.Workload.from_trace(trace, num_ranks=8, tokens_per_rank=300, packer=packer)
@@ -310,7 +310,7 @@ def test_packers_are_values_and_work_where_packers_go(packer):
     assert foremoe.parse(repr(packer)) == packer and hash(packer) == hash(foremoe.parse(repr(packer)))
     planner = foremoe.Planner().using(packer)
     assert planner.pack == packer
-    trace = foremoe.RoutingTrace.synthetic("qwen3-30b-a3b", num_sequences=20, mean_length=30, num_layers=2)
+    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=20, mean_length=30, num_layers=2)
     groups = np.repeat([0, 1], 10)
     work = planner.workload(trace, num_ranks=4, tokens_per_rank=50, sample_group_Q=groups)
     assert work.tokens_MG.sum() == trace.T and work.dealt.packer == repr(packer)

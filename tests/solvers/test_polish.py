@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_util import make_problem, problems, require_split, require_valid
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.model import Model
-from foremoe.parallel import row_runner
-from foremoe.problem import Problem
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
 from foremoe.solvers import Exact
-from foremoe.solvers.chain import STEPS, Chain, rates_of
 from foremoe.solvers.kernels.polish import polish_row, set_quotas
 from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, RDMA_PAIR, SLOT, demand_row, price_row
 from foremoe.solvers.kernels.quota_flow import cheapest_flow
 from foremoe.solvers.kernels.replica_bounds import Bounds, Held, hold, renew, renew_two, row_of
 from foremoe.solvers.kernels.replica_changes import best_change, fans_s, make_change
-from foremoe.synthetic import synthetic_workload
+from foremoe.solvers.rank.chain import STEPS, Chain, rates_of
+from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, K bounds.
 

@@ -15,9 +15,9 @@ from solver_util import (
     served,
 )
 
-from foremoe.errors import InputError
-from foremoe.parallel import row_runner
-from foremoe.solvers.quota import Quota, quota_row
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.solvers.rank.quota import Quota, quota_row
 
 solvers = st.builds(Quota, min_pairs=st.sampled_from((0, 1, 3, 40)), best_fit=st.booleans())
 

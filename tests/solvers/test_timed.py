@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from foremoe import Cluster, CostModel, Model, Planner, Problem, Schedule
 from foremoe.solvers import Chain
-from foremoe.solvers.chain import rates_of
 from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, price_row
 from foremoe.solvers.kernels.settle import _by_node
 from foremoe.solvers.kernels.timed import _own_pairs
+from foremoe.solvers.rank.chain import rates_of
 from foremoe.testing import problems, random_placement
 
 UPDATE_512 = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=512)

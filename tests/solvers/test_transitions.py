@@ -8,23 +8,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
-from foremoe.model import Model
-from foremoe.placement import Stop
-from foremoe.plan import Plan
-from foremoe.planner import Planner
-from foremoe.problem import Problem
-from foremoe.schedule import Phase, Schedule
-from foremoe.sent import bound_as_sent, cost_as_sent, transfers_in_order
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent, transfers_in_order
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import resolve
+from foremoe.problem.cost import CostModel
+from foremoe.problem.placement import Stop
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Chain, Even, Exact, Transitions
-from foremoe.solvers.chain import rates_of
 from foremoe.solvers.kernels.keep import price_kept, use_buffers
 from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row
 from foremoe.solvers.kernels.walk import distances, shortest_path
-from foremoe.strategies import resolve
+from foremoe.solvers.rank.chain import rates_of
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, plan_of, random_placement, random_sources
 from foremoe.testing.strategies import placements, problems

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import placed_rows, require_split, row_problem
 
-from foremoe.errors import InputError
-from foremoe.solvers.even import Even
-from foremoe.solvers.exact_split import ExactSplit
-from foremoe.solvers.water_fill import WaterFill
+from foremoe.base.errors import InputError
+from foremoe.solvers.split.even import Even
+from foremoe.solvers.split.exact import ExactSplit
+from foremoe.solvers.split.water_fill import WaterFill
 
 
 def poured(load_E, expert_GS, rounds):

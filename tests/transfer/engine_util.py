@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import foremoe
-from foremoe.schedule import Phase
+from foremoe.problem.schedule import Phase
 
 # Letters: S slots of a rank.
 

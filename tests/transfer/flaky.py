@@ -4,11 +4,11 @@ import copy
 import threading
 from typing import ClassVar
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.base.errors import StaleWeights, TransferError
+from foremoe.plan.transfers import Link
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
-from foremoe.transfers import Path
 
 
 class Flaky(Local):
@@ -92,7 +92,7 @@ class Slow(Late):
 class Shelf(TransferBackend):
     """One-sided: publish lays weights on a shelf that all ranks of the process reach, for any path."""
 
-    paths = frozenset({Path.PEER, Path.RDMA})
+    paths = frozenset({Link.PEER, Link.RDMA})
     one_sided = True
     shelf: ClassVar[dict] = {}
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from foremoe import extensions
-from foremoe.errors import InputError
+from foremoe.base import extensions
+from foremoe.base.errors import InputError
 from foremoe.transfer import backends
 from foremoe.transfer.backends import BACKENDS, backend_names, resolve_backend
 from foremoe.transfer.local import Local

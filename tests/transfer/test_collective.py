@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
 from foremoe.testing import TransferTests, get_pool, run_processes, run_threads
 from foremoe.transfer.base import Copy
 from foremoe.transfer.collective import Collective

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pretend_gpu import PretendStream, PretendTensor
 
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.transfer_tests import TransferTests
 from foremoe.transfer import cupy_peer

@@ -11,8 +11,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import foremoe
-from foremoe.errors import InputError
-from foremoe.schedule import Phase
+from foremoe.base.errors import InputError
+from foremoe.problem.schedule import Phase
 from foremoe.testing import describe, plans, problems
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.engine import Engine
@@ -117,7 +117,7 @@ def test_no_copy_starts_before_its_buffer_is_free_nor_earlier_than_prefetch():
     for prefetch in (0, 1, 8):
         results = run_threads(stage, plan.G, plan, prefetch)
         assert all(t.events for _, t in results)
-    from foremoe.transfer.programme import Programme
+    from foremoe.plan.programme import Programme
 
     for prefetch in (0, 1, 8):
         programme = Programme.of(plan, 0, prefetch)

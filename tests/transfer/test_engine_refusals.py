@@ -8,8 +8,8 @@ import torch
 from engine_util import ToyBuffers, a_plan, run_uses
 
 import foremoe
-from foremoe.errors import InputError, StaleWeights, TransferError
-from foremoe.schedule import Phase
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local

@@ -10,13 +10,13 @@ from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Second, Shelf, Slow
 
 import foremoe
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.plan.transfers import Link
 from foremoe.testing.ranks import run_processes, run_threads
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
-from foremoe.transfers import Path
 
 RANKS = 3
 
@@ -41,13 +41,13 @@ def run(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None):
 def by_host(plan):
     """The same plan with every weight copy from the host store."""
     t = plan.transfers
-    return dataclasses.replace(plan, transfers=t.replace(path_C=t.path_C * 0 + Path.HOST, src_C=t.src_C * 0 - 1))
+    return dataclasses.replace(plan, transfers=t.replace(link_C=t.link_C * 0 + Link.HOST, src_C=t.src_C * 0 - 1))
 
 
 def by_peer(plan):
     t = plan.transfers
     home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
-    return dataclasses.replace(plan, transfers=t.replace(path_C=t.path_C * 0 + Path.PEER, src_C=home_C))
+    return dataclasses.replace(plan, transfers=t.replace(link_C=t.link_C * 0 + Link.PEER, src_C=home_C))
 
 
 def test_a_pull_that_fails_comes_another_way():

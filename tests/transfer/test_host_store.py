@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foremoe.errors import StaleWeights
+from foremoe.base.errors import StaleWeights
 from foremoe.transfer.host_fill import Fill, rounds
 from foremoe.transfer.host_store import HostStore
 

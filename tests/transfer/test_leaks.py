@@ -10,7 +10,7 @@ import torch
 from engine_util import ToyBuffers, a_plan, run_uses
 from test_faults import by_host
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.testing.ranks import get_pool
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine

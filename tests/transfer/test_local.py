@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
 from foremoe.testing import TransferTests, run_processes, run_threads
 from foremoe.transfer.base import Copy
 from foremoe.transfer.local import Local

@@ -7,7 +7,7 @@ import pytest
 import torch
 from host_util import SIZES, Experts, entries, holds, opened, pull, weights
 
-from foremoe.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.transfer_tests import TransferTests
 from foremoe.transfer import pinned_host

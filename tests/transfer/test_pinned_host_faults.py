@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from host_util import Experts, entries, holds, opened, pull
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
 from foremoe.testing.ranks import run_processes, run_threads
 from foremoe.transfer import host_store
 from foremoe.transfer.host_store import NodeFile

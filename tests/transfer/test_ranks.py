@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from foremoe.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import ThreadGroup, TorchGroup
 from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
-from foremoe.transfer.group import ThreadGroup, TorchGroup
 
 
 def by_threads(fn, num_ranks, *args, **options):

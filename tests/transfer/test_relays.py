@@ -11,9 +11,12 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 import foremoe
-from foremoe.errors import InputError, TransferError
-from foremoe.schedule import Phase
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.base.errors import InputError, TransferError
+from foremoe.plan.programme import Programme
+from foremoe.plan.relays import executable, relays_of
+from foremoe.plan.transfers import Link
+from foremoe.problem.schedule import Phase
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Deadline
 from foremoe.testing import describe, problems
 from foremoe.testing.ranks import get_pool, run_threads
@@ -22,9 +25,6 @@ from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
-from foremoe.transfer.programme import Programme
-from foremoe.transfer.relays import executable, relays_of
-from foremoe.transfers import Path
 
 # Letters: C copies, P paths.
 
@@ -56,7 +56,7 @@ def a_relaying_plan(seed=0, **options):
     plan = everywhere(ranks=RANKS, **options)
     plan = with_relays(plan, np.random.default_rng(seed))
     t = plan.transfers
-    return dataclasses.replace(plan, transfers=t.replace(path_C=np.full(len(t), Path.PEER)))
+    return dataclasses.replace(plan, transfers=t.replace(link_C=np.full(len(t), Link.PEER)))
 
 
 def everywhere(*, ranks, micro_steps=3, stage="update", slots=None):
@@ -203,14 +203,14 @@ def test_deadlines_relays_run():
         assert relayed(results, made) == num_relays(made)
     t = made.transfers
     host_C = np.arange(len(t)) == np.flatnonzero(relays_of(made, t).parent_C < 0)[-1]
-    some_by_host = made.transfers.replace(path_C=np.where(host_C, Path.HOST, t.path_C), src_C=np.where(host_C, -1, t.src_C))
+    some_by_host = made.transfers.replace(link_C=np.where(host_C, Link.HOST, t.link_C), src_C=np.where(host_C, -1, t.src_C))
     if dataclasses.replace(made, transfers=some_by_host).violations() == []:
         results = run_threads(lambda group: run(group, dataclasses.replace(made, transfers=some_by_host), (PairOnly(),)), RANKS)
         assert relayed(results, made) > 0
 
 
 class PairOnly(Local):
-    paths = frozenset({Path.PEER, Path.RDMA})
+    paths = frozenset({Link.PEER, Link.RDMA})
 
 
 def a_problem(plan):
@@ -225,9 +225,9 @@ def test_a_relay_needs_one_two_sided_backend_for_itself_and_for_what_it_passes_o
     plan = a_relaying_plan()
     t, relays = plan.transfers, relays_of(plan, plan.transfers)
     first = int(relays.parent_C[np.argmax(relays.depth_C == 1)])
-    path_C = t.path_C.copy()
-    path_C[first] = Path.RDMA
-    two = plan.transfers.replace(path_C=path_C)
+    link_C = t.link_C.copy()
+    link_C[first] = Link.RDMA
+    two = plan.transfers.replace(link_C=link_C)
     both, one, none = np.array([0, 0, -1]), np.array([0, 1, -1]), np.array([True, True, True])
     assert executable(plan, two, both, none).same_as(two)
     assert (executable(plan, two, both, ~none).src_C == plan.home_LE[t.layer_C, t.expert_C] // plan.B).all()
@@ -236,7 +236,7 @@ def test_a_relay_needs_one_two_sided_backend_for_itself_and_for_what_it_passes_o
     assert dropped_C.any() and (relays.parent_C[dropped_C] >= 0).all()
     # What is left is of one backend with what it passes on.
     left = relays_of(plan, found)
-    mixed_C = left.relay_C & (one[found.path_C] != one[found.path_C[left.parent_C]])
+    mixed_C = left.relay_C & (one[found.link_C] != one[found.link_C[left.parent_C]])
     assert not mixed_C.any()
     assert dataclasses.replace(plan, transfers=found).violations() == []
 
@@ -305,7 +305,7 @@ def test_a_failed_pull_costs_no_two_sided_backend():
     plan = a_relaying_plan(stage="recompute", micro_steps=4)
     t, relays = plan.transfers, relays_of(plan, plan.transfers)
     first_C = (relays.parent_C == -1) & ~relays.relay_C
-    t = t.replace(path_C=np.where(first_C, Path.HOST, t.path_C), src_C=np.where(first_C, -1, t.src_C))
+    t = t.replace(link_C=np.where(first_C, Link.HOST, t.link_C), src_C=np.where(first_C, -1, t.src_C))
     plan = dataclasses.replace(plan, transfers=t)
     assert plan.violations() == []
     pulls = int((first_C & (t.dst_C == 1)).sum())

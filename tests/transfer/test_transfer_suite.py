@@ -9,18 +9,18 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from foremoe.errors import StaleWeights, TransferError
+from foremoe.base.errors import StaleWeights, TransferError
+from foremoe.plan.transfers import Link
 from foremoe.testing import TransferTests
 from foremoe.transfer import TransferBackend
 from foremoe.transfer import local as local_module
 from foremoe.transfer.local import Local
-from foremoe.transfers import Path
 
 
 class Shelf(TransferBackend):
     """A correct one-sided backend for threads."""
 
-    paths = frozenset({Path.HOST})
+    paths = frozenset({Link.HOST})
     one_sided = True
 
     def open(self, rank, group, buffers):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from foremoe.levels import RankSolver
 from foremoe.solvers import Chain
-from foremoe.solvers.base import Solver
 
 
 @dataclass(frozen=True)
-class Raises(Solver):
+class Raises(RankSolver):
     def solve(self, problem, start):
         if dist.get_rank() == 0:
             raise ValueError("made to fail")
@@ -19,7 +19,7 @@ class Raises(Solver):
 
 
 @dataclass(frozen=True)
-class Sleeps(Solver):
+class Sleeps(RankSolver):
     def solve(self, problem, start):
         if dist.get_rank() == 1:
             time.sleep(8.0)
@@ -27,7 +27,7 @@ class Sleeps(Solver):
 
 
 @dataclass(frozen=True)
-class Invalid(Solver):
+class Invalid(RankSolver):
     """Serves a token that nobody sent."""
 
     def solve(self, problem, start):

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 from foremoe.integrations.verl.engine import engine_class
 from foremoe.integrations.verl.once import warn_once
 from foremoe.integrations.verl.settings import Settings

@@ -10,9 +10,9 @@ import torch
 from program import Layout
 from verl_arms import run
 
-from foremoe.errors import TransferError
+from foremoe.base.errors import TransferError
 from foremoe.integrations.verl.settings import Settings
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 LAYOUT = Layout(ep=4)
 

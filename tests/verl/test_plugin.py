@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 from foremoe.integrations.verl.settings import Settings
-from foremoe.slots import ResidentSlots, SharedSlots
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 
 def look():
@@ -61,7 +61,7 @@ assert EngineRegistry.get_engine_cls("language_model", "megatron") is MegatronEn
 
 @pytest.mark.parametrize(
     ("module", "error"),
-    [("numba", "RuntimeError"), ("foremoe.cost", "ImportError"), ("foremoe.integrations.verl.engine", "OSError")],
+    [("numba", "RuntimeError"), ("foremoe.problem.cost", "ImportError"), ("foremoe.integrations.verl.engine", "OSError")],
 )
 def test_what_fails_here_leaves_verls_modules_as_they_are(module, error):
     program = BREAK.format(module=module, error=error)
@@ -77,7 +77,7 @@ def test_the_config_takes_one_more_key():
     overrides = [
         "actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig",
         "+actor_rollout_ref.actor.megatron.foremoe.redundant=2",
-        '+actor_rollout_ref.actor.megatron.foremoe.planner="Planner(rank=(Quota(min_pairs=64),))"',
+        '+actor_rollout_ref.actor.megatron.foremoe.planner.planner="Planner(rank=(Quota(min_pairs=64),))"',
         "+actor_rollout_ref.actor.megatron.foremoe.backends=[pinned_host,collective]",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):

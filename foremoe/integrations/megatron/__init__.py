@@ -1,6 +1,6 @@
 """foremoe inside Megatron-Core: `attach` puts physical slots around the `MoELayer`s of a built model. Needs megatron-core."""
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 
 try:
     import megatron.core as _core  # noqa: F401
@@ -8,6 +8,6 @@ except ModuleNotFoundError:
     raise InputError("the Megatron adapter needs megatron-core; pip install 'megatron-core>=0.16'.") from None
 
 from foremoe.integrations.megatron.attach import Attached, attach
-from foremoe.integrations.megatron.report import MegatronReport
+from foremoe.integrations.megatron.summary import MegatronSummary
 
-__all__ = ["Attached", "MegatronReport", "attach"]
+__all__ = ["Attached", "MegatronSummary", "attach"]

@@ -8,10 +8,10 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.experts import kind_of
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
@@ -26,18 +26,18 @@ from foremoe.integrations.megatron.layout import (
     unwrapped,
 )
 from foremoe.integrations.megatron.planning import Planning, Work
-from foremoe.integrations.megatron.report import MegatronReport, report_of
 from foremoe.integrations.megatron.stage import MegatronStage
-from foremoe.integrations.shared_planning import Planned
-from foremoe.plan import Plan
-from foremoe.planner import Planner
+from foremoe.integrations.megatron.summary import MegatronSummary, report_of
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import resolve
+from foremoe.problem.cost import CostModel
+from foremoe.problem.slots import SharedSlots, Slots
 from foremoe.runtime.stage import agree_on_split, first_fault
-from foremoe.schedule import STAGES
-from foremoe.slots import SharedSlots, Slots
-from foremoe.strategies import resolve
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
-from foremoe.transfer.group import TorchGroup
+from foremoe.workload.workload import STAGES
 
 # Letters: M micro-steps, L MoE layers of this rank, T tokens of a source, K top-k, E experts, P physical slots of all ranks.
 
@@ -92,7 +92,7 @@ class Attached:
 
     Attributes:
         schedule_of: number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
-        report: `MegatronReport` of the last stage, or None.
+        report: `MegatronSummary` of the last stage, or None.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Attached:
         self._configs = configs_of(chunks)
         self._slots, self._redundant = slots, redundant
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group())
-        self.report: MegatronReport | None = None
+        self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
         self._engine_options = (tuple(backends), prefetch, timeout_s, debug)
         self._stage: MegatronStage | None = None

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.transfer.base import Tensors
 

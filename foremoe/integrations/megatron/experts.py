@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
 from foremoe.transfer.base import Tensors
 
 # Letters: Y pairs of the redundant slots, sorted by slot; H hidden size; R redundant slots; B base slots of a rank.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
+from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.buffers import main_grad
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.transfer.base import Tensors
-from foremoe.transfer.group import Group
 
 # Letters: L MoE layers of this rank, E experts, B base slots, G ranks.
 

@@ -12,7 +12,7 @@ from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage
-from foremoe.schedule import Phase
+from foremoe.problem.schedule import Phase
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, S slots of a rank, B base slots, Y pairs that a rank
 # serves, sorted by slot; H hidden size.

@@ -13,12 +13,12 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.errors import InputError
-from foremoe.model import Model
-from foremoe.schedule import Schedule
-from foremoe.transfer.group import Group
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.schedule import Schedule
 
 # Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
 

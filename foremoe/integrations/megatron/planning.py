@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
-from foremoe.integrations.counting import count_micro_steps
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
-from foremoe.integrations.shared_planning import Planned, PlanningTask, homes_together, plan_together
-from foremoe.plan import Plan
-from foremoe.planner import Planner
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.slots import Slots
+from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.runtime.stage import first_fault
-from foremoe.slots import Slots
-from foremoe.transfer.group import Group
-from foremoe.workload import Workload
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, T tokens of a source, K top-k, E experts.
 

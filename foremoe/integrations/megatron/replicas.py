@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from foremoe.errors import TransferError
-from foremoe.schedule import Phase
+from foremoe.base.errors import TransferError
+from foremoe.problem.schedule import Phase
 from foremoe.transfer.base import Tensors
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from foremoe.arrays import Array
-from foremoe.plan import Plan
+from foremoe.base.arrays import Array
+from foremoe.plan.plan import Plan
 from foremoe.runtime.remap import remap_dense
 from foremoe.runtime.stage import PlannedStage
 

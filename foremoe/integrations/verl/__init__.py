@@ -6,15 +6,8 @@
 `plugin` is what ``import verl`` finds by its entry point. Everything else is imported where veRL's Megatron engine is.
 """
 
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("EngineConfig", "Settings"):
-        from foremoe.integrations.verl import config
-
-        return getattr(config, name)
-    raise AttributeError(f"module 'foremoe.integrations.verl' has no attribute {name!r}")
-
+from foremoe.base.lazy import lazy
 
 __all__ = ["EngineConfig", "Settings"]  # loaded on first use: they import veRL
+
+__getattr__, __dir__ = lazy(__name__, {"config": __all__})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.errors import InputError
-from foremoe.integrations.counting import count_micro_steps
-from foremoe.workload import Workload
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.routing.readers.counting import count_micro_steps
+from foremoe.workload.workload import Workload
 
 if TYPE_CHECKING:
     from foremoe.integrations.megatron import Attached

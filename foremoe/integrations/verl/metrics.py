@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foremoe.integrations.megatron.report import MegatronReport
+from foremoe.integrations.megatron.summary import MegatronSummary
 
 # What all ranks wait for, or must have room for.
 _LARGEST = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s", "slot_bytes")
@@ -20,7 +20,7 @@ class Figures:
 
     Attributes:
         first: whether the rank speaks for its EP group.   num_rows: rows of its plan; 0: it ran without one.
-        values: `MegatronReport.metrics` and what the session adds.
+        values: `MegatronSummary.metrics` and what the session adds.
     """
 
     first: bool
@@ -28,7 +28,7 @@ class Figures:
     values: dict[str, float]
 
     @staticmethod
-    def of(first: bool, report: MegatronReport | None, **more: float) -> Figures:
+    def of(first: bool, report: MegatronSummary | None, **more: float) -> Figures:
         """From the report of the stage, None if there was no plan; `more`: seconds and flags of the session."""
         if report is None:
             return Figures(first=first, num_rows=0, values=more)

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.errors import InputError
-from foremoe.integrations.counting import count_micro_steps
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.megatron.layout import model_of, moe_numbers
 from foremoe.integrations.verl.once import warn_once
-from foremoe.integrations.verl.repacking import UNIT, repack
+from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.solvers import ExpertAware
-from foremoe.transfer.group import TorchGroup
+from foremoe.solvers.pack.repack import UNIT, repack
 
 # Letters: Q samples (or groups of samples that veRL keeps together), M micro-batches, J layers of a sample of layers, E experts,
 # D data-parallel ranks, G ranks of the EP group, C counts of a sample: one for each of J layers and G home ranks.

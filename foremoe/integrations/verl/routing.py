@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foremoe.arrays import Array
+from foremoe.base.arrays import Array
 
 # Letters: T tokens of this rank (after packing, padding, context and sequence parallelism), L MoE layers of this rank, K top-k.
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from foremoe.errors import InputError
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.verl.dump import dump_workload
 from foremoe.integrations.verl.metrics import Figures, joined
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 from foremoe.integrations.verl.settings import Settings
-from foremoe.transfer.group import TorchGroup
 
 
 class Session:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foremoe.cluster import Cluster
-from foremoe.cost import CostModel
-from foremoe.errors import InputError
-from foremoe.parsing import parse
-from foremoe.slots import Slots
+from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
+from foremoe.planner.parsing import parse
+from foremoe.problem.cost import CostModel
+from foremoe.problem.slots import Slots, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,7 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """The arguments for `foremoe.integrations.megatron.attach`, all but `cluster`."""
-        from foremoe.cli.texts import slots_of
-        from foremoe.strategies import resolve
+        from foremoe.planner.strategies import resolve
 
         slots = parse(self.slots) if "(" in self.slots else slots_of(self.slots)
         if not isinstance(slots, Slots):

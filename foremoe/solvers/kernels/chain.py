@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
-from foremoe.solvers.kernels.bound import bound_row
+from foremoe.base.compiled import kernel
+from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.prune import clean_row, count_row, home_of_experts, prune_row
 from foremoe.solvers.kernels.settle import settle_on

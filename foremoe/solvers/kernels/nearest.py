@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.settle import slot_for, top_left
 
 # Letters: G ranks, S slots per rank, E experts, X places, C moves, I some ranks.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, T tokens, K top-k, Q sequences,
 # X = Q + 1: the last entry is no sequence; R rows, C columns of a table.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.price import PAIR, SLOT, demand_row, exposed_s, price_row
 from foremoe.solvers.kernels.quota_flow import cheapest_flow
 from foremoe.solvers.kernels.replica_bounds import Bounds, Held, hold, renew, renew_two, replica_s, row_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
-from foremoe.solvers.kernels.demand import demand_row as demand_row  # for those who price
+from foremoe.base.compiled import kernel
+from foremoe.problem.kernels.demand import demand_row as demand_row  # for those who price
 
 # Letters: G ranks, S slots per rank, E experts, V nodes, K rates.
 

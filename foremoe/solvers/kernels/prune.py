@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.

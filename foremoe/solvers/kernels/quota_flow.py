@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 
 # Letters: G ranks, E experts, J experts with replicas.
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.arrays import Array
-from foremoe.compiled import kernel
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, RDMA_PAIR, REPLICA_PEER, REPLICA_RDMA, SLOT
 
 # Letters: G ranks, R redundant slots per rank, V nodes, E experts, K bounds (rate_K: rates).

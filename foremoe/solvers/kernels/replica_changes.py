@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.price import exposed_s
 from foremoe.solvers.kernels.replica_bounds import count_copy, replica_s
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
-from foremoe.solvers.kernels.bound import bound_row
+from foremoe.base.compiled import kernel
+from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.chain import FAILURES, level_goal, search_row
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.nearest import settle_nearest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.compiled import kernel
+from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.chain import level_goal
 from foremoe.solvers.kernels.keep import fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
 from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row

@@ -1,0 +1,66 @@
+"""``python -m examples.grpo``: a real RL step on processes of this machine, with and without foremoe."""
+
+from __future__ import annotations
+
+import click
+
+import foremoe
+from foremoe.base.errors import InputError, TransferError
+from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.main import OneSentence
+from foremoe.cli.texts import Whole
+
+FAILED = 1
+
+
+class _Command(OneSentence, JsonCommand):
+    pass
+
+
+@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--ranks", type=Whole(2, 32), default=2, show_default=True, help="Processes; the experts are spread over them.")
+@click.option("--steps", type=Whole(high=10_000), default=12, show_default=True, help="GRPO steps.")
+@click.option(
+    "--redundant",
+    metavar="R",
+    type=Whole(1, 2**15 - 1),
+    help="Redundant slots per rank.  [default: the fewest whose load bound allows to take away 95 % of (static skew - 1)]",
+)
+@click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
+@json_option
+@click.pass_context
+def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, size: str, json_file: str | None) -> None:
+    """Pre-trains a small MoE language model on puzzles, then improves it by GRPO, on processes of this machine (CPU).
+
+    In every step the recorded routing is replayed in the recompute and update stages, three times from the same parameters: with
+    experts at home (static), by a plan (foremoe), and with routing forced to be even (balanced). Takes some minutes.
+
+    \b
+    Example:
+      python -m examples.grpo --ranks 2 --steps 12
+    """
+    require_writable({"the JSON file": json_file})
+
+    from examples.grpo.launch import launch
+    from examples.grpo.settings import SIZES
+    from examples.grpo.table import report
+    from foremoe.base.hardware import cores
+
+    settings = SIZES[size]
+    if settings.num_experts % ranks:
+        raise InputError(f"{settings.num_experts} experts do not divide over {ranks} ranks; give --ranks 2, 4, 8, 16 or 32.")
+    if redundant is not None and redundant > settings.num_experts - settings.num_experts // ranks:
+        away = settings.num_experts - settings.num_experts // ranks
+        raise InputError(f"a rank can hold replicas of the {away} experts that live elsewhere; give --redundant up to {away}.")
+    if cores() < ranks:
+        click.echo(f"note: {ranks} ranks share {cores()} of this machine's cores; wall times say little.", err=True)
+    try:
+        figures = launch(settings, num_ranks=ranks, num_steps=steps, redundant=redundant)
+    except TransferError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        ctx.exit(FAILED)
+    emit(json_file, figures | {"foremoe_version": foremoe.__version__}, report(figures))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m examples.grpo")

@@ -1,0 +1,32 @@
+"""Third-party solvers and backends by entry point, looked up only when a name is not one of ours."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from foremoe.base.errors import InputError
+
+
+def _found(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value))}
+
+
+def entry_point_names(group: str) -> list[str]:
+    """Names registered under `group` by installed packages, sorted; nothing is imported."""
+    return list(_found(group))
+
+
+@functools.cache
+def load_entry_point(group: str, name: str) -> Any:
+    """The object registered as `name`.
+
+    Raises:
+        InputError: it cannot be imported.
+    """
+    point = _found(group)[name]
+    try:
+        return point.load()
+    except Exception as error:
+        raise InputError(f"{group} entry point {name} ({point.value}) cannot be loaded: {error}.") from None

@@ -1,0 +1,151 @@
+"""Frozen values of plain fields: the checks of one field, and the way to and from TOML tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+import math
+import operator
+import os
+import tomllib
+from collections.abc import Collection, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from foremoe.base.errors import InputError
+
+MAX_WHOLE = 2**53
+"""Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
+
+
+def whole(value: object, name: str, low: int = 1, high: int = MAX_WHOLE) -> int:
+    """Returns `value` as an int in [low, high]; 8.0 and True are not whole numbers here."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise InputError(f"{name} must be a whole number; got {_show(value)}.")
+    out = operator.index(value)
+    if not low <= out <= high:
+        raise InputError(f"{name} must lie in [{low}, {high}]; got {_show(out)}.")
+    return out
+
+
+def whole_number(value: object, name: str, low: int = 1) -> int:
+    """`value` as an int of at least `low`; 8.0 and True are not whole numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise InputError(f"{name} must be a whole number of at least {low}; got {value!r}.")
+    return int(value)
+
+
+def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, open_low: bool = True) -> float:
+    """Returns `value` as a finite float in (low, high], or [low, high] with `open_low` False."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number; got {_show(value)}.")
+    try:
+        out = float(value)
+    except OverflowError:
+        out = math.inf
+    if not math.isfinite(out) or out < low or out > high or (open_low and out == low):
+        if math.isinf(high):
+            limits = f"a finite number {'above' if open_low else 'of at least'} {low:g}"
+        else:
+            limits = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        raise InputError(f"{name} must be {limits}; got {_show(value)}.")
+    return out
+
+
+def flag(value: object, name: str) -> bool:
+    """Returns `value` as a bool; 0 and 1 are refused."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} must be true or false; got {_show(value)}.")
+    return bool(value)
+
+
+def text(value: object, name: str) -> str:
+    """Returns `value` if it is a string of printable characters that is not blank."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise InputError(f"{name} must be a line of printable text; got {_show(value)}.")
+    return value
+
+
+def scalars(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass value that hold one number, flag or text, in order."""
+    pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    return {name: item for name, item in pairs if isinstance(item, bool | int | float | str)}
+
+
+def check_keys(table: Mapping[str, Any], known: Collection[str], required: Collection[str], where: str) -> None:
+    """Raises InputError when `table` has a key that is not in `known` or lacks one of `required`."""
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise InputError(f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(known)}.")
+    missing = [key for key in required if key not in table]
+    if missing:
+        raise InputError(f"{where} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}.")
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The table in the TOML file at `path`.
+
+    Raises:
+        InputError: no such file, not readable, not UTF-8, or not TOML.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {os.fspath(path)!r}; check the path.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{os.fspath(path)!r} cannot be read ({reason}); give the path of a TOML file.") from error
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0]
+        raise InputError(f"{os.fspath(path)!r} is not valid TOML ({reason}); correct the file.") from error
+
+
+def write(path: str | os.PathLike[str], table: Mapping[str, Any]) -> None:
+    """Writes `table` to `path` as TOML, in the table's order.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    data = tomli_w.dumps(table).encode("utf-8")
+    try:
+        Path(path).write_bytes(data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{os.fspath(path)!r} cannot be written ({reason}); give another path.") from error
+
+
+@functools.cache
+def _shipped(file: str) -> dict[str, dict[str, Any]]:
+    resource = importlib.resources.files("foremoe.machine").joinpath("presets", file)
+    return tomllib.loads(resource.read_text(encoding="utf-8"))
+
+
+def preset_names(file: str) -> tuple[str, ...]:
+    """Names of the presets in a shipped file, in the file's order."""
+    return tuple(_shipped(file))
+
+
+def preset(file: str, name: str, kind: str) -> dict[str, Any]:
+    """A copy of one preset's table with its name added; case does not matter.
+
+    Raises:
+        InputError: there is no preset of that name; it lists those there are.
+    """
+    key = name.strip().lower() if isinstance(name, str) else ""
+    if key not in _shipped(file):
+        raise InputError(f"there is no {kind} preset {_show(name)}; choose one of {', '.join(preset_names(file))}.")
+    return {"name": key, **_shipped(file)[key]}
+
+
+def _show(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number of more than 38 digits"
+    shown = ascii(value).replace("\n", " ")
+    return shown if len(shown) <= 60 else shown[:57] + "..."

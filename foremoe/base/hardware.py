@@ -1,0 +1,25 @@
+"""What ran: the processor and the cores of this process."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+
+def hardware() -> dict[str, Any]:
+    """What ran: processor, and the cores that this process may use."""
+    return {"processor": _processor(), "cores": cores(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

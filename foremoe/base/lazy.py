@@ -1,0 +1,28 @@
+"""Names of a package that are loaded on first use."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package.
+
+    Args:
+        package: Its ``__name__``.
+        names: Per submodule of the package, the names that it defines; none: the submodule itself.
+    """
+    home = {name: module for module, its in names.items() for name in its} | {m: "" for m, its in names.items() if not its}
+
+    def load(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{home[name] or name}")
+        value = getattr(module, name) if home[name] else module
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted({*vars(sys.modules[package]), *home})

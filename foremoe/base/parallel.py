@@ -1,0 +1,90 @@
+"""Runs row kernels over blocks of rows on the library's own threads, with progress and cancellation.
+
+Kernels are serial and release the GIL, so plain threads give parallel work without a threading layer of numba's, which does
+not survive fork. Blocks do not change results: rows are independent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RowRunner:
+    """How `for_rows` runs: threads, a progress callback (rows done since the last call), and a cancel event."""
+
+    num_threads: int = 1
+    progress: Callable[[int], None] | None = None
+    cancel: threading.Event | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("foremoe_row_runner", default=None)
+
+
+def default_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def row_runner(
+    num_threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Iterator[RowRunner]:
+    """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
+    threads = default_threads() if num_threads is None else num_threads
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"num_threads must be a whole number of at least 1; got {threads!r}.")
+    runner = RowRunner(threads, progress, cancel)
+    token = _RUNNER.set(runner)
+    try:
+        yield runner
+    finally:
+        _RUNNER.reset(token)
+
+
+def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
+    """Calls ``block(low, high)`` over all rows in blocks.
+
+    Args:
+        whole: never cut short by a cancel nor counted as progress: for figures, which must be complete to mean anything.
+
+    Returns:
+        bool [N], False for rows that were never run because the caller cancelled.
+    """
+    runner = _RUNNER.get() or RowRunner()
+    if whole:
+        runner = RowRunner(runner.num_threads)
+    done_N = np.zeros(num_rows, bool)
+
+    def run(low: int) -> None:
+        if runner.cancel is not None and runner.cancel.is_set():
+            return
+        high = min(low + rows_per_block, num_rows)
+        block(low, high)
+        done_N[low:high] = True
+        if runner.progress is not None:
+            with runner.lock:
+                runner.progress(high - low)
+
+    starts = range(0, num_rows, rows_per_block)
+    if runner.num_threads == 1 or len(starts) <= 1:
+        for low in starts:
+            run(low)
+        return done_N
+    with ThreadPoolExecutor(runner.num_threads) as pool:
+        list(pool.map(run, starts))
+    return done_N

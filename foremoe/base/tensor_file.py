@@ -1,0 +1,133 @@
+"""Files of named arrays: safetensors with one JSON header and a checksum over everything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+
+# One metadata key: safetensors keeps no order among several, and the bytes must not vary.
+HEADER_KEY = "foremoe"
+
+
+def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
+    """32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
+    state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        state.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        state.update(array.data)
+    return state.hexdigest()
+
+
+def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
+    """The bytes of a safetensors file; a function of header and arrays alone."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    return bytes(save(arrays, {HEADER_KEY: json.dumps(header, sort_keys=True)}))
+
+
+def write_file(path: str | os.PathLike[str], payload: bytes) -> None:
+    """Writes a whole file or, on a fault, none of it.
+
+    Raises:
+        InputError: the place cannot be written.
+    """
+    try:
+        target = Path(path)
+        partial = target.with_name(target.name + ".part")
+        partial.write_bytes(payload)
+        partial.replace(target)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {os.fspath(path)!r} ({reason}); give another path.") from None
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """`path` if it is a file that is not empty.
+
+    Raises:
+        InputError: nothing there, a directory, or an empty file.
+    """
+    source = Path(path)
+    try:
+        if not source.exists():
+            raise InputError(f"there is no file {str(source)!r}; check the path.")
+        if not source.is_file():
+            raise InputError(f"{str(source)!r} is no file; give the path of one file.")
+        if source.stat().st_size == 0:
+            raise InputError(f"{str(source)!r} is empty; write it again.")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(source)!r} cannot be read ({error}); check the path.") from None
+    return source
+
+
+def write_tensors(
+    path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]
+) -> None:
+    """Writes arrays with a header, a format version and a checksum.
+
+    Args:
+        kind: what the file holds, such as ``"workload"``; `read_tensors` insists on it.
+        header: plain JSON values.
+
+    Raises:
+        InputError: the place cannot be written.
+    """
+    full = {**header, "kind": kind, "format": version}
+    full["checksum"] = digest(full, tensors)
+    write_file(path, tensor_bytes(full, tensors))
+
+
+def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Header and arrays that `write_tensors` wrote.
+
+    Raises:
+        InputError: no such file, not of this kind, of a newer format, truncated or changed.
+    """
+    source = existing_file(path)
+    try:
+        payload = source.read_bytes()
+    except OSError as error:
+        raise InputError(f"{str(source)!r} cannot be read ({error.strerror}); check the path.") from None
+    header = _header(payload)
+    if header is None or header.get("kind") != kind:
+        raise InputError(f"{str(source)!r} is no {kind} file, or truncated ({len(payload)} bytes); write it again.")
+    found = header.get("format")
+    if not isinstance(found, int) or found > version:
+        raise InputError(
+            f"{str(source)!r} has {kind} format {found}, this foremoe reads up to {version}; install a newer foremoe."
+        )
+    try:
+        tensors = load(payload)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InputError(f"{str(source)!r} is truncated or damaged ({_line(error)}); write it again.") from None
+    if digest({k: v for k, v in header.items() if k != "checksum"}, tensors) != header.get("checksum"):
+        raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
+    return header, tensors
+
+
+def _header(payload: bytes) -> dict[str, Any] | None:
+    length = int.from_bytes(payload[:8], "little")
+    if len(payload) < 8 or length > len(payload) - 8:
+        return None
+    try:
+        header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][HEADER_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,280 @@
+"""Group: how the ranks of one EP group talk about a step, in processes (torch.distributed) or in threads of one process.
+
+Weights do not travel here; transfer backends carry them.
+"""
+
+from __future__ import annotations
+
+import abc
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from foremoe.base.errors import InputError, TransferError
+
+# Letters: G ranks.
+
+_HEAD_BYTES = 256
+
+
+class Group(abc.ABC):
+    """The ranks of one EP group.
+
+    Every method but `report` is collective: all ranks call it, in the same order. None of them hangs: a rank that does not
+    answer within `timeout_s`, or that reported a failure, ends the call on the others with a `TransferError` that names it.
+
+    Attributes:
+        rank, size: this rank, and how many there are.   timeout_s: seconds to wait for another rank.
+    """
+
+    rank: int
+    size: int
+    timeout_s: float
+
+    @abc.abstractmethod
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
+        """Exchanges rows: the first ``num_sent_G[0]`` rows of `sent` go to rank 0, and so on; `received` is filled likewise."""
+
+    @abc.abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """A small picklable value of every rank, by rank; on the control channel, which stays usable when a backend fails."""
+
+    @abc.abstractmethod
+    def report(self, message: str) -> None:
+        """Leaves word that this rank ends the step, so that the others can say why; not collective, never raises."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives back what this object created."""
+
+    def barrier(self) -> None:
+        """Returns once all ranks have called it."""
+        self.gather(None)
+
+
+class TorchGroup(Group):
+    """Ranks that are processes.
+
+    Args:
+        process_group: the EP group; default: all ranks. Any backend (gloo, NCCL).
+        timeout_s: seconds to wait for another rank; a rank may compute that long between two exchanges. On NCCL the exchange of
+            tokens is watched by NCCL's own watchdog instead.
+
+    Control messages use a gloo group of their own: they must get through when NCCL does not.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
+        if not dist.is_initialized():
+            raise InputError("there is no process group; call torch.distributed.init_process_group first.")
+        self.process_group: Any = process_group or dist.distributed_c10d._get_default_group()
+        self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        self.timeout_s = timeout_s
+        # Reports must not wait for a peer: they go through the store that the process group was made with.
+        self._store = PrefixStore(_next_name(self.process_group), dist.distributed_c10d._get_default_store())
+        self._num_private = 0
+        # Longer than our own patience: gloo must not give up before the ranks that are missing are named.
+        self._control: Any = self.private_gloo(2 * timeout_s)
+        self._on_gloo = dist.get_backend(self.process_group) == "gloo"
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
+        if sent.element_size() == 1:  # fp8 is unknown to gloo
+            received, sent = received.view(torch.uint8), sent.view(torch.uint8)
+        if self._on_gloo or not sent.is_cuda:
+            exchange = lambda: dist.all_to_all_single(  # noqa: E731
+                received, sent, num_received_G, num_sent_G, group=self.process_group, async_op=True
+            )
+            self._answered(exchange, "exchange tokens")
+        else:
+            # The wait of a CUDA collective is a stream's, not the host's: nothing to watch here.
+            dist.all_to_all_single(received, sent, num_received_G, num_sent_G, group=self.process_group)
+
+    def gather(self, value: Any) -> list[Any]:
+        data = pickle.dumps(value)
+        # Most values fit into the first message, behind their length.
+        sent = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
+        head = len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8]
+        sent[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        received = torch.empty(self.size, _HEAD_BYTES, dtype=torch.uint8)
+        ones = [1] * self.size
+        self._answered(lambda: self._control.alltoall_base(received, sent.repeat(self.size, 1), ones, ones), "answer")
+        heads = [row.numpy().tobytes() for row in received]
+        sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        if max(sizes) > _HEAD_BYTES - 8:
+            whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).repeat(self.size)
+            received = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._answered(lambda: self._control.alltoall_base(received, whole, sizes, [len(data)] * self.size), "answer")
+            return [pickle.loads(part.numpy().tobytes()) for part in received.split(sizes)]
+        return [pickle.loads(head[8 : 8 + size]) for head, size in zip(heads, sizes, strict=True)]
+
+    def private_gloo(self, timeout_s: float) -> ProcessGroupGloo:
+        """A new gloo group of the same ranks, whose messages nobody else can take; gone with its last reference. Collective.
+
+        Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
+        """
+        return ProcessGroupGloo(self.private_store(), self.rank, self.size, timedelta(seconds=timeout_s))
+
+    def private_store(self) -> PrefixStore:
+        """A new part of the store that the ranks are linked by, for this group alone; all ranks ask in the same order."""
+        self._num_private += 1
+        return PrefixStore(f"private/{self._num_private}", self._store)
+
+    def report(self, message: str) -> None:
+        try:
+            self._store.set(f"report/{self.rank}", message)
+        except Exception:  # the store went with its host: nobody is left to read it
+            return
+
+    def close(self) -> None:
+        # Gloo's threads end with the last reference; if that is the interpreter's own end, they abort the process.
+        self._control = self.process_group = None
+
+    def _answered(self, start: Callable[[], Any], verb: str) -> None:
+        """Waits for an exchange, and looks every second whether another rank has reported a failure."""
+        begin = time.monotonic()
+        try:
+            work = start()
+            while True:
+                left_s = begin + self.timeout_s - time.monotonic()
+                try:
+                    work.wait(timedelta(seconds=max(min(left_s, 1.0), 0.001)))
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        work.wait()  # it may have come in just after the second was over; what failed raises again
+                        return
+                    if left_s <= 0 or self._reports():
+                        raise
+        except RuntimeError as error:
+            raise self._blame(verb, time.monotonic() - begin, error) from error
+
+    def _reports(self) -> bool:
+        try:
+            return any(self._store.check([f"report/{g}"]) for g in range(self.size))
+        except Exception:  # the store is gone; the exchange itself will fail or time out
+            return False
+
+    def _blame(self, verb: str, waited_s: float, error: Exception) -> TransferError:
+        """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds."""
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reported: dict[int, str] = {}
+        silent = set(range(self.size)) - {self.rank}
+        try:
+            self._store.set(f"alive/{self.rank}", "")
+            until = time.monotonic() + 2.0
+            while silent and time.monotonic() < until:
+                for g in sorted(silent):
+                    if self._store.check([f"report/{g}"]):
+                        reported[g] = self._store.get(f"report/{g}").decode()
+                    if g in reported or self._store.check([f"alive/{g}"]):
+                        silent.discard(g)
+                time.sleep(0.02)
+        except Exception:
+            return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({first_line}); restart them.")
+        if reported:
+            ranks = tuple(sorted(reported))
+            why = "; ".join(f"rank {g}: {reported[g]}" for g in ranks)
+            return TransferError(f"the step was ended by another rank ({why})", ranks)
+        ranks = tuple(sorted(silent))
+        who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
+        return TransferError(
+            f"{who} did not {verb} within {waited_s:.1f} s ({first_line}); look at its log and restart the step.", ranks
+        )
+
+
+_made: dict[str, int] = {}  # groups of the same ranks that this process has made
+
+
+def _next_name(process_group: dist.ProcessGroup) -> str:
+    """A name that no other group has; ranks make the groups they share in the same order, so they agree on it."""
+    ranks = ",".join(map(str, dist.get_process_group_ranks(process_group)))
+    _made[ranks] = _made.get(ranks, 0) + 1
+    return f"foremoe/{ranks}/{_made[ranks]}"
+
+
+class ThreadGroup(Group):
+    """Ranks that are threads of one process: what tests, simulations and the executable specification run on.
+
+    Made by `ThreadGroup.of`, one object per rank.
+    """
+
+    def __init__(self, rank: int, board: _Board, timeout_s: float) -> None:
+        self.rank, self.size, self.timeout_s = rank, board.size, timeout_s
+        self.board = board
+
+    @staticmethod
+    def of(num_ranks: int, *, timeout_s: float = 30.0) -> list[ThreadGroup]:
+        """One group of `num_ranks` threads, by rank."""
+        board = _Board(num_ranks)
+        return [ThreadGroup(rank, board, timeout_s) for rank in range(num_ranks)]
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
+        parts_GG = self._exchange(sent.detach().split(num_sent_G))
+        with torch.no_grad():
+            for part, mine in zip(received.split(num_received_G), (parts[self.rank] for parts in parts_GG), strict=True):
+                part.copy_(mine)
+        self._exchange(None)  # nobody may reuse `sent` before all have read it
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._exchange(value)
+
+    def report(self, message: str) -> None:
+        self.board.end(self.rank, message)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _exchange(self, value: Any) -> list[Any]:
+        return self.board.exchange(self.rank, value, self.timeout_s)
+
+
+class _Board:
+    """Rendezvous of threads: round by round, everyone leaves a value and takes everyone's."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._changed = threading.Condition()
+        self._rounds: dict[int, list[Any]] = {}
+        self._present: dict[int, set[int]] = {}
+        self._taken: dict[int, int] = {}
+        self._next_G = [0] * size
+        self._reports: dict[int, str] = {}
+
+    def end(self, rank: int, message: str) -> None:
+        with self._changed:
+            self._reports.setdefault(rank, message)
+            self._changed.notify_all()
+
+    def exchange(self, rank: int, value: Any, timeout_s: float) -> list[Any]:
+        with self._changed:
+            number = self._next_G[rank]
+            self._next_G[rank] += 1
+            present = self._present.setdefault(number, set())
+            self._rounds.setdefault(number, [None] * self.size)[rank] = value
+            present.add(rank)
+            self._changed.notify_all()
+            complete = self._changed.wait_for(lambda: len(present) == self.size or bool(self._reports), timeout_s)
+            if len(present) == self.size:
+                values = self._rounds[number]
+                self._taken[number] = self._taken.get(number, 0) + 1
+                if self._taken[number] == self.size:
+                    del self._rounds[number], self._present[number], self._taken[number]
+                return values
+            if complete:
+                ranks = tuple(sorted(self._reports))
+                why = "; ".join(f"rank {g}: {self._reports[g]}" for g in ranks)
+                raise TransferError(f"the step was ended by another rank ({why})", ranks)
+            missing = tuple(sorted(set(range(self.size)) - present))
+            who = ", ".join(map(str, missing))
+            raise TransferError(f"rank {who} did not answer within {timeout_s:.1f} s; look at its log and restart.", missing)
+
+
+def as_group(group: Group | dist.ProcessGroup | None) -> Group:
+    """`group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
+    return group if isinstance(group, Group) else TorchGroup(group)

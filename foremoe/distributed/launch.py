@@ -1,0 +1,88 @@
+"""Starting the ranks with torchrun's elastic launcher, and what becomes of an end that is not the happy one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from foremoe.base.errors import TransferError
+
+
+def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
+    """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
+
+    Args:
+        rank: a function of a module; it finds what it needs to join a process group in its environment.   what: for errors.
+
+    Raises:
+        TransferError: a rank failed or died; the others are ended.
+    """
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, start_method="spawn", monitor_interval=0.2,
+    )  # fmt: skip
+    with _quiet(), _single_threaded():
+        try:
+            results: dict[int, Any] = elastic_launch(config, _recorded)(rank, *args)
+        except ChildFailedError as error:
+            raise _failure(error, what) from None
+        except SignalException:
+            raise KeyboardInterrupt from None
+    return results
+
+
+@record
+def _recorded(rank: Callable[..., Any], *args: Any) -> Any:
+    return rank(*args)
+
+
+def _failure(error: ChildFailedError, what: str) -> TransferError:
+    """The rank that failed first; one that was killed, or failed by itself, comes before those that noticed it."""
+
+    def said(failure: Any) -> str:
+        return str(failure.message["message"] if isinstance(failure.message, dict) else failure.message)
+
+    def order(item: tuple[int, Any]) -> tuple[bool, bool, int, int]:
+        rank, failure = item
+        return failure.exitcode >= 0, said(failure).startswith("TransferError"), failure.timestamp, rank
+
+    rank, failure = min(error.failures.items(), key=order)
+    first_line = (said(failure).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return TransferError(f"rank {rank} failed and the {what} was stopped ({first_line}).", (rank,))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The launcher's own log says in twenty lines what `_failure` says in one."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed", "torch.multiprocessing")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _single_threaded() -> Iterator[None]:
+    """What the ranks inherit: one thread each, and messages over the loopback interface whatever the host's name resolves to."""
+    wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

@@ -1,0 +1,287 @@
+"""Planning by all ranks of an EP group together: every layer is planned once, by one rank, and shared.
+
+What travels is counts: each rank gets the counts of all sources for its own layers, plans these, expands the split of every
+source, and sends each source its part. No rank needs the counts of all layers from all sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import torch
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.plan.plan import Plan
+from foremoe.plan.split import split_over_sources
+from foremoe.plan.transfers import TransferList
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import Cost, CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import Slots
+from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanningTask:
+    """What the ranks plan for, besides the counts; the same on all of them.
+
+    Attributes: as of `Problem`; `home_LE` None: in order.
+    """
+
+    model: Model
+    cluster: Cluster
+    stage: str
+    schedule: Schedule
+    redundant: int
+    slots: Slots
+    moe_layer_L: Array
+    cost: CostModel = dataclasses.field(default_factory=CostModel)
+    replicas: str = "any"
+    home_LE: Array | None = None
+
+    def problem(self, workload: Workload, layers: Sequence[int]) -> Problem:
+        """The problem of some of the layers, whose counts `workload` holds."""
+        index = np.asarray(layers)
+        return Problem.of(
+            workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slots=self.slots,
+            schedule=self.schedule.select(index), replicas=self.replicas,
+            home_LE=None if self.home_LE is None else self.home_LE[index],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """The plan of all layers, this source's split, and the seconds that this rank spent on it.
+
+    Attributes:
+        split_MLP: int32.   plan_s: planning its own layers.   share_s: exchanging counts, placements and splits.
+    """
+
+    plan: Plan
+    split_MLP: Array
+    plan_s: float
+    share_s: float
+
+
+def plan_together(
+    group: Group,
+    planner: Planner,
+    task: PlanningTask,
+    load_MLE: Array,
+    tokens_M: Array,
+    *,
+    device: torch.device | None = None,
+    num_threads: int | None = None,
+    limit_s: float | None = None,
+) -> Planned:
+    """Plans a stage from what every rank knows of its own tokens; collective.
+
+    Args:
+        load_MLE: whole numbers, pairs of this source.   tokens_M: tokens of this source.
+        device: for messages; NCCL needs the rank's GPU.
+        limit_s: seconds that planning may take on a rank.
+
+    Raises:
+        InputError: on all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
+            than `limit_s` (it is told to stop, and its thread left behind if it does not listen).
+    """
+    begin = time.perf_counter()
+    M, L, _ = load_MLE.shape
+    layers_G = _layers_by_rank(L, group.size)
+    mine = layers_G[group.rank]
+    workload = _workload(group, task, load_MLE, tokens_M, device)
+    shared_s, at = time.perf_counter() - begin, time.perf_counter()
+    part: Plan | None = None
+    fault = ""
+    split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
+    if workload is not None:
+        try:
+            part, split_GLMP = _within(limit_s, lambda cancel: _plan_layers(planner, task, workload, mine, num_threads, cancel))
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+    plan_s, at = time.perf_counter() - at, time.perf_counter()
+    parts = _gathered(group, fault, part)
+    plan = _merged(parts, [layers for layers in layers_G if layers], task)
+    plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
+    split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
+    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
+
+
+def homes_together(
+    group: Group,
+    planner: Planner,
+    tasks: Sequence[PlanningTask],
+    loads_MLE: Sequence[Array],
+    tokens_M: Sequence[Array],
+    *,
+    device: torch.device | None = None,
+    num_threads: int | None = None,
+) -> Array:
+    """int32 [L, E] homes for a step of one or several stages (`Planner.homes`); every layer decided by one rank; collective.
+
+    Args: of each stage, as in `plan_together`; `num_threads` of this rank.
+    """
+    num_layers = loads_MLE[0].shape[1]
+    layers_G = _layers_by_rank(num_layers, group.size)
+    mine = layers_G[group.rank]
+    parts = [_workload(group, *stage, device) for stage in zip(tasks, loads_MLE, tokens_M, strict=True)]
+    fault, home_LE = "", None
+    if mine:
+        try:
+            problems = [t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None]
+            home_LE = planner.homes(*problems, num_threads=num_threads)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+    found = _gathered(group, fault, home_LE)
+    return _interleaved(found, [layers for layers in layers_G if layers], num_layers, 0)
+
+
+def _layers_by_rank(num_layers: int, num_ranks: int) -> list[list[int]]:
+    return [list(range(g, num_layers, num_ranks)) for g in range(num_ranks)]
+
+
+def _gathered(group: Group, fault: str, part: Any) -> list[Any]:
+    """What the ranks that had layers made of them, or one error on all ranks."""
+    shares = group.gather((fault, part))
+    for g, (other, _) in enumerate(shares):
+        if other:
+            raise InputError(f"rank {g} could not plan its layers ({other}); fix the cause, or run this stage without a plan.")
+    return [made for _, made in shares if made is not None]
+
+
+def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array, device: torch.device | None) -> Workload | None:
+    """The counts of all sources for the layers of this rank; None if it has none. Collective."""
+    shape = load_MLE.shape
+    answers = group.gather((shape, np.asarray(tokens_M, np.int64)))
+    if any(other != shape for other, _ in answers):
+        raise InputError(f"ranks have counts of different sizes: {sorted({other for other, _ in answers})}; give all the same.")
+    tokens_MG = np.stack([tokens for _, tokens in answers], axis=1)
+    layers_G = _layers_by_rank(shape[1], group.size)
+    load_MLGE = _by_owner(group, load_MLE, layers_G, device)
+    if not layers_G[group.rank]:
+        return None
+    num_topk = task.model.num_topk
+    whole = (load_MLGE.sum(axis=(2, 3)) == num_topk * tokens_MG.sum(axis=1)[:, None]).all()
+    return Workload.from_counts(
+        load_MLGE, num_topk=num_topk, stage=task.stage, tokens_MG=tokens_MG if whole else None,
+        moe_layer_L=task.moe_layer_L[layers_G[group.rank]],
+    )  # fmt: skip
+
+
+def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: torch.device | None) -> Array:
+    """int32 [M, L of this rank, G, E]: the counts of all sources for the layers that this rank plans."""
+    M, _, E = load_MLE.shape
+    order = [layer for layers in layers_G for layer in layers]
+    sent = torch.from_numpy(np.ascontiguousarray(load_MLE.transpose(1, 0, 2)[order], np.int32).reshape(-1, M * E)).to(device)
+    num_mine = len(layers_G[group.rank])
+    received = torch.empty(group.size * num_mine, M * E, dtype=torch.int32, device=device)
+    group.all_to_all(received, sent, [num_mine] * group.size, [len(layers) for layers in layers_G])
+    load_GLME = received.cpu().numpy().reshape(group.size, num_mine, M, E)
+    return np.ascontiguousarray(load_GLME.transpose(2, 1, 0, 3))
+
+
+def _plan_layers(
+    planner: Planner, task: PlanningTask, workload: Workload, layers: list[int], num_threads: int | None, cancel: Event
+) -> tuple[Plan, Array]:
+    """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
+    problem = task.problem(workload, layers)
+    plan, _ = planner.plan(problem, num_threads=num_threads, cancel=cancel)
+    plan.check(problem)
+    if (plan.order_M != np.arange(plan.M)).any():
+        raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
+    assert problem.load_NGE is not None
+    sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, task.cluster.node_of_rank_G
+    split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.demand_NVE) for g in range(plan.G)]
+    split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
+    return dataclasses.replace(plan, transfers=TransferList.none()), split_GLMP
+
+
+def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) -> tuple[Plan, Array]:
+    """What `plan` returns, or `TimeoutError` after `limit_s`."""
+    cancel = Event()
+    if limit_s is None:
+        return plan(cancel)
+    made: Future[tuple[Plan, Array]] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(plan(cancel))
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=work, name="planning", daemon=True).start()
+    try:
+        return made.result(limit_s)
+    except FutureTimeout:
+        cancel.set()
+        raise TimeoutError(f"planning took longer than {limit_s:g} s") from None
+
+
+def _merged(parts: list[Plan], layers_P: list[list[int]], task: PlanningTask) -> Plan:
+    """One plan of all layers, with its transfers on default paths."""
+    first = parts[0]
+    num_layers = sum(len(layers) for layers in layers_P)
+
+    def put(name: str, axis: int) -> Array:
+        arrays = [getattr(part, name) for part in parts]
+        return _interleaved(arrays, layers_P, num_layers, axis)
+
+    costs = [part.cost_ML.parts() for part in parts]
+    rows: dict[str, Any] = {
+        name: put(name, 1) for name in ("load_MLE", "expert_MLGS", "quota_MLGS", "bound_ML", "load_bound_ML", "stop_ML")
+    }
+    return dataclasses.replace(
+        first,
+        header=dataclasses.replace(first.header, schedule=task.schedule, moe_layer_L=task.moe_layer_L),
+        home_LE=put("home_LE", 0),
+        cost_ML=Cost(**{name: _interleaved([c[name] for c in costs], layers_P, num_layers, 1) for name in costs[0]}),
+        **rows,
+    ).rederived()
+
+
+def _interleaved(arrays: list[Array], layers_P: list[list[int]], num_layers: int, axis: int) -> Array:
+    shape = list(arrays[0].shape)
+    shape[axis] = num_layers
+    out = np.empty(shape, arrays[0].dtype)
+    for array, layers in zip(arrays, layers_P, strict=True):
+        out[(slice(None),) * axis + (layers,)] = array
+    return out
+
+
+def _whole(task: PlanningTask, plan: Plan) -> Problem:
+    """The problem of all layers, without sources: what the path level may see."""
+    return Problem(
+        model=task.model, cluster=task.cluster, cost=task.cost, stage=task.stage, schedule=task.schedule,
+        redundant=task.redundant, slots=task.slots, replicas=task.replicas, home_LE=plan.home_LE, load_MLE=plan.load_MLE,
+        moe_layer_L=plan.header.moe_layer_L,
+    )  # fmt: skip
+
+
+def _to_sources(group: Group, split_GLMP: Array, layers_G: list[list[int]], num_slots: int, device: torch.device | None) -> Array:
+    """int32 [M, L, P]: what every layer's planner gives to this source."""
+    G, num_mine, M, _ = split_GLMP.shape
+    num_layers = sum(len(layers) for layers in layers_G)
+    sent = torch.from_numpy(
+        np.ascontiguousarray(split_GLMP).reshape(G * num_mine, -1) if num_mine else np.zeros((0, M * num_slots), np.int32)
+    )
+    received = torch.empty(num_layers, M * num_slots, dtype=torch.int32, device=device)
+    group.all_to_all(received, sent.to(device), [len(layers) for layers in layers_G], [num_mine] * G)
+    order = [layer for layers in layers_G for layer in layers]
+    split_LMP = np.empty((num_layers, M, num_slots), np.int32)
+    split_LMP[order] = received.cpu().numpy().reshape(num_layers, M, num_slots)
+    return np.ascontiguousarray(split_LMP.transpose(1, 0, 2))

@@ -1,0 +1,69 @@
+"""MegatronSummary: what one stage did on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foremoe.base.arrays import Array
+from foremoe.distributed.planning import Planned
+from foremoe.integrations.megatron.stage import MegatronStage
+from foremoe.plan.plan import Plan
+from foremoe.transfer.timeline import Timeline
+from foremoe.workload.skew import skew
+
+# Letters: M micro-steps, L MoE layers of this rank, S slots of a rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MegatronSummary:
+    """One stage of one rank.
+
+    Attributes:
+        plan: what was run.   timeline: of the engine.
+        drift_ML: int64, pairs of this rank that the plan did not know; served at home.
+        served_MLS: int64, pairs that each of this rank's slots served.
+        fell_back: (micro-step, layer) that ran at home because a replica could not be had.
+        plan_s, share_s: seconds of planning on this rank, and of exchanging counts and plans.
+        slot_bytes: memory of the slots on this rank.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    drift_ML: Array
+    served_MLS: Array
+    fell_back: tuple[tuple[int, int], ...]
+    plan_s: float
+    share_s: float
+    slot_bytes: int
+
+    def metrics(self) -> dict[str, float]:
+        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after."""
+        plan = self.plan
+        home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
+        drift_L = self.drift_ML.sum(axis=0)
+        out = {
+            "skew_before": float(skew(home_MLG).mean()),
+            "skew_after": float(plan.skew_ML.mean()),
+            "replicas": float(plan.num_replicas),
+            "plan_s": self.plan_s,
+            "share_s": self.share_s,
+            "begin_s": self.timeline.begin_s,
+            "exposed_s": self.timeline.exposed_s,
+            "received_bytes": float(sum(self.timeline.bytes_by_backend.values())),
+            "drift": float(self.drift_ML.sum()),
+            "fell_back": float(len(self.fell_back)),
+            "slot_bytes": float(self.slot_bytes),
+        }
+        numbers = plan.header.moe_layer_L.tolist()
+        out.update({f"drift/layer_{number}": float(drift) for number, drift in zip(numbers, drift_L, strict=True) if drift})
+        return out
+
+
+def report_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int) -> MegatronSummary:
+    """Takes stock of a stage that is over."""
+    assert timeline is not None
+    drift_ML, served_MLS = stage.counts(planned.plan.M)
+    return MegatronSummary(
+        plan=planned.plan, timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
+        plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes,
+    )  # fmt: skip

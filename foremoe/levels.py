@@ -1,0 +1,96 @@
+"""The interfaces of the planner's levels: one verb per level. Passing an instance is the normal way to use one.
+
+A solver is frozen configuration (a frozen dataclass whose repr is its name in tables and files) and a pure function over all
+rows at once. `level` tells `Planner.using` and entry points where an instance belongs.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.transfers import TransferList
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.workload.packing import PackSolver
+
+__all__ = ["HomeSolver", "OrderSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"]
+
+# Letters: N rows, G ranks, E experts, S slots per rank, L layers, M micro-steps, C copies.
+
+
+def require_whole(solver: object, **least: int) -> None:
+    """Raises InputError unless the named fields of a solver are whole numbers from so many to a million."""
+    for name, low in least.items():
+        count = getattr(solver, name)
+        if isinstance(count, bool) or not isinstance(count, int) or not low <= count <= 10**6:
+            raise InputError(f"{type(solver).__name__} needs {name} as a whole number from {low} to {10**6}; got {count!r}.")
+
+
+class HomeSolver(abc.ABC):
+    """Level home: a permutation of experts over home slots, one per layer, held for a whole step."""
+
+    level: ClassVar[str] = "home"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem) -> Array:
+        """Returns ``home_LE`` int32: the home slot g*B + b of every expert; each layer's row is a permutation."""
+
+
+class RankSolver(abc.ABC):
+    """Levels node and rank: replicas (and usually quotas) for every row.
+
+    Laws: a pure function of (configuration, problem, start). Called with R >= 1 and G >= 2 only; rows may have zero load.
+    `start` is a valid placement for this load (static, the previous level, or a warm start) and may be ignored. The result is
+    canonical (see `Placement`), and serves every pair exactly once where its expert is.
+    """
+
+    level: ClassVar[str] = "rank"
+    keeps_homes: ClassVar[bool] = True  # False: base slots are re-placed; such plans are scored, never executed
+    exact: ClassVar[bool] = False  # proves optimality where it says Stop.OPTIMAL
+    deterministic: ClassVar[bool] = True  # False under a wall-clock limit
+    requires: ClassVar[tuple[str, ...]] = ()  # modules to import, probed without importing them
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        """Returns the placement of all N rows."""
+
+
+class SplitSolver(abc.ABC):
+    """Level split: quotas for replicas that are already placed."""
+
+    level: ClassVar[str] = "split"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, expert_NGS: Array) -> Array:
+        """Returns ``quota_NGS`` int32; per expert the quotas of its slots sum to its load."""
+
+
+class PathSolver(abc.ABC):
+    """Level path: over which link each copy travels, and from which rank."""
+
+    level: ClassVar[str] = "path"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        """Returns the same copies with `link_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen."""
+
+
+class OrderSolver(abc.ABC):
+    """Level order: the order of micro-steps, which gradient accumulation leaves free, and what stays from one to the next.
+
+    Runs after the rank level, on problems with resident slots and the objective ``"time"``; its plans are priced as their weights
+    are sent (`foremoe.plan.cost_in_order`).
+    """
+
+    level: ClassVar[str] = "order"
+
+    @abc.abstractmethod
+    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
+        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement, which may have changed.
+
+        Args:
+            placement: of every row by itself.
+        """

@@ -1,0 +1,285 @@
+"""Cluster: how fast ranks compute, how fast the links between them are, and which node each rank is on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.base import fields
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.errors import InputError
+
+_FILE = "clusters.toml"
+# Plans number ranks with int16.
+_MAX_RANKS = int(np.iinfo(np.int16).max)
+_NODE_SIZE = 8
+_POSITIVE = ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")
+_FROM_ZERO = ("slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s")
+_WHOLE = {"num_ranks": (1, _MAX_RANKS), "nic_sharing": (1, _MAX_RANKS), "memory_bytes": (1, fields.MAX_WHOLE)}
+# What only a fit knows, and its value where nothing was fitted.
+_FITTED = {
+    "attention_efficiency": None, "backward_ratio": 2.0, "attention_backward_ratio": None, "layer_overhead_s": 0.0,
+    "pair_overhead_s": 0.0,
+}  # fmt: skip
+_OPTIONAL = ("nic_sharing", "calibrated", *_FITTED)
+
+
+def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
+    """int32 [G]: ranks fill one node after the other; the last node may be smaller.
+
+    Raises:
+        InputError: a count that is not a whole number from 1 to 32767.
+    """
+    num_ranks = fields.whole(num_ranks, "num_ranks", 1, _MAX_RANKS)
+    ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, _MAX_RANKS)
+    return np.arange(num_ranks, dtype=np.int32) // np.int32(ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cluster(ArrayValue):
+    """The ranks of one EP group and the links between them. Bandwidths are effective figures of one direction.
+
+    Attributes:
+        name: the kind of node.
+        num_ranks: G, ranks of the EP group.
+        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1.
+            Default: eight ranks a node, in order.
+        flops_per_s: dense bf16 peak of one rank.
+        compute_efficiency: share of that peak which grouped expert GEMMs reach, in (0, 1].
+        slot_overhead_s: fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
+        peer_bytes_per_s: one rank to or from another of its node.
+        rdma_bytes_per_s: one NIC, to or from another node; `nic_sharing` ranks share it.
+        host_bytes_per_s: pinned host memory to one rank.
+        peer_latency_s, rdma_latency_s, host_latency_s: fixed seconds per copy.
+        nic_sharing: ranks that share one NIC.
+        copy_contention: seconds of compute lost per second of concurrent copy, in [0, 1].
+        memory_bytes: accelerator memory of one rank.
+        attention_efficiency: share of the peak which attention reaches, in (0, 1]; None: that of the experts.
+        backward_ratio: seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
+        attention_backward_ratio: the same of what precedes the experts; None: that of the experts.
+        layer_overhead_s: fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
+        pair_overhead_s: seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
+        calibrated: True once the figures were fitted on real hardware.
+        source: where the figures come from.
+
+    Raises:
+        InputError: a figure is of the wrong type or out of range, or the node numbers do not fit.
+    """
+
+    name: str
+    num_ranks: int
+    # None is taken at construction only and never stays: the attribute is always an array.
+    node_of_rank_G: Array = None  # type: ignore[assignment]
+    flops_per_s: float
+    compute_efficiency: float
+    slot_overhead_s: float
+    peer_bytes_per_s: float
+    rdma_bytes_per_s: float
+    host_bytes_per_s: float
+    peer_latency_s: float
+    rdma_latency_s: float
+    host_latency_s: float
+    nic_sharing: int = 1
+    copy_contention: float
+    memory_bytes: int
+    attention_efficiency: float | None = None
+    backward_ratio: float = 2.0
+    attention_backward_ratio: float | None = None
+    layer_overhead_s: float = 0.0
+    pair_overhead_s: float = 0.0
+    calibrated: bool = False
+    source: str
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        for name in ("name", "source"):
+            put(name, fields.text(getattr(self, name), name))
+        for name, (low, high) in _WHOLE.items():
+            put(name, fields.whole(getattr(self, name), name, low, high))
+        for name in _POSITIVE:
+            put(name, fields.real(getattr(self, name), name))
+        for name in _FROM_ZERO:
+            put(name, fields.real(getattr(self, name), name, open_low=False))
+        put("compute_efficiency", fields.real(self.compute_efficiency, "compute_efficiency", 0.0, 1.0))
+        if self.attention_efficiency is not None:
+            put("attention_efficiency", fields.real(self.attention_efficiency, "attention_efficiency", 0.0, 1.0))
+        put("backward_ratio", fields.real(self.backward_ratio, "backward_ratio"))
+        if self.attention_backward_ratio is not None:
+            put("attention_backward_ratio", fields.real(self.attention_backward_ratio, "attention_backward_ratio"))
+        put("copy_contention", fields.real(self.copy_contention, "copy_contention", 0.0, 1.0, open_low=False))
+        put("calibrated", fields.flag(self.calibrated, "calibrated"))
+        given: Array | None = self.node_of_rank_G
+        put(
+            "node_of_rank_G",
+            _nodes(nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given, self.num_ranks),
+        )
+
+    @classmethod
+    def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Cluster:
+        """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
+
+        Args:
+            num_ranks: any number; the last node is smaller when it does not divide.
+            ranks_per_node: default: the preset's own, 8.
+
+        Raises:
+            InputError: there is no such preset (it lists those there are), or a count out of range.
+        """
+        table = fields.preset(_FILE, name, "cluster")
+        table["num_ranks"] = num_ranks
+        if ranks_per_node is not None:
+            table["ranks_per_node"] = ranks_per_node
+        return cls.from_dict(table)
+
+    @classmethod
+    def preset_names(cls) -> tuple[str, ...]:
+        """The names that `preset` knows."""
+        return fields.preset_names(_FILE)
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Cluster:
+        """The cluster of a table of fields.
+
+        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank`` (then ``num_ranks`` may
+        be left out, but must agree where it is given).
+
+        Raises:
+            InputError: unknown or missing keys, or a field that `Cluster` refuses; it starts with `where`.
+        """
+        by_list = "node_of_rank" in table
+        names = [name for name in cls.__dataclass_fields__ if name not in ("num_ranks", "node_of_rank_G")]
+        known = [*names, "num_ranks", "ranks_per_node", "node_of_rank"]
+        needed = [name for name in names if name not in _OPTIONAL]
+        fields.check_keys(table, known, needed if by_list else [*needed, "num_ranks", "ranks_per_node"], where)
+        if by_list and "ranks_per_node" in table:
+            raise InputError(f"{where} has both ranks_per_node and node_of_rank; keep one of them.")
+        try:
+            if by_list:
+                nodes = table["node_of_rank"]
+                if not isinstance(nodes, list):
+                    raise InputError("node_of_rank must be a list of node numbers, one per rank.")
+                nodes = [fields.whole(node, f"node_of_rank[{g}]", 0, _MAX_RANKS) for g, node in enumerate(nodes)]
+                num_ranks, node_of_rank_G = table.get("num_ranks", len(nodes)), np.array(nodes, np.int32)
+            else:
+                num_ranks = table["num_ranks"]
+                node_of_rank_G = nodes_in_order(num_ranks, table["ranks_per_node"])
+            return cls(num_ranks=num_ranks, node_of_rank_G=node_of_rank_G, **{k: table[k] for k in names if k in table})
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Cluster:
+        """The cluster in a TOML file; what `to_toml` wrote comes back with every field equal.
+
+        Raises:
+            InputError: no readable TOML file, or a table that `from_dict` refuses.
+        """
+        return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
+
+        What only a fit knows is left out where nothing was fitted.
+        """
+        table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
+        if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
+            table["ranks_per_node"] = self.ranks_per_node
+        else:
+            table["node_of_rank"] = self.node_of_rank_G.tolist()
+        return table | {key: value for key, value in fields.scalars(self).items() if key not in _FITTED or value != _FITTED[key]}
+
+    def to_toml(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cluster to a TOML file."""
+        fields.write(path, self.to_dict())
+
+    def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Cluster:
+        """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order.
+
+        With more nodes than these figures were fitted on, they count as not calibrated.
+        """
+        other = Cluster.from_dict(
+            {"name": self.name, "num_ranks": num_ranks, "ranks_per_node": ranks_per_node}
+            | {key: value for key, value in fields.scalars(self).items() if key not in ("name", "num_ranks")}
+        )
+        return dataclasses.replace(other, calibrated=self.calibrated and other.num_nodes <= self.num_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that hold at least one rank."""
+        return int(self.node_of_rank_G.max()) + 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the fullest node."""
+        return int(np.bincount(self.node_of_rank_G).max())
+
+    @property
+    def symmetric(self) -> bool:
+        """True if every node holds the same number of ranks."""
+        return self.num_nodes * self.ranks_per_node == self.num_ranks
+
+    @property
+    def expert_flops_per_s(self) -> float:
+        """FLOP/s that expert GEMMs of one rank reach."""
+        return self.flops_per_s * self.compute_efficiency
+
+    @property
+    def attention_flops_per_s(self) -> float:
+        """FLOP/s that attention of one rank reaches."""
+        share = self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency
+        return self.flops_per_s * share
+
+    @property
+    def window_backward_ratio(self) -> float:
+        """Backward over forward of what precedes the experts."""
+        return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
+
+    @property
+    def exchange_latency_s(self) -> float:
+        """Fixed seconds of an exchange between all ranks: that of the slowest link class in it, 0 for one rank."""
+        if self.num_ranks == 1:
+            return 0.0
+        return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
+
+    @property
+    def late_byte_s(self) -> float:
+        """Seconds per byte that a rank serves tokens of uniform sources: link classes run side by side, the slower one counts."""
+        near, far = self.remote_shares
+        return max(near / self.peer_bytes_per_s, far / self.rdma_bytes_per_s_per_rank)
+
+    @property
+    def remote_shares(self) -> tuple[float, float]:
+        """Shares of pairs that leave their rank inside its node, and their node, if every rank serves as many of each source."""
+        size_V = np.bincount(self.node_of_rank_G).astype(np.float64)
+        inside = float((size_V**2).sum()) / self.num_ranks**2
+        return inside - 1.0 / self.num_ranks, 1.0 - inside
+
+    @property
+    def rdma_bytes_per_s_per_rank(self) -> float:
+        """Cross-node bandwidth of one rank and direction when all ranks of its NIC send at once."""
+        return self.rdma_bytes_per_s / self.nic_sharing
+
+
+def _nodes(value: object, num_ranks: int) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError("node_of_rank_G must be a flat list of node numbers, one per rank.") from error
+    node_of_rank_G = frozen_array(array, np.int32, "node_of_rank_G")
+    if node_of_rank_G.shape != (num_ranks,):
+        raise InputError(
+            f"num_ranks is {num_ranks} but node_of_rank_G has shape {list(node_of_rank_G.shape)}; give one node per rank."
+        )
+    used = np.unique(node_of_rank_G)
+    if used[0] != 0 or used[-1] != len(used) - 1:
+        raise InputError(
+            f"node_of_rank_G uses {len(used)} nodes numbered from {used[0]} to {used[-1]}; number them 0 to {len(used) - 1}."
+        )
+    return node_of_rank_G

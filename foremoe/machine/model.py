@@ -1,0 +1,217 @@
+"""Model: the sizes of a Mixture-of-Experts model that planning and pricing need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base import fields
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+
+_FILE = "models.toml"
+# Plans number layers and experts with int16.
+_MAX_NUMBER = int(np.iinfo(np.int16).max)
+_MAX_BYTES = 16.0
+# (smallest, largest) of every whole-number field.
+_WHOLE = {
+    "num_layers": (1, _MAX_NUMBER),
+    "first_moe_layer": (0, _MAX_NUMBER),
+    "num_experts": (1, _MAX_NUMBER),
+    "num_topk": (1, _MAX_NUMBER),
+    "hidden_size": (1, fields.MAX_WHOLE),
+    "ffn_size": (1, fields.MAX_WHOLE),
+    "num_matrices": (1, 1024),
+    "attention_params": (1, fields.MAX_WHOLE),
+    "num_heads": (1, fields.MAX_WHOLE),
+    "qk_head_dim": (1, fields.MAX_WHOLE),
+    "v_head_dim": (1, fields.MAX_WHOLE),
+    "num_expert_groups": (1, _MAX_NUMBER),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The sizes of one MoE model.
+
+    Only routed experts and attention count; shared experts, norms, router and biases are left out.
+
+    Attributes:
+        name: what reports and plans call it.
+        num_layers: MoE layers; dense layers are not counted.
+        first_moe_layer: the model's own number of the first MoE layer; those after it are all MoE.
+        num_experts, num_topk: routed logical experts of a layer, and how many serve one token.
+        hidden_size: width of a token's activation.
+        ffn_size: intermediate width of one expert.
+        num_matrices: weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
+        bytes_per_weight, bytes_per_gradient, bytes_per_activation: bf16 weights, fp32 main gradients, bf16 activations.
+        attention_params: attention weights of one layer, a count; a token uses each once.
+        num_heads, qk_head_dim, v_head_dim: query heads, and the widths of one head's score and value products.
+        num_expert_groups: groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
+        source: where the figures come from.
+
+    Raises:
+        InputError: a figure is of the wrong type, not positive or too large, num_topk exceeds num_experts, or the
+            groups do not divide the experts.
+    """
+
+    name: str
+    num_layers: int
+    first_moe_layer: int
+    num_experts: int
+    num_topk: int
+    hidden_size: int
+    ffn_size: int
+    num_matrices: int = 3
+    bytes_per_weight: float = 2.0
+    bytes_per_gradient: float = 4.0
+    bytes_per_activation: float = 2.0
+    attention_params: int
+    num_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    num_expert_groups: int = 1
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("name", "source"):
+            object.__setattr__(self, name, fields.text(getattr(self, name), name))
+        for name, (low, high) in _WHOLE.items():
+            object.__setattr__(self, name, fields.whole(getattr(self, name), name, low, high))
+        for name in ("bytes_per_weight", "bytes_per_gradient", "bytes_per_activation"):
+            object.__setattr__(self, name, fields.real(getattr(self, name), name, 0.0, _MAX_BYTES))
+        if self.num_topk > self.num_experts:
+            raise InputError(f"num_topk {self.num_topk} exceeds num_experts {self.num_experts}; a token's experts are distinct.")
+        if self.num_experts % self.num_expert_groups:
+            raise InputError(
+                f"{self.num_experts} experts do not divide into num_expert_groups {self.num_expert_groups}; use 1"
+                " if the router has no groups."
+            )
+
+    @classmethod
+    def preset(cls, name: str) -> Model:
+        """A model shipped with foremoe; case does not matter.
+
+        Raises:
+            InputError: there is no such preset; it lists those there are.
+        """
+        return cls.from_dict(fields.preset(_FILE, name, "model"))
+
+    @classmethod
+    def preset_names(cls) -> tuple[str, ...]:
+        """The names that `preset` knows."""
+        return fields.preset_names(_FILE)
+
+    @classmethod
+    def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Model]:
+        """The presets with these counts: exactly one when a trace's shape tells its model."""
+        models = (cls.preset(name) for name in cls.preset_names())
+        shape = (num_layers, num_experts, num_topk)
+        return [m for m in models if (m.num_layers, m.num_experts, m.num_topk) == shape]
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], where: str = "model") -> Model:
+        """The model of a table of fields; fields with a default may be left out.
+
+        Raises:
+            InputError: unknown or missing keys, or a field that `Model` refuses; it starts with `where`.
+        """
+        known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
+        fields.check_keys(table, known, [name for name, required in known.items() if required], where)
+        try:
+            return cls(**table)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Model:
+        """The model in a TOML file; what `to_toml` wrote comes back equal.
+
+        Raises:
+            InputError: no readable TOML file, or a table that `from_dict` refuses.
+        """
+        return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain numbers and text; ``Model.from_dict(m.to_dict()) == m``."""
+        return fields.scalars(self)
+
+    def to_toml(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to a TOML file."""
+        fields.write(path, self.to_dict())
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one expert."""
+        return self.num_matrices * self.hidden_size * self.ffn_size
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert's weights: what one copy moves."""
+        return math.ceil(self.expert_params * self.bytes_per_weight)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one expert's main gradient: what one gradient return moves."""
+        return math.ceil(self.expert_params * self.bytes_per_gradient)
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Forward FLOPs of one (token, expert) pair: a multiply and an add per weight. Backward takes twice that."""
+        return 2.0 * self.expert_params
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that dispatch sends for one pair, and combine sends back."""
+        return math.ceil(self.hidden_size * self.bytes_per_activation)
+
+    @property
+    def moe_layer_L(self) -> Array:
+        """int32 [num_layers]: the model's own numbers of its MoE layers."""
+        return np.arange(self.first_moe_layer, self.first_moe_layer + self.num_layers, dtype=np.int32)
+
+    def attention_flops(self, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
+        """Forward FLOPs of one layer's attention.
+
+        Projections take 2 FLOPs per weight and token. Scores and values take, per head and sequence of n tokens,
+        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer is priced as full
+        causal attention: layers with a sliding window (every second one of gpt-oss) come out too high for long ones.
+
+        Args:
+            tokens: number of tokens, any shape.
+            sum_len_sq: sum of the squared sequence lengths, a shape that broadcasts with it.
+
+        Returns:
+            float64 of the common shape.
+
+        Raises:
+            InputError: a negative or non-numeric entry, or shapes that do not broadcast.
+        """
+        tokens_f, squares_f = _amounts(tokens, "tokens"), _amounts(sum_len_sq, "sum_len_sq")
+        try:
+            np.broadcast_shapes(tokens_f.shape, squares_f.shape)
+        except ValueError as error:
+            raise InputError(
+                f"tokens has shape {list(tokens_f.shape)} and sum_len_sq {list(squares_f.shape)}; give them one shape."
+            ) from error
+        score_width = self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        flops: Array = 2.0 * self.attention_params * tokens_f + float(score_width) * squares_f
+        return flops
+
+
+def _amounts(value: npt.ArrayLike, name: str) -> Array:
+    try:
+        # float64 before any product: int32 counts would overflow.
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must hold numbers, in rows of one length.") from error
+    if not (array >= 0).all():
+        raise InputError(f"{name} must hold numbers of at least 0; got {array.min()}.")
+    return array

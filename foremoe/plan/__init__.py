@@ -1,0 +1,7 @@
+"""The Plan IR: placement, quotas, transfers, laws, files."""
+
+from foremoe.plan.header import PlanHeader, PlanKey
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link, TransferList
+
+__all__ = ["Link", "Plan", "PlanHeader", "PlanKey", "TransferList"]

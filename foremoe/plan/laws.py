@@ -1,0 +1,223 @@
+"""The validity laws of the Plan IR, vectorised: each check returns what is broken, where, with the numbers.
+
+The checks derive nothing the way planners and `derive_transfers` do: they look only at the finished arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError, PlanError
+from foremoe.plan.transfers import Link
+from foremoe.problem.laws import SHOWN_PER_LAW, Violations, check_placement
+from foremoe.problem.placement import repeated
+from foremoe.problem.slots import ResidentSlots, SharedSlots
+
+if TYPE_CHECKING:
+    from foremoe.plan.plan import Plan
+    from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, K of them
+# relays, Z what lands in buffers (residents, then copies), U uses, D demands.
+
+
+def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
+    """Every law a plan breaks; with `problem`, also where the plan does not belong to it."""
+    found = Violations(plan.L)
+    _check_header(found, plan)
+    if problem is not None:
+        _check_problem(found, plan, problem)
+    if found.errors:
+        return found.errors
+    head = plan.header
+    node_G = head.cluster.node_of_rank_G
+    resident = isinstance(head.slots, ResidentSlots)
+    check_placement(
+        found, plan.expert_NGS, plan.quota_NGS, plan.load_MLE.reshape(plan.N, plan.E), plan.home_LE,
+        node_G, head.replicas == "node", resident, head.keeps_homes,
+    )  # fmt: skip
+    load_N = plan.load_NG.max(axis=1)
+    below_N = plan.load_bound_ML.ravel() > load_N
+    if head.keeps_homes:
+        found.mask("bound", below_N, "N", lambda i: f"the load bound exceeds the largest rank load {load_N[i[0]]}")
+        # A cost is a sum of floats; the bound may meet it only up to rounding.
+        over_N = plan.bound_ML.ravel() > plan.objective_ML.ravel() * (1 + 1e-9)
+        found.mask("bound", over_N, "N", lambda i: f"the bound exceeds the plan's own {plan.objective_ML.ravel()[i[0]]:.6g}")
+        if not found.errors:
+            _check_transfers(found, plan)
+    elif len(plan.transfers):
+        found.add(
+            "residency", f"{len(plan.transfers)} transfers in a plan that moves homes; such plans are scored, never executed."
+        )
+    return found.errors
+
+
+def _check_header(found: Violations, plan: Plan) -> None:
+    head = plan.header
+    M, L, G, S = plan.expert_MLGS.shape
+    if plan.header.cluster.num_ranks != G or head.model.num_experts != plan.E or plan.E % G or plan.E // G + head.redundant != S:
+        found.add(
+            "header",
+            f"slots [G, S] = [{G}, {S}] do not fit {head.model.num_experts} experts on {head.cluster.num_ranks} ranks with "
+            f"{head.redundant} redundant slots.",
+        )
+        return
+    if head.schedule.M != M or len(head.moe_layer_L) != L:
+        found.add(
+            "header", f"schedule and layer ids are for {head.schedule.M} x {len(head.moe_layer_L)} rows; the plan has {M} x {L}."
+        )
+    try:
+        head.schedule.uses(L)
+    except InputError as error:
+        found.add("header", str(error))
+    if plan.resident_LGS is not None:
+        _check_resident(found, plan, plan.resident_LGS)
+    if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
+        found.add("homes", "home_LE is no permutation of the home slots.")
+    if (np.sort(plan.order_M) != np.arange(M)).any():
+        found.add("header", f"order_M {plan.order_M.tolist()[:8]} is no permutation of the {M} micro-steps.")
+    if plan.load_MLE.size and plan.load_MLE.min() < 0:
+        found.add("tokens", "load_MLE holds negative counts.")
+
+
+def _check_resident(found: Violations, plan: Plan, resident_LGS: Array) -> None:
+    if isinstance(plan.header.slots, SharedSlots):
+        found.add("header", "resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
+    if resident_LGS.size and not -1 <= resident_LGS.min() <= resident_LGS.max() < plan.E:
+        found.add("header", f"resident_LGS holds {resident_LGS.min()} to {resident_LGS.max()}; experts are 0 to {plan.E - 1}.")
+    if repeated(resident_LGS[..., plan.B :]).any():
+        found.add("header", "resident_LGS holds an expert twice on one rank.")
+
+
+def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
+    for name, mine, theirs in (
+        ("load_MLE", plan.load_MLE, problem.load_MLE),
+        ("home_LE", plan.home_LE, problem.home_LE),
+        ("layer numbers", plan.header.moe_layer_L, problem.moe_layer_L),
+    ):
+        if mine.shape != theirs.shape or (mine != theirs).any():
+            found.add("problem", f"the plan's {name} differs from the problem's; it was made for another one.")
+    have, want = plan.resident_LGS, problem.resident_LGS
+    if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
+        found.add("problem", "the plan starts from other resident experts than the problem; plan it anew from these.")
+    for name in ("model", "slots", "redundant", "replicas"):
+        if getattr(plan.header, name) != getattr(problem, name):
+            found.add(
+                "problem", f"the plan was made for {name} {getattr(plan.header, name)}, the problem has {getattr(problem, name)}."
+            )
+    if plan.header.key.stage != problem.stage:
+        found.add("problem", f"the plan is for stage {plan.header.key.stage}, the problem for {problem.stage}.")
+    for name in ("cluster", "schedule"):
+        if not getattr(plan.header, name).same_as(getattr(problem, name)):
+            found.add("problem", f"the plan was made for another {name}.")
+
+
+def _check_transfers(found: Violations, plan: Plan) -> None:
+    """Law 3: replaying the copies gives every use the weights it needs, and nothing lands on a buffer still in use."""
+    t, head = plan.transfers, plan.header
+    L, G, E, B, R = plan.L, plan.G, plan.E, plan.B, head.redundant
+    uses = head.schedule.uses(L)
+    end = int(uses.use_U[-1]) + 1
+    per_pool = head.slots.num_buffers(R, 1)
+    shared = isinstance(head.slots, SharedSlots)
+    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
+    home_rank_LE = plan.home_LE // B
+    inside = (t.layer_C >= 0) & (t.layer_C < L) & (t.expert_C >= 0) & (t.expert_C < E) & (t.dst_C >= 0) & (t.dst_C < G)
+    inside &= (t.slot_C >= B) & (t.slot_C < B + R)
+    found.mask("residency", ~inside, "C", lambda i: f"layer, expert, rank or slot out of range (slot {t.slot_C[i]})")
+    if found.errors:
+        return
+    found.mask(
+        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
+        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
+    )  # fmt: skip
+    host_C = t.link_C == Link.HOST
+    found.mask(
+        "residency", ~np.where(host_C, t.src_C == -1, (t.src_C >= 0) & (t.src_C < G) & (t.src_C != t.dst_C)), "C",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is no other rank (nor -1 by host)",
+    )  # fmt: skip
+    found.mask(
+        "buffers", t.after_C >= t.need_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}"
+    )
+    at_C = np.searchsorted(uses.use_U, t.need_C)
+    at_C = np.minimum(at_C, len(uses.use_U) - 1)
+    right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
+    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
+    found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is no use of its layer, phase and micro-step")
+    if found.errors:
+        return
+    placed_C = plan.expert_MLGS[t.micro_step_C, t.layer_C, t.dst_C, t.slot_C] == t.expert_C
+    found.mask(
+        "residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, where the plan does not place expert {t.expert_C[i]}"
+    )
+
+    # What stands in a buffer from the start counts as a copy that landed before every use.
+    dst, layer, expert, need = (a.astype(np.int64) for a in (t.dst_C, t.layer_C, t.expert_C, t.need_C))
+    buffer, after = t.buffer_C.astype(np.int64), t.after_C.astype(np.int64)
+    if plan.resident_LGS is not None:
+        at_L, at_G, at_R = np.nonzero(plan.resident_LGS[:, :, B:] >= 0)
+        held = plan.resident_LGS[at_L, at_G, B + at_R]
+        none = np.full(len(held), -1, np.int64)
+        dst, layer, expert, need = (
+            np.concatenate(pair) for pair in ((at_G, dst), (at_L, layer), (held.astype(np.int64), expert), (none, need))
+        )
+        buffer, after = np.concatenate([at_L * per_pool + at_R, buffer]), np.concatenate([none - 1, after])
+    # Until when a buffer's content stays: the use after which the next copy may land on it.
+    order = np.lexsort((need, buffer, dst))
+    same_next = (dst[order][1:] == dst[order][:-1]) & (buffer[order][1:] == buffer[order][:-1])
+    until = np.full(len(dst), end, np.int64)
+    until[order[:-1][same_next]] = after[order[1:][same_next]]
+    clash = np.zeros(len(dst), bool)
+    clash[order[1:][same_next]] = need[order[1:][same_next]] == need[order[:-1][same_next]]
+    # A copy's own use must be over before the next one lands; later uses of the same content are checked below.
+    held_back = (until < need) | clash
+    found.mask(
+        "buffers", held_back[len(dst) - len(t) :], "C",
+        lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
+    )  # fmt: skip
+
+    replica_MLGR = np.where(plan.quota_MLGS[..., B:] > 0, plan.expert_MLGS[..., B:], -1)
+    used_UGR = replica_MLGR[plan.order_M[uses.micro_step_U], uses.layer_U]
+    at_U, rank_D, slot_D = np.nonzero(used_UGR >= 0)
+    expert_D, layer_D, use_D = used_UGR[at_U, rank_D, slot_D].astype(np.int64), uses.layer_U[at_U], uses.use_U[at_U]
+    num_read = len(use_D)
+    # A rank that passes on its own copy must hold it as a reader does, through the use for which it is passed on.
+    relay_K = np.flatnonzero(~host_C & (t.src_C != home_rank_LE[t.layer_C, t.expert_C]))
+    rank_D, expert_D, layer_D, use_D = (
+        np.concatenate([mine_D, column_C[relay_K].astype(np.int64)])
+        for mine_D, column_C in ((rank_D, t.src_C), (expert_D, t.expert_C), (layer_D, t.layer_C), (use_D, t.need_C))
+    )
+    content_C = (dst * L + layer) * E + expert
+    content_D = (rank_D * L + layer_D) * E + expert_D
+    key_C = content_C * (end + 2) + need + 1
+    order = np.argsort(key_C, kind="stable")
+    last_D = np.searchsorted(key_C[order], content_D * (end + 2) + use_D + 1, side="right") - 1
+    copy_D = order[np.maximum(last_D, 0)] if len(order) else np.zeros(len(use_D), np.int64)
+    if len(order):
+        missing_D = (last_D < 0) | (content_C[copy_D] != content_D)
+        # What is overwritten before even its own use was reported above.
+        gone_D = ~missing_D & (until[copy_D] < use_D) & ~held_back[copy_D]
+    else:
+        missing_D, gone_D = np.ones(len(use_D), bool), np.zeros(len(use_D), bool)
+    for mask_D, text in ((missing_D, "was never copied there"), (gone_D, "has been overwritten by then")):
+        for d in np.flatnonzero(mask_D)[:SHOWN_PER_LAW]:
+            reader = f"slot {B + slot_D[d]}" if d < num_read else f"to be passed on by copy {relay_K[d - num_read]}"
+            where = f"use {use_D[d]} (layer {layer_D[d]}), rank {rank_D[d]}, {reader}"
+            found.add("residency", f"expert {expert_D[d]} {text} ({int(mask_D.sum())} uses in all).", where)
+
+    # Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is no relay.
+    relay_Z = len(dst) - len(t) + relay_K
+    from_Z = np.arange(len(dst))
+    same_use = ~missing_D[num_read:]
+    same_use[same_use] = need[copy_D[num_read:][same_use]] == need[relay_Z[same_use]]
+    from_Z[relay_Z[same_use]] = copy_D[num_read:][same_use]
+    end_Z = from_Z
+    for _ in range(len(dst).bit_length() if len(relay_K) else 0):
+        end_Z = end_Z[end_Z]
+    found.mask(
+        "residency", (from_Z[end_Z] != end_Z)[len(dst) - len(t) :], "C",
+        lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
+    )  # fmt: skip

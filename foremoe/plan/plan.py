@@ -1,0 +1,296 @@
+"""Plan: the frozen, self-checking value that connects solvers to engines. Nobody downstream derives a solver's intent again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.errors import InputError, PlanError
+from foremoe.plan.header import PlanHeader
+from foremoe.plan.laws import plan_violations
+from foremoe.plan.split import split_over_sources
+from foremoe.plan.transfers import TransferList, derive_transfers
+from foremoe.problem.cost import Cost
+from foremoe.problem.laws import require_slots
+from foremoe.problem.schedule import Schedule
+from foremoe.routing.checks import layer_positions
+from foremoe.workload.skew import skew
+from foremoe.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, P = G*S physical slots.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan(ArrayValue):
+    """Where every expert lives and how its tokens are split, for every micro-step and layer of one stage.
+
+    Attributes:
+        header: `PlanHeader`.
+        home_LE: int32, home slot g*B + b of every expert.
+        load_MLE: int32, the load planned for, so that a plan checks itself.
+        expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
+        quota_MLGS: int32, (token, expert) pairs every slot serves.
+        transfers: `TransferList`.   order_M: int32, the micro-step that runs m-th.
+        cost_ML: `Cost` in seconds.   bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
+        load_bound_ML: float64, lower bound of the largest rank load.   stop_ML: uint8, `Stop`.
+        resident_LGS: int16, what ResidentSlots held at the start, or None.
+    """
+
+    header: PlanHeader
+    home_LE: Array
+    load_MLE: Array
+    expert_MLGS: Array
+    quota_MLGS: Array
+    transfers: TransferList
+    order_M: Array
+    cost_ML: Cost
+    bound_ML: Array
+    load_bound_ML: Array
+    stop_ML: Array
+    resident_LGS: Array | None = None
+
+    def __post_init__(self) -> None:
+        expert = frozen_array(self.expert_MLGS, np.int16, "expert_MLGS", (None,) * 4)
+        M, L, G, S = expert.shape
+        E = np.shape(self.home_LE)[-1]
+        for name, dtype, shape in (
+            ("expert_MLGS", np.int16, (M, L, G, S)), ("quota_MLGS", np.int32, (M, L, G, S)), ("home_LE", np.int32, (L, E)),
+            ("load_MLE", np.int32, (M, L, E)), ("order_M", np.int32, (M,)), ("bound_ML", np.float64, (M, L)),
+            ("load_bound_ML", np.float64, (M, L)), ("stop_ML", np.uint8, (M, L)),
+        ):  # fmt: skip
+            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, shape))
+        if self.resident_LGS is not None:
+            object.__setattr__(self, "resident_LGS", frozen_array(self.resident_LGS, np.int16, "resident_LGS", (L, G, S)))
+        if self.cost_ML.window_s.shape != (M, L):
+            raise InputError(f"cost_ML must have shape [{M}, {L}]; got {list(self.cost_ML.window_s.shape)}.")
+
+    @property
+    def M(self) -> int:
+        """Micro-steps."""
+        return int(self.expert_MLGS.shape[0])
+
+    @property
+    def L(self) -> int:
+        """MoE layers of the plan."""
+        return int(self.expert_MLGS.shape[1])
+
+    @property
+    def N(self) -> int:
+        """Rows."""
+        return self.M * self.L
+
+    @property
+    def G(self) -> int:
+        """Ranks."""
+        return int(self.expert_MLGS.shape[2])
+
+    @property
+    def S(self) -> int:
+        """Slots per rank."""
+        return int(self.expert_MLGS.shape[3])
+
+    @property
+    def E(self) -> int:
+        """Logical experts."""
+        return int(self.home_LE.shape[1])
+
+    @property
+    def B(self) -> int:
+        """Base slots per rank."""
+        return self.S - self.header.redundant
+
+    @property
+    def expert_NGS(self) -> Array:
+        """View of `expert_MLGS` by row."""
+        return self.expert_MLGS.reshape(self.N, self.G, self.S)
+
+    @property
+    def quota_NGS(self) -> Array:
+        """View of `quota_MLGS` by row."""
+        return self.quota_MLGS.reshape(self.N, self.G, self.S)
+
+    @property
+    def load_NG(self) -> Array:
+        """int64 [N, G]: pairs every rank serves."""
+        return self.quota_NGS.sum(axis=2, dtype=np.int64)
+
+    @property
+    def skew_ML(self) -> Array:
+        """float64 [M, L]: largest over mean rank load; 1.0 is perfect, and stands where there is no load."""
+        return skew(self.load_NG.reshape(self.M, self.L, self.G))
+
+    @property
+    def load_gap_ML(self) -> Array:
+        """float64 [M, L]: how far the largest rank load lies above its proven lower bound, as a share of the bound."""
+        load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
+        bound_ML = np.maximum(self.load_bound_ML, 1.0)
+        return np.maximum(load_ML - bound_ML, 0.0) / bound_ML
+
+    @property
+    def objective_ML(self) -> Array:
+        """float64 [M, L]: the objective reached, in the unit of `bound_ML`."""
+        if self.header.cost.objective == "time":
+            return self.cost_ML.total_s
+        return self.load_NG.max(axis=1).reshape(self.M, self.L).astype(np.float64)
+
+    @property
+    def executable(self) -> bool:
+        """True if homes stay in their base slots, so that an engine can run the plan."""
+        return self.header.keeps_homes
+
+    @property
+    def num_replicas(self) -> int:
+        """Redundant slots in use, over all rows."""
+        return int((self.quota_MLGS[..., self.B :] > 0).sum())
+
+    def violations(self, problem: Problem | None = None) -> list[PlanError]:
+        """Every broken law (the first few places each); with `problem`, also where the plan does not belong to it."""
+        return plan_violations(self, problem)
+
+    def check(self, problem: Problem | None = None) -> None:
+        """Raises the first of `violations`."""
+        broken = self.violations(problem)
+        if broken:
+            raise broken[0]
+
+    def rows_for(self, workload: Workload, rank: int) -> Array:
+        """int32 [M, L, P]: how many pairs of source rank `rank` go to every physical slot p = g*S + s.
+
+        The split law (module `split`): own rank first, then own node, then the rest.
+
+        Raises:
+            InputError: the workload's counts are not those the plan was made for, or the rank does not exist.
+            PlanError: a slot holds an expert that does not exist.
+        """
+        if rank not in range(self.G):
+            raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
+        if workload.load_MLGE.shape != (self.M, self.L, self.G, self.E) or (workload.load_MLE != self.load_MLE).any():
+            raise InputError("the workload's counts differ from the plan's load; split the workload that was planned.")
+        load_NGE = workload.load_MLGE.reshape(self.N, self.G, self.E)
+        node_G = self.header.cluster.node_of_rank_G
+        require_slots(self.expert_NGS, self.expert_NGS.shape, self.E, self.L)
+        split_NP = split_over_sources(load_NGE, self.expert_NGS, self.quota_NGS, node_G, rank)
+        return split_NP.reshape(self.M, self.L, self.G * self.S)
+
+    def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
+        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default paths.
+
+        Args:
+            layers: indices into this plan's layers.
+            schedule: the passes that run these layers; default: this plan's.
+        """
+        index = layer_positions(layers, self.L)
+        if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
+            raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
+        header = dataclasses.replace(
+            self.header,
+            moe_layer_L=self.header.moe_layer_L[index],
+            schedule=self.header.schedule.select(index) if schedule is None else schedule,
+        )
+        return dataclasses.replace(
+            self,
+            header=header,
+            home_LE=self.home_LE[index],
+            load_MLE=self.load_MLE[:, index],
+            expert_MLGS=self.expert_MLGS[:, index],
+            quota_MLGS=self.quota_MLGS[:, index],
+            cost_ML=Cost(**{name: part[:, index] for name, part in self.cost_ML.parts().items()}),
+            bound_ML=self.bound_ML[:, index],
+            load_bound_ML=self.load_bound_ML[:, index],
+            stop_ML=self.stop_ML[:, index],
+            resident_LGS=None if self.resident_LGS is None else self.resident_LGS[index],
+        ).rederived()
+
+    def rederived(self) -> Plan:
+        """The same plan with its transfers derived anew from placement, schedule and slot policy (default paths)."""
+        head = self.header
+        transfers = derive_transfers(
+            self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1),
+            self.quota_NGS,
+            self.home_LE,
+            schedule=head.schedule,
+            slots=head.slots,
+            order_M=self.order_M,
+            node_of_rank_G=head.cluster.node_of_rank_G,
+            resident_LGS=self.resident_LGS,
+        )
+        return dataclasses.replace(self, transfers=transfers)
+
+    @staticmethod
+    def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
+        """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default paths.
+
+        Args:
+            plans: in order; all of the same key, layers, homes, model, cluster and slots.
+            schedule: the passes of all micro-steps; default: the plans' schedules one after the other.
+        """
+        if not plans:
+            raise InputError("there are no plans to join.")
+        first = plans[0]
+        for plan in plans[1:]:
+            same = np.array_equal(plan.home_LE, first.home_LE)
+            same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
+            for name in ("key", "model", "slots", "redundant", "replicas", "keeps_homes", "planner", "cost"):
+                same &= getattr(plan.header, name) == getattr(first.header, name)
+            if not same or not plan.header.cluster.same_as(first.header.cluster):
+                raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
+        whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
+        offset_P = np.cumsum([0, *(p.M for p in plans[:-1])])
+        cat = lambda name: np.concatenate([getattr(p, name) for p in plans])  # noqa: E731
+        parts = [p.cost_ML.parts() for p in plans]
+        return dataclasses.replace(
+            first,
+            header=dataclasses.replace(first.header, schedule=whole),
+            load_MLE=cat("load_MLE"),
+            expert_MLGS=cat("expert_MLGS"),
+            quota_MLGS=cat("quota_MLGS"),
+            order_M=np.concatenate([p.order_M + o for p, o in zip(plans, offset_P, strict=True)]),
+            cost_ML=Cost(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}),
+            bound_ML=cat("bound_ML"),
+            load_bound_ML=cat("load_bound_ML"),
+            stop_ML=cat("stop_ML"),
+        ).rederived()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as ``.safetensors`` with format version and checksum; saving then loading is identity."""
+        from foremoe.plan.files import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan.
+
+        Raises:
+            InputError: the file is missing, truncated, changed since it was written, no plan, or of a newer format.
+        """
+        from foremoe.plan.files import load_plan
+
+        return load_plan(path)
+
+    def summary(self) -> str:
+        """A few lines: what was planned, skew before and after, replicas, bytes, predicted time."""
+        from foremoe.plan.text import summary
+
+        return summary(self)
+
+    def explain(self, micro_step: int, layer: int) -> str:
+        """Why one row looks as it does: loads of ranks at home and as planned, and every replica with what it takes over."""
+        from foremoe.plan.text import explain
+
+        return explain(self, micro_step, layer)
+
+    def diff(self, other: Plan) -> str:
+        """What changed from this plan to `other`: rows, replicas, quotas, skew, bytes."""
+        from foremoe.plan.text import diff
+
+        return diff(self, other)

@@ -1,0 +1,122 @@
+"""What a plan says of itself in words: summary, explanation of one row, difference to another plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.plan.figures import stage_seconds
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
+from foremoe.problem.placement import Stop
+from foremoe.workload.skew import skew
+
+# Letters: M micro-steps, L layers, G ranks, E experts, S slots per rank.
+
+
+def static_load_MLG(plan: Plan) -> Array:
+    """int64 [M, L, G]: pairs every rank would serve with every expert at home."""
+    at_home_LE = np.argsort(plan.home_LE, axis=1)
+    load_MLE = np.take_along_axis(plan.load_MLE, at_home_LE[None], axis=2)
+    return load_MLE.reshape(plan.M, plan.L, plan.G, plan.B).sum(axis=3, dtype=np.int64)
+
+
+def summary(plan: Plan) -> str:
+    """A few lines that fit a terminal."""
+    head = plan.header
+    before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
+    replicas = plan.num_replicas
+    cost = plan.cost_ML.sum()
+    label = "calibrated" if head.cluster.calibrated else "model, uncalibrated"
+    optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
+    nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
+    steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
+    lines = [
+        f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks ({nodes}), "
+        f"{plan.E} experts, R = {head.redundant}",
+        f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst; "
+        f"load gap {plan.load_gap_ML.mean():.2%} mean, {optimal} of {plan.N} rows proven optimal in {head.cost.objective}",
+        f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank)",
+    ]
+    if plan.executable:
+        by_path = ", ".join(
+            f"{path.name.lower()} {int((plan.transfers.link_C == path).sum()) * head.model.expert_bytes / 1e9:.1f} GB"
+            for path in Link
+        )
+        lines.append(f"weights sent: {len(plan.transfers)} copies ({by_path}) over {len(head.schedule.phase_X)} passes")
+    else:
+        lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
+    stage_s, _ = stage_seconds(plan)
+    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({label}), expert compute {float(cost.compute_s) * 1e3:.1f} ms")
+    return "\n".join(lines)
+
+
+def explain(plan: Plan, micro_step: int, layer: int) -> str:
+    """Loads of all ranks at home and as planned, then every replica: whose load it takes over, from where, how much."""
+    if micro_step not in range(plan.M) or layer not in range(plan.L):
+        raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; the plan has {plan.M} x {plan.L}.")
+    expert_GS, quota_GS = plan.expert_MLGS[micro_step, layer], plan.quota_MLGS[micro_step, layer]
+    load_E, home_E = plan.load_MLE[micro_step, layer], plan.home_LE[layer] // plan.B
+    before_G = np.bincount(home_E, load_E, minlength=plan.G).astype(np.int64)
+    after_G = quota_GS.sum(axis=1)
+    node_G = plan.header.cluster.node_of_rank_G
+    number = int(plan.header.moe_layer_L[layer])
+    lines = [
+        f"micro-step {micro_step}, layer {layer} (model layer {number}): {int(load_E.sum())} pairs, "
+        f"mean {before_G.mean():.1f} per rank",
+        f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; no placement with these homes and slots is below "
+        f"{plan.load_bound_ML[micro_step, layer]:.0f}",
+        "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
+    ]
+    for g in range(plan.G):
+        held = []
+        # Where homes move, base slots hold foreign experts too.
+        for s in range(plan.S):
+            e = int(expert_GS[g, s])
+            if e >= 0 and home_E[e] != g:
+                far = "" if node_G[home_E[e]] == node_G[g] else ", other node"
+                held.append(f"{e}: {quota_GS[g, s]} of {load_E[e]}, from {home_E[e]}{far}")
+        lines.append(f"{g:4d}  {node_G[g]:4d}  {before_G[g]:7d}  {after_G[g]:7d}  {'; '.join(held) or '-'}")
+    return "\n".join(lines)
+
+
+def diff(old: Plan, new: Plan) -> str:
+    """What changed, in numbers; plans of different shape are told apart by their shapes."""
+    if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
+        return (
+            f"different shapes: [M, L, G, S] = {list(old.expert_MLGS.shape)} with {old.E} experts, "
+            f"then {list(new.expert_MLGS.shape)} with {new.E}"
+        )
+    lines = []
+    for name in ("planner", "model", "slots", "redundant", "replicas", "cost", "trace_id"):
+        a, b = getattr(old.header, name), getattr(new.header, name)
+        if a != b:
+            lines.append(f"{name}: {a} -> {b}")
+    if not old.header.cluster.same_as(new.header.cluster):
+        lines.append(f"cluster: {old.header.cluster.name} -> {new.header.cluster.name} (or another mapping or figures)")
+    if (old.home_LE != new.home_LE).any():
+        lines.append(f"homes: {int((old.home_LE != new.home_LE).sum())} experts moved")
+    if (old.load_MLE != new.load_MLE).any():
+        lines.append(f"load: {int((old.load_MLE != new.load_MLE).any(axis=2).sum())} of {old.N} rows differ")
+    changed = (old.expert_MLGS != new.expert_MLGS) | (old.quota_MLGS != new.quota_MLGS)
+    rows = int(changed.any(axis=(2, 3)).sum())
+    if rows:
+        held_old, held_new = _held(old), _held(new)
+        lines.append(
+            f"rows: {rows} of {old.N} differ; replicas {old.num_replicas} -> {new.num_replicas} "
+            f"({len(held_new - held_old)} added, {len(held_old - held_new)} removed); "
+            f"quota changes of {int(np.abs(old.quota_MLGS.astype(np.int64) - new.quota_MLGS).sum())} pairs over all slots"
+        )
+    lines.append(
+        f"skew mean: {old.skew_ML.mean():.4f} -> {new.skew_ML.mean():.4f}; copies: {len(old.transfers)} -> {len(new.transfers)}"
+    )
+    lines.append(f"predicted: {float(old.cost_ML.sum().total_s) * 1e3:.3f} ms -> {float(new.cost_ML.sum().total_s) * 1e3:.3f} ms")
+    if old.same_as(new):
+        return "identical"
+    return "\n".join(lines)
+
+
+def _held(plan: Plan) -> set[tuple[int, ...]]:
+    at = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
+    return set(zip(*(a.tolist() for a in at[:3]), plan.expert_MLGS[..., plan.B :][at].tolist(), strict=True))

@@ -1,0 +1,210 @@
+"""TransferList: the weight copies that a placement, a schedule and a slot policy imply. Solvers never write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.compiled import kernel
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import SharedSlots, Slots
+
+# Letters: C copies, U uses (a layer in a pass, see Schedule.uses), M micro-steps, L layers, G ranks, S = B + R slots, E experts.
+
+
+class Link(enum.IntEnum):
+    """How a copy travels."""
+
+    PEER = 0  # from a rank of the same node, over the node's own link
+    RDMA = 1  # from a rank of another node
+    HOST = 2  # from the node's host store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferList(ArrayValue):
+    """Weight copies in the order in which they are needed (by `need_C`, then destination, then slot).
+
+    Attributes:
+        micro_step_C: int32, micro-step whose tokens first use the copy.
+        layer_C: int16.   phase_C: uint8, `Phase` of that use.   expert_C: int16, logical expert.
+        src_C: int16, rank the weights come from: the home rank, -1 for the host store, or a rank that passes on its own copy of
+            the expert (a relay, below).   dst_C: int16, rank.
+        slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
+        link_C: uint8, `Link`; advice, an engine may take another one.
+        buffer_C: int32, buffer of the destination; see `Slots.num_buffers`.
+        need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
+        after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
+
+    A relay's source holds the expert from an earlier record, from one of the same use, or from the start (resident slots). Its
+    own copy arrives before it is passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over:
+    no record may land on it with an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
+
+    The gradient of a replica goes home after backward of (micro-step, layer); that is no record of its own. It takes the link
+    between the two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
+    """
+
+    micro_step_C: Array
+    layer_C: Array
+    phase_C: Array
+    expert_C: Array
+    src_C: Array
+    dst_C: Array
+    slot_C: Array
+    link_C: Array
+    buffer_C: Array
+    need_C: Array
+    after_C: Array
+
+    def __post_init__(self) -> None:
+        num = len(np.atleast_1d(self.need_C))
+        for name, dtype in TRANSFER_DTYPES.items():
+            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, (num,)))
+
+    def __len__(self) -> int:
+        return len(self.need_C)
+
+    @staticmethod
+    def none() -> TransferList:
+        """No copies at all."""
+        return TransferList(**{name: np.zeros(0, dtype) for name, dtype in TRANSFER_DTYPES.items()})
+
+    def take(self, index_C: Array) -> TransferList:
+        """The copies that an index or mask selects."""
+        return TransferList(**{name: getattr(self, name)[index_C] for name in TRANSFER_DTYPES})
+
+    def for_rank(self, rank: int) -> TransferList:
+        """Copies that leave or reach `rank`."""
+        return self.take((self.src_C == rank) | (self.dst_C == rank))
+
+    def replace(self, **arrays: Array) -> TransferList:
+        """The same copies with some columns changed."""
+        return dataclasses.replace(self, **arrays)
+
+
+TRANSFER_DTYPES = {
+    "micro_step_C": np.int32, "layer_C": np.int16, "phase_C": np.uint8, "expert_C": np.int16, "src_C": np.int16,
+    "dst_C": np.int16, "slot_C": np.int16, "link_C": np.uint8, "buffer_C": np.int32, "need_C": np.int32, "after_C": np.int32,
+}  # fmt: skip
+
+
+def derive_transfers(
+    expert_NGS: Array,
+    quota_NGS: Array,
+    home_LE: Array,
+    *,
+    schedule: Schedule,
+    slots: Slots,
+    order_M: Array,
+    node_of_rank_G: Array,
+    resident_LGS: Array | None = None,
+) -> TransferList:
+    """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
+
+    Args:
+        expert_NGS, quota_NGS: the placement; only redundant slots with a quota need their weights.
+        home_LE: int32 home slots; weights come from the home rank.
+        order_M: the micro-step that runs m-th.
+        resident_LGS: what ResidentSlots hold at the start.
+
+    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
+    slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are
+    micro-steps in flight hold all of them.
+    """
+    L, E = home_LE.shape
+    _, G, S = expert_NGS.shape
+    base = E // G
+    redundant = S - base
+    uses = schedule.uses(L)
+    micro_step_U = order_M[uses.micro_step_U]
+    row_U = micro_step_U.astype(np.int64) * L + uses.layer_U
+    shared = isinstance(slots, SharedSlots)
+    pool = slots.num_buffers(redundant, 1)
+    start_LGR = np.full((L, G, redundant), -1, np.int16)
+    if resident_LGS is not None:
+        start_LGR[:] = resident_LGS[:, :, base:]
+    last_use_N = np.zeros(len(expert_NGS), np.int64)
+    last_use_N[row_U] = np.arange(len(row_U))  # of several places the last one stays
+    needed_NGR = np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1))
+    out = np.empty((len(row_U) * G * redundant, 6), np.int32)
+    arrays = (row_U, uses.layer_U, uses.use_U, last_use_N, needed_NGR, start_LGR)
+    num = _derive(*arrays, pool, shared, E, out) if redundant else 0
+    use, dst, slot, expert, buffer, after = out[:num].T
+    order_C = np.lexsort((slot, dst, use))
+    use, dst, slot, expert, buffer, after = (a[order_C] for a in (use, dst, slot, expert, buffer, after))
+    layer_C = uses.layer_U[use]
+    src_C = home_LE[layer_C, expert] // base
+    return TransferList(
+        micro_step_C=micro_step_U[use],
+        layer_C=layer_C,
+        phase_C=uses.phase_U[use],
+        expert_C=expert,
+        src_C=src_C,
+        dst_C=dst,
+        slot_C=slot + base,
+        link_C=np.where(node_of_rank_G[src_C] == node_of_rank_G[dst], Link.PEER, Link.RDMA),
+        buffer_C=buffer,
+        need_C=uses.use_U[use],
+        after_C=after,
+    )
+
+
+@kernel
+def _derive(row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts, out):  # type: ignore[no-untyped-def]
+    """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
+    L, G, R = start_LGR.shape
+    num_pools = 1 if shared else L
+    held = np.empty(num_pools * pool, np.int64)  # layer * E + expert in each buffer, -1 nothing
+    last = np.empty(num_pools * pool, np.int64)  # position of the last use that read it, -1 none
+    owed = np.empty(num_pools * pool, np.int64)  # position of the last use to come of the micro-steps that have read it, -1 none
+    num = 0
+    for g in range(G):
+        held[:] = -1
+        last[:] = -1
+        owed[:] = -1
+        if not shared:
+            for l in range(L):  # noqa: E741
+                for r in range(R):
+                    if start_LGR[l, g, r] >= 0:
+                        held[l * pool + r] = np.int64(l) * num_experts + start_LGR[l, g, r]
+        for u in range(row_U.size):
+            l = layer_U[u]  # noqa: E741
+            offset = 0 if shared else l * pool
+            for r in range(R):
+                e = needed_NGR[row_U[u], g, r]
+                if e >= 0:
+                    for b in range(offset, offset + pool):
+                        if held[b] == np.int64(l) * num_experts + e:
+                            last[b] = u
+                            owed[b] = max(owed[b], -1 if shared else last_use_N[row_U[u]])
+            for r in range(R):
+                e = needed_NGR[row_U[u], g, r]
+                if e < 0:
+                    continue
+                key = np.int64(l) * num_experts + e
+                found = False
+                victim, lowest = -1, 3
+                for b in range(offset, offset + pool):
+                    if held[b] == key:
+                        found = True
+                        break
+                    # An empty buffer goes first, one owed to a backward to come last; what this use itself reads stays.
+                    rank = 0 if held[b] < 0 else 1 if owed[b] < u else 2
+                    if last[b] < u and (victim < 0 or rank < lowest or (rank == lowest and last[b] < last[victim])):
+                        victim, lowest = b, rank
+                if found:
+                    continue
+                out[num, 0] = u
+                out[num, 1] = g
+                out[num, 2] = r
+                out[num, 3] = e
+                out[num, 4] = victim
+                out[num, 5] = use_U[last[victim]] if last[victim] >= 0 else -1
+                held[victim] = key
+                last[victim] = u
+                owed[victim] = -1 if shared else last_use_N[row_U[u]]
+                num += 1
+    return num

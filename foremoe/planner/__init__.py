@@ -1,0 +1,21 @@
+"""The planner: levels composed, strategies by name, comparison, streaming."""
+
+from foremoe.planner.comparison import ablate, compare
+from foremoe.planner.parsing import parse
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import STRATEGIES, resolve, row_solver
+from foremoe.planner.streaming import PlanStream
+from foremoe.planner.summary import LevelSummary, PlanSummary
+
+__all__ = [
+    "STRATEGIES",
+    "LevelSummary",
+    "PlanStream",
+    "PlanSummary",
+    "Planner",
+    "ablate",
+    "compare",
+    "parse",
+    "resolve",
+    "row_solver",
+]

@@ -1,0 +1,98 @@
+"""The named strategies, and how a name or text becomes a planner."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from types import MappingProxyType
+from typing import Any
+
+from foremoe.base.errors import InputError
+from foremoe.base.extensions import entry_point_names, load_entry_point
+from foremoe.planner.parsing import parse
+from foremoe.planner.planner import Planner
+from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
+from foremoe.solvers.base import RowSolver
+
+# Baselines run without the guard: a baseline that the guard improves is no baseline.
+STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
+    {
+        "static": Planner(rank=()),
+        "eplb-history": Planner(rank=(Eplb(),), split=Even(), foresight="previous", guard=False),
+        "eplb-step": Planner(rank=(Eplb(),), split=Even(), foresight="step", guard=False),
+        # On its own load EPLB's shares are its solver's quotas; splitting them evenly again would undo merged copies.
+        "eplb-exact": Planner(rank=(Eplb(),), guard=False),
+        "lplb": Planner(rank=(Lplb(),), guard=False),
+        "quota": Planner(rank=(Quota(),), guard=False),
+        # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced; without them it is at its best.
+        "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
+        "greedy": Planner(rank=(Greedy(),), guard=False),
+        "hierarchical": Planner(),
+        # Started from the heuristic: most rows are optimal already and need no search.
+        "exact": Planner(rank=(Chain(), Exact())),
+    }
+)
+
+
+def resolve(text: str | Planner | Any) -> Planner:
+    """The planner that `text` names.
+
+    Args:
+        text: a strategy (``"quota"``), an installed third-party solver (entry-point group ``foremoe.solvers``), a dotted place
+            (``"package.module:name"``: a solver, a solver class, a planner or a per-row function), a text such as
+            ``"Planner(rank=(Chain(tries=4),))"`` or ``"Quota(min_pairs=64)"``; or already a planner or solver.
+
+    Raises:
+        InputError: nothing of that name; the sentence lists what there is.
+    """
+    if not isinstance(text, str):
+        return _planner_of(text, repr(text))
+    name = text.strip()
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    if name in entry_point_names("foremoe.solvers"):
+        return _planner_of(load_entry_point("foremoe.solvers", name), name)
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        module_name, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"cannot use solver {name}: {error}.") from None
+        return _planner_of(found, name)
+    if "(" in name:
+        return _planner_of(parse(name), name)
+    installed = entry_point_names("foremoe.solvers")
+    raise InputError(
+        f"there is no strategy {name!r}; choose from {', '.join([*STRATEGIES, *installed])}, "
+        "or write a solver such as 'Quota(min_pairs=64)' or 'package.module:name'."
+    )
+
+
+def _planner_of(found: Any, name: str) -> Planner:
+    if isinstance(found, Planner):
+        return found
+    if isinstance(found, type):
+        found = found()
+    if not hasattr(found, "level") and (inspect.isfunction(found) or hasattr(found, "py_func")):
+        found = row_solver(found)
+    if not hasattr(found, "level"):
+        raise InputError(f"{name} is {type(found).__name__}, not a solver, a planner or a per-row function.")
+    return Planner(rank=(found,)) if found.level == "rank" else Planner().using(found)
+
+
+def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
+    """A solver from a per-row function ``edit(load_E, node_G, num_base, params, expert_GS, quota_GS)``; see `RowSolver.edit`.
+
+    Args:
+        compiled: run it through numba; False runs plain Python, with the same result.
+    """
+    name = getattr(edit, "__name__", "row_solver")
+    body = {
+        "edit": staticmethod(edit),
+        "compiled": compiled,
+        "params": lambda self, problem: (),
+        "__repr__": lambda self: f"row_solver({name})",
+        "__module__": getattr(edit, "__module__", __name__),
+    }
+    return type(name, (RowSolver,), body)()

@@ -1,0 +1,246 @@
+"""PlanStream: plans micro-steps while later ones are still being sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.header import PlanKey
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.planner.summary import LevelSummary, PlanSummary, level_summary
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, N rows.
+
+_SAME = ("L", "G", "E", "num_topk", "stage", "model")
+
+
+class PlanStream:
+    """Plans the micro-steps of one stage in a background thread as they are added.
+
+    The plan is, byte for byte, what the planner makes of all micro-steps at once, as long as its rank solvers treat every row by
+    itself, as the built-in ones do (a solver with a wall-clock limit is not even equal to itself). The order level runs over all
+    micro-steps in `finish`.
+
+    Example::
+
+        with foremoe.PlanStream(foremoe.Planner(), cluster, redundant=1) as stream:
+            for work in sampled_micro_steps:
+                stream.add(work)
+            plan, report = stream.finish()
+        plan.check(stream.problem)
+
+    Args:
+        planner: with foresight ``"exact"``; the others look at more than the micro-steps at hand.
+        cluster: as `Problem.of`, like all of `options`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
+        reforward: whether backward passes run the forward again; the schedule given to `finish` must say the same.
+        key: which part of training this is.
+        num_threads: for the planner; default: every core.
+
+    Raises:
+        InputError: another foresight, or an option that `Problem.of` does not take.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        cluster: Cluster,
+        *,
+        reforward: bool = False,
+        key: PlanKey | None = None,
+        num_threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(planner, Planner) or planner.foresight != "exact":
+            raise InputError(f"a PlanStream needs a Planner with foresight='exact'; got {planner!r}.")
+        unknown = set(options) - {"redundant", "model", "home_LE", "cost", "slots", "replicas", "resident_LGS"}
+        if unknown:
+            raise InputError(f"a PlanStream has no option {', '.join(sorted(unknown))}; the schedule goes to finish().")
+        self._planner, self._cluster, self._options = planner, cluster, options
+        self._reforward, self._key, self._num_threads = reforward, key, num_threads
+        self._works: list[Workload] = []
+        self._taken = 0  # works that are planned or being planned
+        self._lock, self._cancel = threading.Lock(), threading.Event()
+        self._parts: list[Future[tuple[Plan, PlanSummary] | None]] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-plan")
+        self._closed = False
+        self._problem: Problem | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of all micro-steps, once `finish` is through."""
+        if self._problem is None:
+            raise InputError("the problem is known once finish() is through; call it first.")
+        return self._problem
+
+    def add(self, work: Workload) -> None:
+        """Takes the next micro-steps, one or more, and returns at once; they are planned in the background.
+
+        Raises:
+            InputError: they do not fit those before, or the stream is closed.   Exception: what planning earlier ones raised.
+        """
+        if self._closed:
+            raise InputError("this PlanStream is finished; make a new one for the next stage.")
+        if not isinstance(work, Workload):
+            raise InputError(f"add takes a Workload, such as work[0:1] or Workload.from_counts(...); got {type(work).__name__}.")
+        if self._works:
+            first = self._works[0]
+            for name in _SAME:
+                if getattr(work, name) != getattr(first, name):
+                    raise InputError(f"the first micro-steps have {name} {getattr(first, name)!r}; got {getattr(work, name)!r}.")
+            if not np.array_equal(work.moe_layer_L, first.moe_layer_L):
+                raise InputError("these micro-steps have other layers than the first ones; plan them in a stream of their own.")
+        self._raise_failure()
+        self._works.append(work)
+        self._parts.append(self._pool.submit(self._plan_waiting))
+
+    def finish(self, schedule: Schedule | None = None) -> tuple[Plan, PlanSummary]:
+        """Waits for the background, and joins the plan of all micro-steps.
+
+        Args:
+            schedule: the passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
+
+        Returns:
+            the plan, and a report whose seconds are summed over the parts.
+
+        Raises:
+            InputError: nothing was added, the schedule does not fit, or the stream is closed.   Exception: what planning raised.
+        """
+        if self._closed:
+            raise InputError("this PlanStream is finished; make a new one for the next stage.")
+        if not self._works:
+            raise InputError("no micro-steps were added; add some before finish().")
+        whole = _joined(self._works)
+        if schedule is None:
+            schedule = self._passes(whole)
+        if schedule.reforward != self._reforward:
+            raise InputError(f"this stream was made with reforward={self._reforward}; the schedule has {schedule.reforward}.")
+        problem = Problem.of(whole, self._cluster, schedule=schedule, **self._options)
+        try:
+            self._pool.shutdown()
+            parts = [part for part in (future.result() for future in self._parts) if part is not None]
+            began = time.perf_counter()
+            plan, sequenced, warnings = self._join(problem, [plan for plan, _ in parts])
+        finally:
+            self.close()
+        self._problem = problem
+        report = _merged([report for _, report in parts], plan, time.perf_counter() - began, sequenced, warnings)
+        return plan, report
+
+    def close(self) -> None:
+        """Ends planning; what is not finished is given up. Safe to call more than once."""
+        self._closed = True
+        self._cancel.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> PlanStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _plan_waiting(self) -> tuple[Plan, PlanSummary] | None:
+        """Plans all that has been added since the last time, in one call: many small parts cost more than one."""
+        with self._lock:
+            works = self._works[self._taken :]
+            options = dict(self._options)
+            if self._taken:
+                options.pop("resident_LGS", None)  # it is there before the first micro-step only
+            self._taken += len(works)
+        if not works:
+            return None
+        work = _joined(works)
+        problem = Problem.of(work, self._cluster, schedule=self._passes(work), **options)
+        rows = dataclasses.replace(self._planner, order=None)
+        return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
+
+    def _passes(self, work: Workload) -> Schedule:
+        return Schedule.accumulate(work.M, self._reforward) if work.stage == "update" else Schedule.forward_only(work.M)
+
+    def _raise_failure(self) -> None:
+        for future in self._parts:
+            if future.done():
+                future.result()
+
+    def _join(self, problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, LevelSummary | None, list[str]]:
+        planner, warnings = self._planner, list[str]()
+        plan = Plan.join(plans, problem.schedule)
+        placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+        at, cpu_at = time.perf_counter(), time.thread_time()
+        with row_runner(self._num_threads):
+            order_M, placement = planner.in_order(problem, placement, warnings, None)
+            if order_M is not None:
+                stop_N = np.where(plan.stop_ML.ravel() == Stop.OPTIMAL, Stop.DONE, plan.stop_ML.ravel())
+                plan = planner.assemble(problem, placement, stop_N, None, self._key, order_M)
+                objective_N, spent = plan.objective_ML.ravel(), (time.perf_counter() - at, time.thread_time() - cpu_at)
+                improved = int((objective_N < problem.cost.objective_N(problem, problem.static())).sum())
+                return plan, level_summary(repr(planner.order), spent, problem, placement, objective_N, improved), warnings
+        header = dataclasses.replace(plan.header, planner=repr(planner), trace_id=problem.trace_id, dealt=problem.dealt)
+        transfers = planner.path.solve(problem, plan.transfers) if plan.executable else plan.transfers
+        return dataclasses.replace(plan, header=header, transfers=transfers), None, warnings
+
+
+def _joined(works: Sequence[Workload]) -> Workload:
+    """One workload of consecutive micro-steps.
+
+    Slices of one workload keep its trace and how it was dealt (the last one's: the first slice speaks of what it leaves out);
+    workloads of several traces have none in common.
+    """
+    last = works[-1]
+    if len(works) == 1:
+        return last
+    same = all(work.trace_id == last.trace_id for work in works)
+    cat = lambda name: np.concatenate([getattr(work, name) for work in works])  # noqa: E731
+    return dataclasses.replace(
+        last,
+        load_MLGE=cat("load_MLGE"),
+        tokens_MG=cat("tokens_MG"),
+        attention_MG=cat("attention_MG"),
+        unknown_ML=cat("unknown_ML"),
+        micro_step_Q=None,
+        rank_Q=None,
+        trace_id=last.trace_id if same else "",
+        dealt=last.dealt if same else None,
+    )
+
+
+def _merged(
+    reports: Sequence[PlanSummary], plan: Plan, finish_s: float, sequenced: LevelSummary | None, warnings: Sequence[str]
+) -> PlanSummary:
+    """The report of the whole from those of its parts."""
+    levels = []
+    for parts in zip(*(report.levels for report in reports), strict=True):
+        weights = [report.rows / plan.N for report in reports]
+        levels.append(
+            LevelSummary(
+                solver=parts[0].solver,
+                seconds=sum(part.seconds for part in parts),
+                cpu_s=sum(part.cpu_s for part in parts),
+                skew_mean=sum(part.skew_mean * weight for part, weight in zip(parts, weights, strict=True)),
+                objective_sum=sum(part.objective_sum for part in parts),
+                rows_improved=sum(part.rows_improved for part in parts),
+            )
+        )
+    all_warnings = dict.fromkeys([*(text for report in reports for text in report.warnings), *warnings])
+    return PlanSummary(
+        plan_s=sum(report.plan_s for report in reports) + finish_s,
+        levels=tuple(levels if sequenced is None else [*levels, sequenced]),
+        rows=plan.N,
+        rows_kept_at_start=sum(report.rows_kept_at_start for report in reports),
+        stops={stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()},
+        warnings=tuple(all_warnings),
+    )

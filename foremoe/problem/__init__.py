@@ -1,0 +1,10 @@
+"""The planning problem: load, machine, limits, price, and proven bounds."""
+
+from foremoe.problem.cost import Cost, CostModel
+from foremoe.problem.foresight import Noisy
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
+
+__all__ = ["Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "ResidentSlots", "Schedule", "SharedSlots", "Stop"]

@@ -1,0 +1,1 @@
+"""Compiled functions of the price and the bounds."""

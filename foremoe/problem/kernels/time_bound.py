@@ -1,0 +1,262 @@
+"""A lower bound of a row's seconds under the objective time, over how many replicas there are.
+
+Few replicas leave load where it is and tokens far from their experts; many cost copies. Whatever the number, the bound adds up
+the least compute, the least dispatch and the least price of copies that this number allows; the row's bound is the smallest
+sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+
+# Letters: N rows, G ranks, B base slots, E experts, V nodes, K numbers of replicas from 0.
+
+# Where `time_bound_rows` finds the figures of `Rates` in its array, in the order of `bounds.RATES`.
+PAIR, SLOT, FIXED, PEER_PAIR, RDMA_PAIR, COPY_PEER, COPY_RDMA, GRAD_PEER, GRAD_RDMA, REPLICA_PEER, REPLICA_RDMA = range(11)
+SENDS_BACKWARD, RETURNS_GRADIENTS = 11, 12
+
+
+@kernel
+def fill_level(pairs, active_G, pair_s, slot_s):  # type: ignore[no-untyped-def]
+    """The least ``max_g(pair_s * load_g + slot_s * active_g)`` over all loads >= 0 that sum to `pairs`, by water-filling."""
+    floor_G = slot_s * np.sort(active_G)
+    below = 0.0
+    for i in range(floor_G.size):
+        below += floor_G[i]
+        level = (pair_s * pairs + below) / (i + 1)
+        if i + 1 == floor_G.size or level <= floor_G[i + 1]:
+            return max(level, floor_G[-1])
+    return 0.0
+
+
+@kernel
+def exposed_s(peer_fan, rdma_fan, rates, hide_forward_s, hide_backward_s):  # type: ignore[no-untyped-def]
+    """Seconds by which the copies and gradients of the busiest rank do not hide; the closed form of `CostModel.rows`."""
+    copy_s = max(peer_fan * rates[COPY_PEER], rdma_fan * rates[COPY_RDMA])
+    late_s = max(0.0, copy_s - hide_forward_s)
+    if rates[SENDS_BACKWARD] != 0.0:
+        late_s += max(0.0, copy_s - hide_backward_s)
+    if rates[RETURNS_GRADIENTS] != 0.0:
+        late_s += max(0.0, max(peer_fan * rates[GRAD_PEER], rdma_fan * rates[GRAD_RDMA]) - hide_backward_s)
+    return late_s
+
+
+@kernel
+def _top(value_E, out):  # type: ignore[no-untyped-def]
+    """The largest of `value_E` into `out`, descending; zeros where there are no more."""
+    out[:] = 0
+    last = out.size - 1
+    if last == 0:  # one slot per rank: a maximum without branches is several times as fast
+        most = value_E[0]
+        for e in range(1, value_E.size):
+            most = max(most, value_E[e])
+        out[0] = most
+        return
+    least = 0
+    for e in range(value_E.size):
+        value = value_E[e]
+        if value > least:
+            i = last
+            while i > 0 and out[i - 1] < value:
+                out[i] = out[i - 1]
+                i -= 1
+            out[i] = value
+            least = out[last]
+
+
+@kernel
+def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K, node_K):  # type: ignore[no-untyped-def]
+    """Fills `own_K` and `node_K`: at most so many pairs are served on their own rank, inside their own node, with k replicas
+    (for `node_K`: in other nodes than their home's).
+
+    A rank serves on its own at most its demand for its homes and, with every replica, its demand for that expert; R replicas
+    at most. A node likewise, with the slots of all its ranks.
+    """
+    G, E = load_GE.shape
+    B = base_GB.shape[1]
+    num = min(redundant, E)
+    own_gain, node_gain = np.zeros((G, num), np.int64), np.zeros((G, num), np.int64)
+    demand_E, node_E = np.empty(E, load_GE.dtype), np.empty(E, demand_VE.dtype)
+    own, inside, row = np.int64(0), np.int64(0), 0
+    for node in range(node_G.max() + 1):
+        node_E[:] = demand_VE[node]
+        ranks = 0
+        for g in range(G):
+            if node_G[g] != node:
+                continue
+            ranks += 1
+            if node_only:
+                demand_E[:] = 0
+                for h in range(G):
+                    if node_G[h] == node and h != g:
+                        for b in range(B):
+                            demand_E[base_GB[h, b]] = load_GE[g, base_GB[h, b]]
+                for b in range(B):
+                    own += load_GE[g, base_GB[g, b]]
+            else:
+                demand_E[:] = load_GE[g]
+                for b in range(B):
+                    own += demand_E[base_GB[g, b]]
+                    demand_E[base_GB[g, b]] = 0
+            if num:
+                _top(demand_E, own_gain[g])
+        for g in range(G):
+            if node_G[g] == node:
+                for b in range(B):
+                    inside += node_E[base_GB[g, b]]
+                    node_E[base_GB[g, b]] = 0
+        if num and not node_only:
+            _top(node_E, node_gain[row : row + ranks].reshape(-1))
+        row += ranks
+    own_K[0], node_K[0] = own, inside
+    sorted_own, sorted_node = np.sort(own_gain.reshape(-1)), np.sort(node_gain.reshape(-1))
+    for k in range(1, own_K.size):
+        own_K[k] = own_K[k - 1] + sorted_own[-k]
+        node_K[k] = node_K[k - 1] + sorted_node[-k]
+
+
+@kernel
+def copies_s(own_K, node_K, far, num_ranks, pairs, rates, hide_forward_s, hide_backward_s, plain_K, late_K):  # type: ignore[no-untyped-def]
+    """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without what does not hide
+    of copies, `late_K` with what does not hide of k copies however they are spread over ranks.
+
+    Args:
+        far: replicas may be in other nodes than the home's.
+    """
+    peer, rdma = rates[PEER_PAIR], rates[RDMA_PAIR]
+    # Where RDMA is faster than peer links, leaving the node costs less, and only a rank's own pairs save anything.
+    own_s, node_s = min(peer, rdma), max(0.0, rdma - peer)
+    excess_s = rates[REPLICA_RDMA] - rates[REPLICA_PEER]
+    none_far = -node_s * node_K[0]
+    some_far = some_far_late = np.inf  # the best number of replicas in other nodes, from 1
+    near_late = exposed_s(1.0, 0.0, rates, hide_forward_s, hide_backward_s)
+    for k in range(own_K.size):
+        if k and far:
+            far_s = k * excess_s - node_s * node_K[k]
+            some_far = min(some_far, far_s)
+            # Every rank sends out 1 / num_ranks of the copies on average.
+            fan = float((k + num_ranks - 1) // num_ranks)
+            some_far_late = min(some_far_late, far_s + exposed_s(0.0, fan, rates, hide_forward_s, hide_backward_s))
+        near_s = rates[FIXED] + rdma * pairs - own_s * own_K[k] + k * rates[REPLICA_PEER]
+        plain_K[k] = near_s + min(none_far, some_far)
+        late_K[k] = near_s + min(none_far + (near_late if k else 0.0), some_far_late)
+    for k in range(own_K.size - 1, -1, -1):
+        for least_K in (plain_K, late_K):
+            least_K[k] = max(least_K[k], rates[FIXED])
+            if k + 1 < own_K.size:
+                least_K[k] = min(least_K[k], least_K[k + 1])
+
+
+@kernel
+def fan_s(fan, most_near, rates, hide_forward_s, hide_backward_s):  # type: ignore[no-untyped-def]
+    """The least seconds that do not hide where a rank sends `fan` copies, at most `most_near` of them inside its node."""
+    least = np.inf
+    for near in range(min(fan, most_near) + 1):
+        least = min(least, exposed_s(float(near), float(fan - near), rates, hide_forward_s, hide_backward_s))
+    return least
+
+
+@kernel
+def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s, plain_K, late_K):  # type: ignore[no-untyped-def]
+    """The smallest sum of compute, dispatch and copies over how many replicas there are.
+
+    Replicas are made one by one, each of the largest expert, or what is left of it, of the slowest rank: after j of them no
+    choice of j replicas has a faster slowest rank, nor gets there with fewer copies from one home. No slot serves more than the
+    slowest rank.
+
+    Args:
+        floor_s: compute takes no less, whatever the replicas.
+        load_GB: int64, load of the experts at home; overwritten.
+        near_G: the most copies that a rank can send inside its node.
+    """
+    G, B = load_GB.shape
+    pair_s, slot_s = rates[PAIR], rates[SLOT]
+    compute_G, fan_G = np.zeros(G), np.zeros(G, np.int64)
+    busy, least_active = 0, B
+    for g in range(G):
+        active = 0
+        for b in range(B):
+            compute_G[g] += pair_s * load_GB[g, b]
+            active += load_GB[g, b] > 0
+        compute_G[g] += slot_s * active
+        busy += active
+        least_active = min(least_active, active)
+    left_GB = load_GB.astype(np.float64)
+    mean_s = pair_s * load_GB.sum() / G
+    late_s = 0.0
+    best = np.inf
+    for k in range(plain_K.size):
+        slowest = compute_G.argmax()
+        compute_s = max(compute_G[slowest], max(floor_s, mean_s + slot_s * (busy + k) / G))
+        best = min(best, compute_s + max(late_K[k], plain_K[k] + late_s))
+        if compute_G[slowest] <= floor_s:
+            break
+        # A replica on a rank that is no slower serves no more than this, beside the busy base slots there.
+        b = left_GB[slowest].argmax()
+        given = min(left_GB[slowest, b], (compute_G[slowest] - slot_s * (least_active + 1)) / pair_s)
+        if given <= 0.0:
+            break
+        left_GB[slowest, b] -= given
+        compute_G[slowest] -= pair_s * given
+        fan_G[slowest] += 1
+        late_s = max(late_s, fan_s(fan_G[slowest], near_G[slowest], rates, hide_forward_s, hide_backward_s))
+    return best
+
+
+@kernel
+def time_bound_rows(  # type: ignore[no-untyped-def]
+    low,
+    high,
+    load_NE,
+    load_NGE,
+    demand_NVE,
+    located,
+    base_NGB,
+    node_G,
+    node_only,
+    redundant,
+    rates,
+    hide_N2,
+    load_bound_N,
+    bound_N,
+):
+    """Fills ``bound_N[low:high]`` with the least seconds of rows without their windows.
+
+    Args:
+        load_NGE, demand_NVE: read if `located`; otherwise sources count as uniform.
+        hide_N2: seconds under which copies hide in forward and in backward.
+        load_bound_N: float64, the largest rank load is no smaller.
+    """
+    G, B = base_NGB.shape[1], base_NGB.shape[2]
+    E = load_NE.shape[1]
+    num_replicas = G * min(redundant, E)
+    ranks_V = np.zeros(node_G.max() + 1, np.int64)
+    for g in range(G):
+        ranks_V[node_G[g]] += 1
+    far = not node_only and ranks_V.size > 1
+    near_G = (ranks_V[node_G] - 1) * min(redundant, B)
+    share = 0.0
+    for node in range(ranks_V.size):
+        share += (ranks_V[node] / G) * (ranks_V[node] / G)
+    own_K, node_K = np.empty(num_replicas + 1), np.empty(num_replicas + 1)
+    plain_K, late_K = np.empty(num_replicas + 1), np.empty(num_replicas + 1)
+    load_GB, active_G = np.empty((G, B), np.int64), np.empty(G, np.int64)
+    for n in range(low, high):
+        pairs = 0.0
+        for g in range(G):
+            active_G[g] = 0
+            for b in range(B):
+                load_GB[g, b] = load_NE[n, base_NGB[n, g, b]]
+                pairs += load_GB[g, b]
+                active_G[g] += load_GB[g, b] > 0
+        own_K[:], node_K[:] = pairs / G, pairs * share
+        if located:
+            near_pairs(load_NGE[n], demand_NVE[n], base_NGB[n], node_G, node_only, redundant, own_K, node_K)
+        hide_forward_s, hide_backward_s = hide_N2[n, 0], hide_N2[n, 1]
+        copies_s(own_K, node_K, far, G, pairs, rates, hide_forward_s, hide_backward_s, plain_K, late_K)
+        floor_s = max(
+            rates[PAIR] * load_bound_N[n] + rates[SLOT] * active_G.min(), fill_level(pairs, active_G, rates[PAIR], rates[SLOT])
+        )
+        bound_N[n] = least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s, plain_K, late_K)

@@ -1,0 +1,139 @@
+"""The laws of a placement, vectorised: each check returns what is broken, where, with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import PlanError
+from foremoe.problem.placement import Placement, repeated
+from foremoe.problem.slots import ResidentSlots
+
+if TYPE_CHECKING:
+    from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
+
+SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere; a few places tell as much as thousands
+
+
+class Violations:
+    """Collects violations; `mask` names the first few true places of a mask."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.errors: list[PlanError] = []
+        self.num_layers = num_layers
+
+    def add(self, law: str, message: str, where: str = "") -> None:
+        self.errors.append(PlanError(law, where, message))
+
+    def mask(self, law: str, mask: Array, axes: str, message: Callable[[tuple[int, ...]], str]) -> None:
+        """`axes` names the mask's axes by letter, the first being N (a row) or C (a copy)."""
+        places = np.argwhere(mask)
+        for place in places[:SHOWN_PER_LAW]:
+            index = tuple(int(i) for i in place)
+            words = []
+            for letter, i in zip(axes, index, strict=True):
+                if letter == "N":
+                    words.append(f"micro-step {i // self.num_layers}, layer {i % self.num_layers}")
+                else:
+                    words.append(f"{ {'G': 'rank', 'S': 'slot', 'E': 'expert', 'C': 'copy'}[letter] } {i}")
+            more = f" ({len(places) - SHOWN_PER_LAW} more places)" if len(places) > SHOWN_PER_LAW else ""
+            self.add(law, message(index) + more, ", ".join(words))
+
+
+def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
+    """What makes slots unreadable for compiled code, which looks up what they hold without a check. Cheap where nothing does."""
+    found = Violations(num_layers)
+    if expert_NGS.shape != shape or expert_NGS.dtype.kind != "i":
+        found.add(
+            "slots",
+            f"expert_NGS is {expert_NGS.dtype} of shape {list(expert_NGS.shape)}; this problem has integers of shape "
+            f"[N, G, S] = {list(shape)}.",
+        )
+    elif expert_NGS.size and not (expert_NGS.min() >= -1 and expert_NGS.max() < num_experts):
+        wrong = (expert_NGS < -1) | (expert_NGS >= num_experts)
+        found.mask("canonical", wrong, "NGS", lambda i: f"expert {expert_NGS[i]} does not exist; there are {num_experts}")
+    return found.errors
+
+
+def require_slots(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> None:
+    """Raises the first of `slot_violations`."""
+    broken = slot_violations(expert_NGS, shape, num_experts, num_layers)
+    if broken:
+        raise broken[0]
+
+
+def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:
+    """Laws 1 and 2 for what a solver returned: shapes, tokens, homes, slots, canonical form, node limits."""
+    found = Violations(problem.L)
+    broken = slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    if broken:
+        return broken
+    if placement.quota_NGS is None:
+        found.add("tokens", "quota_NGS is missing; a split solver fills it.")
+        return found.errors
+    check_placement(
+        found, placement.expert_NGS, placement.quota_NGS, problem.load_NE, problem.home_LE,
+        problem.cluster.node_of_rank_G, problem.replicas == "node", isinstance(problem.slots, ResidentSlots), keeps_homes,
+    )  # fmt: skip
+    return found.errors
+
+
+def check_placement(
+    found: Violations, expert_NGS: Array, quota_NGS: Array, load_NE: Array, home_LE: Array, node_G: Array,
+    node_only: bool, resident: bool, keeps_homes: bool,
+) -> None:  # fmt: skip
+    N, G, S = expert_NGS.shape
+    L, E = home_LE.shape
+    B = E // G
+    found.errors += slot_violations(expert_NGS, expert_NGS.shape, E, L)
+    found.mask("quota", quota_NGS < 0, "NGS", lambda i: f"quota {quota_NGS[i]} is negative")
+    if found.errors:
+        return
+    empty = expert_NGS < 0
+    found.mask("quota", empty & (quota_NGS > 0), "NGS", lambda i: f"an empty slot has a quota of {quota_NGS[i]} pairs")
+    key_NGS = np.arange(N)[:, None, None] * E + np.where(empty, 0, expert_NGS)
+    served_NE = (
+        np.bincount(key_NGS.ravel(), np.where(empty, 0, quota_NGS).ravel(), minlength=N * E).astype(np.int64).reshape(N, E)
+    )
+    found.mask(
+        "tokens",
+        served_NE != load_NE,
+        "NE",
+        lambda i: f"{served_NE[i]} of {load_NE[i]} pairs are served; quotas must sum to the load",
+    )
+    twice_NG = repeated(expert_NGS)
+    found.mask("canonical", twice_NG, "NG", lambda i: f"an expert has two slots on one rank: {expert_NGS[i].tolist()}")
+    if not keeps_homes:
+        return
+    base_LGB = np.argsort(home_LE, axis=1).reshape(L, G, B)
+    moved = expert_NGS.reshape(-1, L, G, S)[..., :B] != base_LGB
+    found.mask(
+        "homes",
+        moved.reshape(N, G, B),
+        "NGS",
+        lambda i: f"a base slot holds expert {expert_NGS[i]} instead of its home {base_LGB[i[0] % L, i[1], i[2]]}",
+    )
+    replica_NGR, quota_NGR = expert_NGS[:, :, B:], quota_NGS[:, :, B:]
+    home_rank_LE = home_LE // B
+    home_NGR = home_rank_LE[np.arange(N)[:, None, None] % L, np.where(replica_NGR < 0, 0, replica_NGR)]
+    found.mask(
+        "canonical",
+        (replica_NGR >= 0) & (home_NGR == np.arange(G)[:, None]),
+        "NGS",
+        lambda i: f"redundant slot {i[2] + B} copies expert {replica_NGR[i]} onto its own home rank",
+    )
+    if not resident:
+        found.mask(
+            "canonical",
+            (replica_NGR >= 0) & (quota_NGR == 0),
+            "NGS",
+            lambda i: f"redundant slot {i[2] + B} holds expert {replica_NGR[i]} without a quota",
+        )
+    if node_only:
+        far = (replica_NGR >= 0) & (node_G[home_NGR] != node_G[None, :, None])
+        found.mask("node", far, "NGS", lambda i: f"expert {replica_NGR[i]} is copied across nodes, but replicas='node'")

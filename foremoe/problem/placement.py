@@ -1,0 +1,96 @@
+"""Placement: what a solver returns, one row per (micro-step, layer)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.errors import InputError
+
+# Letters: N rows (micro-step major), G ranks, S = B + R slots per rank.
+
+
+class Stop(enum.IntEnum):
+    """Why a row's search stopped."""
+
+    DONE = 0  # a heuristic ran to its end
+    OPTIMAL = 1  # optimality is proven
+    LIMIT = 2  # a node or time limit was met; the row holds the best placement found
+    CANCELLED = 3  # the caller cancelled; the row holds what it was given
+    FELL_BACK = 4  # the solver failed or was worse; the row holds an earlier level's placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placement(ArrayValue):
+    """Which logical expert every physical slot holds and how many tokens it serves.
+
+    Attributes:
+        expert_NGS: int16, logical expert in each slot, -1 for an empty one. Slots [0, B) are base slots: they hold the homes
+            unless the solver moves homes. Slots [B, S) are redundant.
+        quota_NGS: int32, (token, expert) pairs each slot serves; None leaves it to the split level.
+        bound_N: float64, a lower bound of the objective that the solver proved, or None.
+        stop_N: uint8, `Stop`, or None (all DONE).
+
+    Canonical form: an expert at most once per rank; no replica on its own home rank; in redundant slots -1 and quota 0 go
+    together (a resident slot may keep its expert with quota 0); base slots may have quota 0; per expert quotas sum to its load.
+    """
+
+    expert_NGS: Array
+    quota_NGS: Array | None = None
+    bound_N: Array | None = None
+    stop_N: Array | None = None
+
+    def __post_init__(self) -> None:
+        expert = frozen_array(self.expert_NGS, np.int16, "expert_NGS", (None, None, None))
+        object.__setattr__(self, "expert_NGS", expert)
+        for name, dtype, shape in (
+            ("quota_NGS", np.int32, expert.shape),
+            ("bound_N", np.float64, expert.shape[:1]),
+            ("stop_N", np.uint8, expert.shape[:1]),
+        ):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, shape))
+
+    @property
+    def quotas_NGS(self) -> Array:
+        """`quota_NGS`, refused where the split level has not filled it yet."""
+        if self.quota_NGS is None:
+            raise InputError("this placement has no quotas yet; run a split solver on it first.")
+        return self.quota_NGS
+
+    def load_NG(self) -> Array:
+        """int64 [N, G]: pairs that each rank serves."""
+        load_NG: Array = self.quotas_NGS.sum(axis=2, dtype=np.int64)
+        return load_NG
+
+    def num_replicas_N(self, num_base: int) -> Array:
+        """int64 [N]: redundant slots in use."""
+        count_N: Array = (self.expert_NGS[:, :, num_base:] >= 0).sum(axis=(1, 2))
+        return count_N
+
+    def where(self, mask_N: Array, other: Placement) -> Placement:
+        """Rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
+
+        def pick(a: Array, b: Array) -> Array:
+            return np.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+        return Placement(
+            expert_NGS=pick(self.expert_NGS, other.expert_NGS),
+            quota_NGS=pick(self.quotas_NGS, other.quotas_NGS),
+            bound_N=pick(_or(self.bound_N, mask_N, -np.inf), _or(other.bound_N, mask_N, -np.inf)),
+            stop_N=pick(_or(self.stop_N, mask_N, Stop.DONE), _or(other.stop_N, mask_N, Stop.DONE)),
+        )
+
+
+def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
+    return np.full(mask_N.shape, fill) if array is None else array
+
+
+def repeated(expert_GS: Array) -> Array:
+    """bool, True for ranks that hold an expert more than once; the last axis are a rank's slots, -1 empty."""
+    sorted_GS = np.sort(expert_GS, axis=-1)
+    twice: Array = ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)
+    return twice

@@ -1,0 +1,305 @@
+"""Schedule: the order in which one rank runs its forward and backward passes, and so the order in which weights are used."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.errors import InputError
+
+# Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
+
+# A chunk holds a layer at least, and plans number layers with int16.
+_MAX_CHUNKS = int(np.iinfo(np.int16).max)
+
+
+class Phase(enum.IntEnum):
+    """What a use of a layer's weights is for.
+
+    The re-forward of a single layer (activation recomputation) belongs to its BACKWARD: weights stay from one to the other. Of a
+    block of several layers, all are re-forwarded before the first of them runs backward; these uses are REFORWARD.
+    """
+
+    FORWARD = 0
+    BACKWARD = 1
+    REFORWARD = 2
+
+
+class Uses(NamedTuple):
+    """Every use of a layer's weights in execution order; `use_U` counts them from 0, `pass_U` is the pass they belong to."""
+
+    use_U: Array
+    micro_step_U: Array
+    layer_U: Array
+    phase_U: Array
+    pass_U: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule(ArrayValue):
+    """The sequence of passes on a rank.
+
+    Attributes:
+        micro_step_X: int32, position of the micro-step of each pass in the order of execution (``Plan.order_M`` says which
+            micro-step of the workload that is).
+        phase_X: uint8, `Phase`.
+        chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
+            several model chunks on a rank).
+        num_chunks: number of layer ranges.
+        reforward: backward passes run the forward again first.
+        chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
+        block_L: int32, ascending, with `reforward`: layers of the same number are re-forwarded together. Default: each alone.
+
+    Law: every (micro-step, chunk) has exactly one FORWARD, at most one BACKWARD, and the BACKWARD comes later.
+    """
+
+    micro_step_X: Array
+    phase_X: Array
+    chunk_X: Array
+    num_chunks: int = 1
+    reforward: bool = False
+    chunk_L: Array | None = None
+    block_L: Array | None = None
+
+    def __post_init__(self) -> None:
+        num_passes = len(np.atleast_1d(self.micro_step_X))
+        for name, dtype in (("micro_step_X", np.int32), ("phase_X", np.uint8), ("chunk_X", np.int32)):
+            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, (num_passes,)))
+        if num_passes == 0:
+            raise InputError("a Schedule needs at least one pass; got none.")
+        if self.num_chunks < 1 or self.chunk_X.min() < 0 or self.chunk_X.max() >= self.num_chunks:
+            raise InputError(f"chunk_X must lie in [0, {self.num_chunks}); got {self.chunk_X.min()} to {self.chunk_X.max()}.")
+        if self.phase_X.max() > Phase.BACKWARD or self.micro_step_X.min() < 0:
+            raise InputError("a Schedule's phases are 0 (forward) or 1 (backward) and its micro-steps start at 0.")
+        self._check_layers()
+        key_X = self.micro_step_X.astype(np.int64) * self.num_chunks + self.chunk_X
+        num_keys = (int(self.micro_step_X.max()) + 1) * self.num_chunks
+        position = np.arange(num_passes)
+        first = {}
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            count_K = np.bincount(key_X[self.phase_X == phase], minlength=num_keys)
+            at_K = np.full(num_keys, -1)
+            at_K[key_X[self.phase_X == phase]] = position[self.phase_X == phase]
+            first[phase] = (count_K, at_K)
+        (num_forward_K, forward_K), (num_backward_K, backward_K) = first[Phase.FORWARD], first[Phase.BACKWARD]
+        if (num_forward_K != 1).any() or (num_backward_K > 1).any():
+            bad = int(np.argmax((num_forward_K != 1) | (num_backward_K > 1)))
+            raise InputError(
+                f"micro-step {bad // self.num_chunks}, chunk {bad % self.num_chunks} has {num_forward_K[bad]} forward and "
+                f"{num_backward_K[bad]} backward passes; a Schedule needs exactly one forward and at most one backward."
+            )
+        if ((backward_K >= 0) & (backward_K < forward_K)).any():
+            bad = int(np.argmax((backward_K >= 0) & (backward_K < forward_K)))
+            raise InputError(f"micro-step {bad // self.num_chunks} runs backward before forward; reorder the passes.")
+
+    @property
+    def M(self) -> int:
+        """Number of micro-steps."""
+        return int(self.micro_step_X.max()) + 1
+
+    @property
+    def trains(self) -> bool:
+        """True if there is a backward pass."""
+        return bool((self.phase_X == Phase.BACKWARD).any())
+
+    def _check_layers(self) -> None:
+        for name in ("chunk_L", "block_L"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, frozen_array(getattr(self, name), np.int32, name, (None,)))
+                if (np.diff(getattr(self, name)) < 0).any():
+                    raise InputError(f"{name} must be ascending; layers of a chunk or block lie side by side.")
+        chunk_L, block_L = self.chunk_L, self.block_L
+        if chunk_L is not None and chunk_L.size and (chunk_L[0] < 0 or chunk_L[-1] >= self.num_chunks):
+            raise InputError(f"chunk_L must lie in [0, {self.num_chunks}); got {chunk_L[0]} to {chunk_L[-1]}.")
+        if block_L is not None and not self.reforward:
+            raise InputError("block_L says which layers are re-forwarded together; set reforward=True with it.")
+
+    def chunks(self, num_layers: int) -> Array:
+        """int32 [L], the chunk of every layer.
+
+        Raises:
+            InputError: the schedule is for another number of layers, or `num_layers` does not divide into its chunks.
+        """
+        for array in (self.chunk_L, self.block_L):
+            if array is not None and len(array) != num_layers:
+                raise InputError(f"the schedule is for {len(array)} layers, the plan has {num_layers}; make it for these layers.")
+        if self.chunk_L is not None:
+            return self.chunk_L
+        if num_layers % self.num_chunks:
+            raise InputError(
+                f"{num_layers} layers do not divide into {self.num_chunks} chunks; give chunk_L, the chunk of every layer."
+            )
+        return np.repeat(np.arange(self.num_chunks, dtype=np.int32), num_layers // self.num_chunks)
+
+    def uses(self, num_layers: int) -> Uses:
+        """All uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
+
+        Raises:
+            InputError: as for `chunks`, or a block of re-forward reaches over chunks.
+        """
+        chunk_L = self.chunks(num_layers)
+        block_L = np.arange(num_layers) if self.block_L is None else self.block_L
+        sequence = {}
+        for chunk in range(self.num_chunks):
+            layer_P = np.flatnonzero(chunk_L == chunk)
+            sequence[chunk, Phase.FORWARD] = layer_P, np.full(len(layer_P), Phase.FORWARD)
+            sequence[chunk, Phase.BACKWARD] = _backward(layer_P, block_L)
+            if np.isin(block_L[layer_P], block_L[chunk_L != chunk]).any():
+                raise InputError(f"block_L joins layers of chunk {chunk} with those of another; a block lies in one chunk.")
+        parts = [sequence[key] for key in zip(self.chunk_X.tolist(), self.phase_X.tolist(), strict=True)]
+        pass_U = np.repeat(np.arange(len(parts)), [len(layers) for layers, _ in parts])
+        layer_U, phase_U = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Uses(np.arange(len(pass_U)), self.micro_step_X[pass_U], layer_U, phase_U.astype(np.uint8), pass_U)
+
+    def select(self, layers: Array) -> Schedule:
+        """The schedule of some of the layers, for those it was made for."""
+        return dataclasses.replace(
+            self,
+            chunk_L=None if self.chunk_L is None else self.chunk_L[layers],
+            block_L=None if self.block_L is None else self.block_L[layers],
+        )
+
+    def __getitem__(self, micro_steps: slice) -> Schedule:
+        """The passes of a range of micro-steps, in the same order, numbered from 0."""
+        start, stop, step = micro_steps.indices(self.M)
+        if step != 1 or start >= stop:
+            raise InputError(f"a Schedule of {self.M} micro-steps cannot be cut to {micro_steps}; give a non-empty range.")
+        keep_X = (self.micro_step_X >= start) & (self.micro_step_X < stop)
+        return dataclasses.replace(
+            self,
+            micro_step_X=self.micro_step_X[keep_X] - start,
+            phase_X=self.phase_X[keep_X],
+            chunk_X=self.chunk_X[keep_X],
+        )
+
+    def with_chunks(self, chunk_L: Array) -> Schedule:
+        """The same passes for chunks of these layers, which may differ in number."""
+        return dataclasses.replace(self, chunk_L=chunk_L)
+
+    def without_backward(self) -> Schedule:
+        """The forward passes alone, in their order: what a forward-only stage of the same pipeline runs."""
+        keep_X = self.phase_X == Phase.FORWARD
+        columns = {name: getattr(self, name)[keep_X] for name in ("micro_step_X", "phase_X", "chunk_X")}
+        return dataclasses.replace(self, **columns, reforward=False, block_L=None)
+
+    @staticmethod
+    def join(schedules: list[Schedule]) -> Schedule:
+        """One schedule after the other, micro-steps numbered on."""
+        offset_S = np.cumsum([0, *(s.M for s in schedules[:-1])])
+        kinds = {
+            (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
+        }
+        if len(kinds) != 1:
+            raise InputError("schedules with different chunks or re-forward cannot be joined; give the joined schedule itself.")
+        return dataclasses.replace(
+            schedules[0],
+            micro_step_X=np.concatenate([s.micro_step_X + o for s, o in zip(schedules, offset_S, strict=True)]),
+            phase_X=np.concatenate([s.phase_X for s in schedules]),
+            chunk_X=np.concatenate([s.chunk_X for s in schedules]),
+        )
+
+    @staticmethod
+    def forward_only(num_micro_steps: int) -> Schedule:
+        """Recompute stage: every micro-step forward, in order."""
+        return _schedule([(m, Phase.FORWARD, 0) for m in range(_at_least_one(num_micro_steps, "micro-steps"))])
+
+    @staticmethod
+    def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
+        """Gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
+        steps = range(_at_least_one(num_micro_steps, "micro-steps"))
+        return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
+
+    @staticmethod
+    def one_f_one_b(num_micro_steps: int, pp: int, pp_rank: int, reforward: bool = False) -> Schedule:
+        """1F1B of pipeline stage `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
+        _require_rank(pp, pp_rank)
+        warmup = min(pp - pp_rank - 1, _at_least_one(num_micro_steps, "micro-steps"))
+        return _interleave(
+            [(m, 0) for m in range(num_micro_steps)], [(m, 0) for m in range(num_micro_steps)], warmup, 1, reforward
+        )
+
+    @staticmethod
+    def interleaved(num_micro_steps: int, pp: int, vpp: int, pp_rank: int, reforward: bool = False) -> Schedule:
+        """Interleaved 1F1B with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
+
+        Raises:
+            InputError: the number of micro-steps is no multiple of `pp` (the schedule is not defined then).
+        """
+        _require_rank(pp, pp_rank)
+        if _at_least_one(vpp, "chunks") > _MAX_CHUNKS:
+            raise InputError(f"{vpp} chunks are more than the {_MAX_CHUNKS} layers that plans can number; give fewer.")
+        if _at_least_one(num_micro_steps, "micro-steps") % pp:
+            raise InputError(f"an interleaved schedule needs micro-steps in multiples of {pp} stages; got {num_micro_steps}.")
+        order = [(group * pp + i, chunk) for group in range(num_micro_steps // pp) for chunk in range(vpp) for i in range(pp)]
+        warmup = min((pp - pp_rank - 1) * 2 + (vpp - 1) * pp, len(order))
+        return _interleave(order, [(m, vpp - 1 - c) for m, c in order], warmup, vpp, reforward)
+
+    @staticmethod
+    def parse(text: str, num_micro_steps: int) -> Schedule:
+        """Reads the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
+        each with ``+reforward`` behind it if backward runs the forward again."""
+        match = re.fullmatch(
+            r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?", text.strip().lower(), re.ASCII
+        )
+        if match is not None:
+            name, reforward = match[1], match[3] is not None
+            args = [int(a) for a in (match[2] or "").split(",") if a]
+            wanted = {"forward": 0, "accumulate": 0, "1f1b": 2, "interleaved": 3}[name]
+            if len(args) == wanted and not (name == "forward" and reforward):
+                if name == "forward":
+                    return Schedule.forward_only(num_micro_steps)
+                if name == "accumulate":
+                    return Schedule.accumulate(num_micro_steps, reforward)
+                if name == "1f1b":
+                    return Schedule.one_f_one_b(num_micro_steps, args[0], args[1], reforward)
+                return Schedule.interleaved(num_micro_steps, args[0], args[1], args[2], reforward)
+        raise InputError(
+            f"{text!r} is no schedule; write forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK, "
+            "with +reforward behind all but forward where activations are recomputed."
+        )
+
+
+def _schedule(passes: list[tuple[int, Phase, int]], num_chunks: int = 1, reforward: bool = False) -> Schedule:
+    micro_step_X, phase_X, chunk_X = np.array(passes, np.int32).T
+    return Schedule(micro_step_X=micro_step_X, phase_X=phase_X, chunk_X=chunk_X, num_chunks=num_chunks, reforward=reforward)
+
+
+def _interleave(
+    forward: list[tuple[int, int]], backward: list[tuple[int, int]], warmup: int, num_chunks: int, reforward: bool
+) -> Schedule:
+    passes = [(m, Phase.FORWARD, c) for m, c in forward[:warmup]]
+    for (m, c), (back_m, back_c) in zip(forward[warmup:], backward, strict=False):
+        passes += [(m, Phase.FORWARD, c), (back_m, Phase.BACKWARD, back_c)]
+    passes += [(m, Phase.BACKWARD, c) for m, c in backward[len(forward) - warmup :]]
+    return _schedule(passes, num_chunks, reforward)
+
+
+def _backward(layer_P: Array, block_L: Array) -> tuple[Array, Array]:
+    """Layers and phases of a backward pass, block by block from the last."""
+    layers: list[Array] = [layer_P[:0]]
+    phases: list[Array] = [layer_P[:0]]
+    for block in np.unique(block_L[layer_P])[::-1]:
+        mine = layer_P[block_L[layer_P] == block]
+        if len(mine) > 1:
+            layers.append(mine)
+            phases.append(np.full(len(mine), Phase.REFORWARD))
+        layers.append(mine[::-1])
+        phases.append(np.full(len(mine), Phase.BACKWARD))
+    return np.concatenate(layers), np.concatenate(phases)
+
+
+def _at_least_one(value: int, what: str) -> int:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"a Schedule needs a whole number of {what}, at least one; got {value!r}.")
+    return int(value)
+
+
+def _require_rank(pp: int, pp_rank: int) -> None:
+    if pp < 1 or not 0 <= pp_rank < pp:
+        raise InputError(f"pipeline stage {pp_rank} of {pp} does not exist; stages count from 0.")

@@ -1,0 +1,62 @@
+"""Slot policies: where the weights of replicas lie between being copied in and being used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foremoe.base.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSlots:
+    """One ring of buffers per rank, shared by all layers: little memory, weights are sent again for backward.
+
+    A rank has ``redundant * depth`` buffers. A deeper ring lets copies start earlier; content that is still in the ring when
+    it is needed again (around the turn from forward to backward) is not sent twice.
+    """
+
+    depth: int = 3
+
+    def __post_init__(self) -> None:
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or not 1 <= self.depth <= 1024:
+            raise InputError(f"SharedSlots needs a depth from 1 to 1024; got {self.depth!r}.")
+
+    def num_buffers(self, redundant: int, num_layers: int) -> int:
+        """Buffers on one rank, each as large as one expert."""
+        return redundant * self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentSlots:
+    """Buffers of their own for every layer: more memory, and a replica can stay from one micro-step to the next.
+
+    A rank has ``redundant * copies`` buffers per layer. Under 1F1B a later forward overwrites what an earlier backward still
+    needs unless ``copies`` covers the micro-steps in flight; with fewer, weights are sent again.
+    """
+
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.copies, bool) or not isinstance(self.copies, int) or not 1 <= self.copies <= 1024:
+            raise InputError(f"ResidentSlots needs from 1 to 1024 copies; got {self.copies!r}.")
+
+    def num_buffers(self, redundant: int, num_layers: int) -> int:
+        """Buffers on one rank, each as large as one expert."""
+        return redundant * self.copies * num_layers
+
+
+Slots = SharedSlots | ResidentSlots
+
+
+def slots_of(text: str) -> Slots:
+    """The slot policy of ``shared:DEPTH`` or ``resident:COPIES`` (3 and 1 where the number is left out).
+
+    Raises:
+        InputError: neither.
+    """
+    kind, colon, count = text.strip().lower().partition(":")
+    kinds: dict[str, Callable[..., Slots]] = {"shared": SharedSlots, "resident": ResidentSlots}
+    if kind not in kinds or (colon and not (count.isascii() and count.isdigit() and len(count) <= 9)):
+        raise InputError(f"{text!r} is no slot policy; write shared:DEPTH or resident:COPIES, for example shared:3.")
+    return kinds[kind](int(count)) if colon else kinds[kind]()

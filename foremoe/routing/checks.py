@@ -1,0 +1,152 @@
+"""The checks that make a routing trace strict."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.machine.model import Model
+
+# Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
+
+_MAX_EXPERTS = int(np.iinfo(np.int16).max)
+
+
+def preset_layers(model: str | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
+    """int32 [L]: layer numbers of the preset `model` if it has L layers, else 0 to L-1.
+
+    Raises:
+        InputError: the preset has other experts or another top-k.
+    """
+    if not isinstance(model, str | None):
+        raise InputError(f"model must be text, the name of a model; got {type(model).__name__}.")
+    if model is not None and model.strip().lower() in Model.preset_names():
+        preset = Model.preset(model)
+        if (preset.num_experts, preset.num_topk) != (num_experts, num_topk):
+            raise InputError(
+                f"model {model!r} routes top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk} of"
+                f" {num_experts}; name the model that was recorded."
+            )
+        if preset.num_layers == num_layers:
+            return preset.moe_layer_L
+    return np.arange(num_layers, dtype=np.int32)
+
+
+def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
+    """`value` as int32 [L] of distinct numbers >= 0.
+
+    Raises:
+        InputError: another length, negative numbers, or a number twice.
+    """
+    moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
+    if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
+        raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
+    return moe_layer_L
+
+
+def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
+    """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one.
+
+    Raises:
+        InputError: none, no whole numbers, out of range, or one twice.
+    """
+    try:
+        index = np.asarray(indices)
+    except ValueError:
+        index = np.empty(0)
+    fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
+    if not fits or len(np.unique(index)) != index.size:
+        shown = repr(indices)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise InputError(f"layers must be distinct indices (positions from 0 to {num_layers - 1}) in a list; got {shown}.")
+    return index.astype(np.int64)
+
+
+def checked_experts(value: object) -> int:
+    """`value` if it is a number of experts that plans can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= _MAX_EXPERTS:
+        raise InputError(f"num_experts must be a whole number from 1 to {_MAX_EXPERTS}; got {value!r}.")
+    return int(value)
+
+
+def checked_known(value: Array | None, num_tokens: int) -> Array | None:
+    """bool [T], or None where every token is known."""
+    if value is None:
+        return None
+    known_T = np.asarray(value)
+    if known_T.dtype != bool:
+        raise InputError(f"known_T must be bool, True where a token's routing is known; got {known_T.dtype}.")
+    known_T = frozen_array(known_T, np.bool_, "known_T", (num_tokens,))
+    return None if known_T.all() else known_T
+
+
+def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
+    """int64 [Q], each at least 1, summing to the number of tokens."""
+    seq_len_Q = frozen_array(value, np.int64, "seq_len_Q", (None,))
+    if not seq_len_Q.size or seq_len_Q.min() < 1:
+        q = int(np.argmax(seq_len_Q < 1)) if seq_len_Q.size else 0
+        what = f"sequence {q} has {seq_len_Q[q]}" if seq_len_Q.size else "there is none"
+        raise InputError(f"every trace needs a sequence, and every sequence a token, but {what}; leave empty ones out.")
+    # The total of huge lengths may wrap round in int64.
+    if seq_len_Q.max() > num_tokens or seq_len_Q.sum() != num_tokens:
+        total = sum(seq_len_Q.tolist())
+        raise InputError(
+            f"the {len(seq_len_Q)} sequence lengths sum to {total} but there are {num_tokens} tokens; correct seq_len_Q."
+        )
+    return seq_len_Q
+
+
+def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
+    """uint8 or int16 [T, L, K]; raises at the first id of a known token that is out of range or repeated."""
+    info = np.iinfo(np.uint8) if num_experts <= 256 else np.iinfo(np.int16)
+    dtype = info.dtype
+    if topk_TLK.dtype == dtype or (topk_TLK.min() >= info.min and topk_TLK.max() <= info.max):
+        out = frozen_array(topk_TLK, dtype, "topk_TLK")
+        _raise_first_fault(out, topk_TLK, known_T, num_experts)
+        return out
+    # Clipped to one past either end, an id that is out of range stays so and fits int16.
+    clipped_TLK = np.minimum(topk_TLK, topk_TLK.dtype.type(num_experts))
+    if topk_TLK.dtype.kind == "i":
+        clipped_TLK = np.maximum(clipped_TLK, topk_TLK.dtype.type(-1))
+    _raise_first_fault(frozen_array(clipped_TLK, np.int16, "topk_TLK"), topk_TLK, known_T, num_experts)
+    raise InputError(
+        f"tokens marked unknown hold ids from {topk_TLK.min()} to {topk_TLK.max()}, which {dtype} cannot hold; write 0 there."
+    )
+
+
+def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | None, num_experts: int) -> None:
+    known = frozen_array(np.empty(0, np.bool_) if known_T is None else known_T, np.bool_, "known_T")
+    t, layer, k = first_fault(checked_TLK, known, num_experts)
+    if t < 0:
+        return
+    ids, where = shown_TLK[t, layer].tolist(), f"token {t}, layer {layer}"
+    if 0 <= ids[k] < num_experts:
+        raise InputError(f"{where} lists expert {ids[k]} twice ({ids}); mark such tokens unknown in known_T.")
+    raise InputError(
+        f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; correct num_experts, or mark the token unknown in"
+        " known_T."
+    )
+
+
+@kernel
+def first_fault(topk_TLK, known_T, num_experts):  # type: ignore[no-untyped-def]
+    """(token, layer, position) of the first id out of range or repeated in its token; (-1, -1, -1) if there is none.
+
+    An empty `known_T` means that all tokens are known.
+    """
+    num_tokens, num_layers, num_topk = topk_TLK.shape
+    seen_in_row_E = np.full(num_experts, -1, np.int64)
+    for t in range(num_tokens):
+        if known_T.size and not known_T[t]:
+            continue
+        for layer in range(num_layers):
+            row = t * num_layers + layer
+            for k in range(num_topk):
+                e = np.int64(topk_TLK[t, layer, k])
+                if e < 0 or e >= num_experts or seen_in_row_E[e] == row:
+                    return t, layer, k
+                seen_in_row_E[e] = row
+    return -1, -1, -1

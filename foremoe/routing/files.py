@@ -1,0 +1,219 @@
+"""Trace files: `.npz` and `.safetensors`, our own and those with the array names of public recordings."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.tensor_file import HEADER_KEY, digest, existing_file, tensor_bytes, write_file
+from foremoe.machine.model import Model
+from foremoe.routing.trace import RoutingTrace
+
+FORMAT_VERSION = 1
+SUFFIXES = (".npz", ".safetensors")
+
+# What each field may be called in a file, ours first.
+_NAMES = {
+    "topk_TLK": ("topk_TLK", "topk_ids"),
+    "seq_len_Q": ("seq_len_Q", "seq_len"),
+    "known_T": ("known_T",),
+    "moe_layer_L": ("moe_layer_L",),
+    "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"),
+    "num_experts": ("num_experts",),
+}
+# Everything that numpy, zipfile and safetensors raise on a file that is not what it says.
+_FAULTS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+    SafetensorError,
+)
+
+
+def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
+    """Writes `trace`; the bytes are a function of the trace alone."""
+    suffix = _suffix(Path(path))
+    arrays: dict[str, Array] = {"topk_TLK": trace.topk_TLK, "seq_len_Q": trace.seq_len_Q, "moe_layer_L": trace.moe_layer_L}
+    if trace.known_T is not None:
+        arrays["known_T"] = trace.known_T
+    if trace.weight_TLK is not None:
+        arrays["weight_TLK"] = trace.weight_TLK
+    header: dict[str, Any] = {
+        "kind": "trace",
+        "format": FORMAT_VERSION,
+        "num_experts": trace.num_experts,
+        "model": trace.model,
+        "source": trace.source,
+        "id": trace.id,
+        "content": trace.content_hash(),
+        "weights": _weights_hash(trace),
+    }
+    header["checksum"] = digest(header, {})
+    if suffix == ".safetensors":
+        write_file(path, tensor_bytes(header, arrays))
+        return
+    buffer = io.BytesIO()
+    named: dict[str, Any] = {**arrays, "num_experts": np.int64(trace.num_experts), HEADER_KEY: np.array(json.dumps(header))}
+    np.savez(buffer, **named)
+    write_file(path, buffer.getvalue())
+
+
+def load_trace(
+    path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None, weights: bool = True
+) -> RoutingTrace:
+    """Reads what `save_trace` wrote, or a recording with the public array names; see `RoutingTrace.load`."""
+    source = existing_file(path)
+    with _opened(source, _suffix(source)) as (names, read, header):
+        found = {field: next((n for n in options if n in names), None) for field, options in _NAMES.items()}
+        for field in ("topk_TLK", "seq_len_Q"):
+            if found[field] is None:
+                raise InputError(
+                    f"{str(source)!r} lacks the array {' or '.join(_NAMES[field])}; it has {', '.join(sorted(names)) or 'none'}."
+                )
+        if not weights:
+            found["weight_TLK"] = None
+        arrays = {field: read(name) for field, name in found.items() if name is not None}
+    in_file = _file_experts(source, arrays.pop("num_experts", None), header)
+    preset, name = _model(model, header.get("model"))
+    counts = {"file": in_file, "argument num_experts": num_experts, "model": preset.num_experts if preset else None}
+    given = {where: count for where, count in counts.items() if count is not None}
+    if not given:
+        raise InputError(f"{str(source)!r} does not tell the number of experts; pass num_experts=.")
+    if len(set(given.values())) > 1:
+        told = ", ".join(f"{where} {count}" for where, count in given.items())
+        raise InputError(f"the number of experts of {str(source)!r} is told twice and differs ({told}); correct the argument.")
+    if preset is not None and arrays["topk_TLK"].ndim == 3:
+        if arrays["topk_TLK"].shape[2] != preset.num_topk:
+            raise InputError(
+                f"model {preset.name!r} routes top-{preset.num_topk} but {str(source)!r} holds top-{arrays['topk_TLK'].shape[2]};"
+                " name the model that was recorded."
+            )
+        if "moe_layer_L" not in arrays and arrays["topk_TLK"].shape[1] == preset.num_layers:
+            arrays["moe_layer_L"] = preset.moe_layer_L
+    try:
+        trace = RoutingTrace(
+            **arrays,
+            num_experts=next(iter(given.values())),
+            model=name,
+            source=_text(header, "source") or ("" if header else source.name),
+            id=_text(header, "id"),
+        )
+    except InputError as error:
+        raise InputError(f"{str(source)!r}: {error}") from None
+    if header and not _unchanged(trace, header, weights):
+        raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
+    return trace
+
+
+def _unchanged(trace: RoutingTrace, header: dict[str, Any], weights: bool) -> bool:
+    """True if arrays and header are those that were written; the weights only where they were asked for."""
+    if weights and header.get("weights") != _weights_hash(trace):
+        return False
+    fields = {key: value for key, value in header.items() if key != "checksum"}
+    return header.get("content") == trace.content_hash() and header.get("checksum") == digest(fields, {})
+
+
+def _weights_hash(trace: RoutingTrace) -> str | None:
+    return None if trace.weight_TLK is None else digest({}, {"weight": trace.weight_TLK})
+
+
+@contextmanager
+def _opened(source: Path, suffix: str) -> Iterator[tuple[set[str], Callable[[str], Array], dict[str, Any]]]:
+    """Names of the arrays, a reader that fetches one, and the header of a file of ours (else empty)."""
+    try:
+        if suffix == ".npz":
+            # numpy takes a file that is no zip archive for a pickle and says so, which would mislead.
+            if not zipfile.is_zipfile(source):
+                raise ValueError("no zip archive of arrays")
+            with np.load(source, allow_pickle=False) as archive:
+                names = set(archive.files)
+                text = archive[HEADER_KEY].item() if HEADER_KEY in names else None
+                yield names - {HEADER_KEY}, archive.__getitem__, _header(source, text)
+        else:
+            with safe_open(source, framework="np") as tensors:
+                header = _header(source, (tensors.metadata() or {}).get(HEADER_KEY))
+                yield set(tensors.keys()), tensors.get_tensor, header
+    except InputError:
+        raise
+    except _FAULTS as error:
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        if "pickle" in reason:
+            raise InputError(
+                f"{str(source)!r} holds Python objects, which are never unpickled; store plain number arrays."
+            ) from None
+        raise InputError(
+            f"{str(source)!r} is no readable {suffix} file, truncated or damaged ({reason}); write it again."
+        ) from None
+
+
+def _header(source: Path, text: object) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        header = json.loads(text if isinstance(text, str) else "")
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("kind") != "trace":
+        raise InputError(
+            f"{str(source)!r} is no trace; give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header."
+        )
+    found = header.get("format")
+    if not isinstance(found, int) or found > FORMAT_VERSION:
+        raise InputError(
+            f"{str(source)!r} has trace format {found}, this foremoe reads up to {FORMAT_VERSION}; install a newer foremoe."
+        )
+    return header
+
+
+def _file_experts(source: Path, array: Array | None, header: dict[str, Any]) -> int | None:
+    if array is None:
+        value = header.get("num_experts")
+    elif array.size == 1 and array.dtype.kind in "iu":
+        value = int(array.reshape(-1)[0])
+    else:
+        value = "an array"
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InputError(f"{str(source)!r} gives {value!r} for num_experts; it must be one whole number.")
+    return value
+
+
+def _model(model: str | Model | None, in_file: object) -> tuple[Model | None, str | None]:
+    if isinstance(model, Model):
+        return model, model.name
+    name = model if model is not None else in_file
+    if name is None:
+        return None, None
+    if not isinstance(name, str):
+        raise InputError(f"model must be a Model or a name; got {name!r}.")
+    return (Model.preset(name) if name.strip().lower() in Model.preset_names() else None), name
+
+
+def _text(header: dict[str, Any], key: str) -> str:
+    value = header.get(key, "")
+    return value if isinstance(value, str) else ""
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"a trace file must end in {' or '.join(SUFFIXES)}; got {path.name!r}.")
+    return suffix

@@ -1,0 +1,1 @@
+"""Readers of what rollout engines return, and the pass that counts it."""

@@ -1,0 +1,281 @@
+"""Counting routing into pairs per expert, in place: whatever the integer dtype, the payload is neither copied nor converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows, row_runner
+
+# Letters: T tokens, L layers counted, K top-k, E experts, M micro-steps, G ranks, X ranges.
+
+# What is copied at a time where a payload cannot be read in place (not contiguous, not aligned, of the other byte order).
+_BLOCK_TOKENS = 4096
+REPEATED, MARKED, BLANK, UNKNOWN = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tally:
+    """What a count met on its way; added to in place.
+
+    Attributes:
+        num: int64 [4]: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their experts;
+            tokens whose experts are all 0; tokens of which at least one layer is not known.
+    """
+
+    num: Array = field(default_factory=lambda: np.zeros(4, np.int64))
+
+
+def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
+    """int32 [L, E]: pairs of each expert. -1 is an expert that is not known and counts nowhere; one that a token lists twice in
+    a layer is one pair, as in a router's map of tokens to experts.
+
+    Args:
+        topk_TLK: integers, numpy or torch.
+
+    Raises:
+        InputError: another shape, or experts out of range.
+    """
+    topk = np.asarray(topk_TLK)
+    if topk.ndim != 3 or topk.dtype.kind not in "iu":
+        raise InputError(f"routing must be whole numbers [tokens, layers, top-k]; got {topk.dtype} of shape {list(topk.shape)}.")
+    load_LE = np.zeros((topk.shape[1], num_experts), np.int32)
+    limit, missing = _limits(topk.dtype, num_experts)
+    for _, ids_TLK in blocks(topk):
+        if not add_pairs(ids_TLK, limit, missing, load_LE):
+            raise InputError(f"routing holds experts {topk.min()} to {topk.max()}; there are {num_experts}, from 0.")
+    return load_LE
+
+
+def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int | None = None) -> Array:
+    """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core).
+
+    Raises:
+        InputError: as `count_pairs`, or micro-steps of different numbers of layers.
+    """
+    loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
+
+    def block(low: int, high: int) -> None:
+        for m in range(low, high):
+            loads[m] = count_pairs(topk_of[m], num_experts)
+
+    with row_runner(num_threads):
+        for_rows(block, len(loads), 1, whole=True)
+    if any(load.shape != loads[0].shape for load in loads):
+        raise InputError("the micro-steps have routing of different numbers of layers; give the same layers in all.")
+    return np.stack(loads)
+
+
+def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Tally) -> None:
+    """Adds the pairs of ranges of tokens to the cells of their micro-steps and source ranks, in place.
+
+    A (token, layer) that lists an expert twice counts it once. One with a -1 among its experts is not known and counts
+    nowhere; nor does a token whose experts are all 0 in every layer, for that is how engines pad (top-1 excepted, where it
+    may be routing).
+
+    Args:
+        topk_TLK: any integers [T, layers of the payload, K], read in place.
+        layer_L: int64, the layers of the payload to count.
+        range_X4: int64 [X, 4]: first token, end, micro-step, source rank.
+        load_MLGE: int32, C-contiguous.   unknown_ML: int64.   Both hold part of the sums if an error is raised.
+
+    Raises:
+        InputError: an expert below -1 or not below E.
+    """
+    num_experts = load_MLGE.shape[3]
+    limit, missing = _limits(topk_TLK.dtype, num_experts)
+    for first, ids_TLK in blocks(topk_TLK):
+        cut_X4 = range_X4.copy()
+        cut_X4[:, :2] = np.clip(range_X4[:, :2] - first, 0, len(ids_TLK))
+        fault = add_ranges(ids_TLK, layer_L, limit, missing, cut_X4, load_MLGE, unknown_ML, tally.num)
+        _require_none(fault, first, topk_TLK, num_experts)
+
+
+def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Tally) -> None:
+    """Copies the chosen layers of the tokens that are known: all their layers are, and none lists an expert twice.
+
+    Args:
+        out_TLK: zeros, uint8 (up to 256 experts) or int16 [T, L, K].   known_T: bool; False is written for the other tokens.
+
+    Raises:
+        InputError: an expert below -1 or not below `num_experts`.
+    """
+    limit, missing = _limits(topk_TLK.dtype, num_experts)
+    for first, ids_TLK in blocks(topk_TLK):
+        end = first + len(ids_TLK)
+        fault = narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK[first:end], known_T[first:end], tally.num)
+        _require_none(fault, first, topk_TLK, num_experts)
+
+
+def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
+    """bool [T]: no -1 in the chosen layers, and not all 0, as engines pad (top-1 excepted)."""
+    ids_TLK = topk_TLK[:, layer_L]
+    blank_T = (ids_TLK == 0).all(axis=(1, 2)) & (topk_TLK.shape[2] > 1)
+    known_T: Array = (ids_TLK >= 0).all(axis=(1, 2)) & ~blank_T
+    return known_T
+
+
+def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:
+    """(first token, unsigned read-only view) of an array as a whole; of contiguous copies where it cannot be read in place."""
+    # One signedness, layout and mutability: kernels are compiled for four dtypes, not for dozens.
+    unsigned = np.dtype(f"u{topk_TLK.dtype.itemsize}")
+    native = topk_TLK.dtype.newbyteorder("=")
+    in_place = topk_TLK.flags.c_contiguous and topk_TLK.flags.aligned and topk_TLK.dtype == native
+    step = max(len(topk_TLK), 1) if in_place else _BLOCK_TOKENS
+    for first in range(0, len(topk_TLK), step):
+        part_TLK = topk_TLK[first : first + step]
+        view = np.ascontiguousarray(part_TLK, native).view(unsigned) if not in_place else part_TLK.view(unsigned)
+        view.flags.writeable = False
+        yield first, view
+
+
+def _limits(dtype: np.dtype[Any], num_experts: int) -> tuple[np.uint64, np.uint64]:
+    """The first unsigned number that is no expert, and the one that stands for -1 (0, which is an expert: none does)."""
+    bits = 8 * dtype.itemsize
+    if dtype.kind == "u":
+        return np.uint64(num_experts), np.uint64(0)
+    return np.uint64(min(num_experts, 2 ** (bits - 1))), np.uint64(2**bits - 1)
+
+
+def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_experts: int) -> None:
+    t, layer, k = fault
+    if t >= 0:
+        raise InputError(
+            f"token {first + t}, layer {layer} of the payload lists expert {topk_TLK[first + t, layer, k]}; experts are 0 to"
+            f" {num_experts - 1}, and -1 where routing is not known: correct num_experts or dtype, or the payload."
+        )
+
+
+@kernel
+def add_pairs(ids_TLK, limit, missing, load_LE):  # type: ignore[no-untyped-def]
+    """Adds every pair to `load_LE` once, `missing` to none; False at an id that is neither."""
+    T, L, K = ids_TLK.shape
+    seen_E = np.zeros(load_LE.shape[1], np.int64)
+    stamp = np.int64(0)
+    for t in range(T):
+        for layer in range(L):
+            stamp += 1
+            for k in range(K):
+                e = np.uint64(ids_TLK[t, layer, k])
+                if e < limit:
+                    load_LE[layer, e] += seen_E[e] != stamp
+                    seen_E[e] = stamp
+                elif e != missing:
+                    return False
+    return True
+
+
+@kernel
+def is_blank(ids_TLK, t, layer_L):  # type: ignore[no-untyped-def]
+    """True if a token's experts are 0 in all layers."""
+    K = ids_TLK.shape[2]
+    if K == 1:
+        return False
+    for layer in layer_L:
+        for k in range(K):
+            if ids_TLK[t, layer, k] != 0:
+                return False
+    return True
+
+
+@kernel
+def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):  # type: ignore[no-untyped-def]
+    """How many experts of a (token, layer) were there before, or -1: it is not known, or -2 - k: the id at k is none.
+
+    ``seen_E[e]`` becomes `stamp`, which no earlier row may have had.
+    """
+    repeated, known = 0, True
+    for k in range(ids_TLK.shape[2]):
+        e = np.uint64(ids_TLK[t, layer, k])
+        if e < limit:
+            repeated += seen_E[e] == stamp
+            seen_E[e] = stamp
+        elif e == missing:
+            known = False
+        else:
+            return -2 - k
+    return repeated if known else -1
+
+
+@kernel
+def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):  # type: ignore[no-untyped-def]
+    """`count_ranges` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
+    L, K, E = len(layer_L), ids_TLK.shape[2], load_MLGE.shape[3]
+    # Cells of one rank lie far apart in load_MLGE; a range is counted in a table that stays in the cache.
+    pairs_LE = np.zeros((L, E), np.int32)
+    seen_E = np.zeros(E, np.int64)
+    stamp = np.int64(0)
+    for x in range(len(range_X4)):
+        first, end, m, g = range_X4[x]
+        if first >= end:
+            continue
+        pairs_LE[:] = 0
+        for t in range(first, end):
+            if is_blank(ids_TLK, t, layer_L):
+                tally[BLANK] += 1
+                tally[UNKNOWN] += 1
+                unknown_ML[m] += 1
+                continue
+            num_marked = 0
+            for i in range(L):
+                layer = layer_L[i]
+                stamp += 1
+                found = check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp)
+                if found == 0:
+                    for k in range(K):
+                        pairs_LE[i, np.uint64(ids_TLK[t, layer, k])] += 1
+                elif found > 0:
+                    tally[REPEATED] += found
+                    for k in range(K):
+                        expert = np.uint64(ids_TLK[t, layer, k])
+                        pairs_LE[i, expert] += seen_E[expert] == stamp
+                        seen_E[expert] = 0
+                elif found == -1:
+                    num_marked += 1
+                    unknown_ML[m, i] += 1
+                else:
+                    return t, layer, -2 - found
+            tally[MARKED] += num_marked
+            tally[UNKNOWN] += num_marked > 0
+        for i in range(L):
+            for e in range(E):
+                load_MLGE[m, i, g, e] += pairs_LE[i, e]
+    return -1, -1, -1
+
+
+@kernel
+def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):  # type: ignore[no-untyped-def]
+    """`narrow_into` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
+    T, _, K = ids_TLK.shape
+    seen_E = np.zeros(num_experts, np.int64)
+    stamp = 0
+    for t in range(T):
+        if is_blank(ids_TLK, t, layer_L):
+            tally[BLANK] += 1
+            tally[UNKNOWN] += 1
+            known_T[t] = False
+            continue
+        num_marked, num_repeated = 0, 0
+        for layer in layer_L:
+            stamp += 1
+            found = check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp)
+            if found < -1:
+                return t, layer, -2 - found
+            num_marked += found == -1
+            num_repeated += max(found, 0)
+        tally[MARKED] += num_marked
+        tally[UNKNOWN] += num_marked > 0
+        tally[REPEATED] += num_repeated
+        if num_marked or num_repeated:
+            known_T[t] = False
+            continue
+        for i in range(len(layer_L)):
+            for k in range(K):
+                out_TLK[t, i, k] = ids_TLK[t, layer_L[i], k]
+    return -1, -1, -1

@@ -1,0 +1,260 @@
+"""One payload of a rollout engine as an array of integers, whatever it is encoded in; checked before anything is allocated."""
+
+from __future__ import annotations
+
+import binascii
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+
+# Letters: T rows (tokens), L layers of the payload, K top-k.
+
+_NPY = b"\x93NUMPY"
+_NPY_BASE64 = "k05VTVBZ"
+_NPY_KEYS = {"descr": "'([^']*)'", "fortran_order": "(True|False)", "shape": r"\(((?: *\d{1,19},?){0,32}) *\)"}
+# What engines send without saying so, the most frequent first.
+_WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is known about a payload that does not tell its shape itself.
+
+    Attributes:
+        num_topk: K, or None.
+        num_layers: the layer counts that a row may have; empty: any.
+        num_rows: the row counts that it may have; empty: any.
+        dtype: of the bytes, or None.
+        shape: told beside the payload, or None.
+    """
+
+    num_topk: int | None = None
+    num_layers: tuple[int, ...] = ()
+    num_rows: tuple[int, ...] = ()
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def decoded(payload: Any, expected: Expected) -> Array:
+    """Integers [T, L, K]; a view of the payload wherever it has a buffer.
+
+    Args:
+        payload: a numpy array or torch tensor [T, L, K] (or flat, if shapes are expected); text: base64 of raw bytes or of an
+            .npy file; bytes: raw, or an .npy file; nested lists [T][L][K], None where something is not known.
+
+    Raises:
+        InputError: anything else; one sentence.
+    """
+    if isinstance(payload, str):
+        return _from_base64(payload, expected)
+    if isinstance(payload, bytes | bytearray | memoryview):
+        blob = memoryview(payload).cast("B") if memoryview(payload).c_contiguous else memoryview(bytes(payload))
+        return _from_npy(blob, expected) if bytes(blob[:6]) == _NPY else _from_raw(blob, expected)
+    if isinstance(payload, list | tuple):
+        return _shaped(_from_lists(payload), expected)
+    array = as_numpy(payload)
+    if array is None:
+        raise InputError(
+            f"routing must be an array, a tensor, base64 text, bytes, nested lists or a dict; got {type(payload).__name__}."
+        )
+    return _shaped(array, expected)
+
+
+def as_numpy(value: Any) -> Array | None:
+    """An array or tensor as numpy integers, None for anything else; torch is not imported.
+
+    Raises:
+        InputError: not integers, or a tensor without values on this machine.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "iu":
+            raise InputError(f"routing must be whole numbers; got {value.dtype} of shape {list(value.shape)}.")
+        return value
+    if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "detach"):
+        return None
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        raise InputError(f"routing must be whole numbers; got a tensor of {name} of shape {list(value.shape)}.")
+    try:
+        array: Array = value.detach().cpu().numpy()
+    except (RuntimeError, TypeError, NotImplementedError):
+        raise InputError(
+            f"a tensor of shape {list(value.shape)} on {value.device} has no plain values; give a dense one."
+        ) from None
+    return array
+
+
+def integer_dtype(value: Any) -> np.dtype[Any]:
+    """`value` (a name such as "uint16", a numpy or torch dtype) as a numpy integer dtype, little-endian unless it says so.
+
+    Raises:
+        InputError: no integer dtype.
+    """
+    text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError, MemoryError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "iu":
+        raise InputError(f"dtype must name whole numbers, such as int32 or uint8; got {str(value)[:40]!r}.")
+    return dtype
+
+
+def _from_base64(text: str, expected: Expected) -> Array:
+    if len(text) % 4:
+        raise InputError(
+            f"base64 of {len(text)} characters is truncated: its length must be a multiple of 4; send the whole payload."
+        )
+    padding = len(text[-2:]) - len(text[-2:].rstrip("="))
+    is_npy = text.startswith(_NPY_BASE64)
+    if not is_npy:
+        _raw_layout(len(text) // 4 * 3 - padding, expected)  # refuses before anything is decoded
+    try:
+        blob = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise InputError(
+            f"{len(text)} characters of text are no base64: it needs the letters A-Z a-z 0-9 + / and = at the end; send it"
+            " as the engine gave it."
+        ) from None
+    return _from_npy(memoryview(blob), expected) if is_npy else _from_raw(memoryview(blob), expected)
+
+
+def _from_raw(blob: memoryview, expected: Expected) -> Array:
+    dtype, shape = _raw_layout(len(blob), expected)
+    array = np.frombuffer(blob, dtype)
+    guessed = expected.dtype is None and expected.shape is None and dtype.itemsize < 4
+    if guessed and array.size > 1 and not array[1 : 1 << 16 : 2].any():
+        # Half of an int32 payload has the bytes of a whole int16 one.
+        raise InputError(
+            f"{len(blob)} bytes would be {dtype} of shape {list(shape)} by their number, but look like wider numbers; the payload"
+            " is truncated, or give dtype."
+        )
+    return array.reshape(shape)
+
+
+def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tuple[int, int, int]]:
+    """dtype and shape of raw bytes: the only one that fits.
+
+    Without a dtype and without row counts it is int32, what SGLang sends: other bytes give ids out of range.
+    """
+    if expected.shape is not None:
+        dtype = expected.dtype or np.dtype("<i4")
+        shape = checked_shape(expected.shape)
+        if math.prod(shape) * dtype.itemsize != num_bytes:
+            raise InputError(
+                f"{num_bytes} bytes cannot hold {dtype} of shape {list(shape)}, which takes {math.prod(shape) * dtype.itemsize};"
+                " the payload is truncated, or shape or dtype is wrong."
+            )
+        return dtype, shape
+    if expected.num_topk is None or not expected.num_layers:
+        raise InputError(f"{num_bytes} raw bytes do not tell their shape; give model, or num_topk and num_layers.")
+    dtypes = (expected.dtype,) if expected.dtype else _WIRE if expected.num_rows else _WIRE[:1]
+    fits = []
+    for dtype in dtypes:
+        for num_layers in expected.num_layers:
+            rows, rest = divmod(num_bytes, num_layers * expected.num_topk * dtype.itemsize)
+            if not rest and (not expected.num_rows or rows in expected.num_rows):
+                fits.append((dtype, (rows, num_layers, expected.num_topk)))
+    if len(fits) == 1 or (fits and not num_bytes):
+        return fits[0]
+    layers = " or ".join(map(str, expected.num_layers))
+    rows_text = f"{' or '.join(map(str, expected.num_rows))} rows" if expected.num_rows else "whole rows"
+    what = f"{num_bytes} bytes do not make {rows_text} of {layers} layers x top-{expected.num_topk}"
+    if fits:
+        told = " and ".join(f"{dtype} {list(shape)}" for dtype, shape in fits)
+        raise InputError(f"{num_bytes} bytes fit both {told}; give dtype, num_layers or lengths.")
+    raise InputError(
+        f"{what} of {' or '.join(str(dtype) for dtype in dtypes)}; the payload is truncated, or lengths, num_layers, num_topk or"
+        " dtype is wrong."
+    )
+
+
+def checked_shape(value: Any) -> tuple[int, int, int]:
+    """`value` as (rows, layers, top-k).
+
+    Raises:
+        InputError: not three whole numbers from 0.
+    """
+    shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+    if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
+        raise InputError(f"shape must be [rows, layers, top-k]; got {str(value)[:60]}.")
+    return int(shape[0]), int(shape[1]), int(shape[2])
+
+
+def _from_npy(blob: memoryview, expected: Expected) -> Array:
+    """The array of an .npy file in memory, without a copy; the header is compared with the bytes there are."""
+    # Not by numpy: it evaluates the header, and raises and warns as its tokenizer pleases.
+    width = {1: 2, 2: 4, 3: 4}.get(blob[6] if len(blob) > 6 else 0, 0)
+    at = 8 + width + int.from_bytes(blob[8 : 8 + width], "little")
+    header = bytes(blob[8 + width : min(at, 1 << 16)]).decode("latin1")
+    found = [re.search(rf"'{key}': *{value}", header) for key, value in _NPY_KEYS.items()]
+    if not width or at > len(blob) or None in found:
+        raise InputError(f"{len(blob)} bytes begin like an .npy file but have no readable header; send the whole file.")
+    name, order, axes = (match[1] for match in found if match is not None)
+    shape = tuple(int(axis) for axis in axes.split(",") if axis.strip())
+    if not re.fullmatch(r"[<>|=]?[iu][1248]", name):
+        raise InputError(f"the .npy file must hold whole numbers; its header says {name[:20]} of shape {list(shape)}.")
+    dtype = np.dtype(name)
+    held, told = len(blob) - at, math.prod(shape) * dtype.itemsize
+    if held != told:
+        raise InputError(
+            f"the header of the .npy file claims {dtype} of shape {list(shape)}, {told} bytes, but {held} follow it; send the"
+            " whole file."
+        )
+    array = np.frombuffer(blob[at:], dtype)
+    return _shaped(array.reshape(shape[::-1]).T if order == "True" else array.reshape(shape), expected)
+
+
+def _from_lists(tokens: Sequence[Any]) -> Array:
+    """int32 [T, L, K] of nested lists; -1 for None, be it a token, a layer or an expert."""
+    layers = _level(tokens, "tokens")
+    rows = _level(layers, "layers")
+    kinds = set(map(type, rows))
+    if type(None) in kinds:
+        rows = [-1 if e is None else e for e in rows]
+        kinds.discard(type(None))
+    wrong = [kind.__name__ for kind in kinds if kind is not int and not issubclass(kind, np.integer)]
+    if wrong:
+        raise InputError(f"nested lists of routing must hold whole numbers or None; got {' and '.join(sorted(wrong)[:3])}.")
+    try:
+        flat = np.fromiter(rows, np.int32, len(rows))
+    except OverflowError:
+        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are no experts.") from None
+    T = len(tokens)
+    return flat.reshape(T, len(layers) // T, len(rows) // max(len(layers), 1))
+
+
+def _level(lists: Sequence[Any], what: str) -> list[Any]:
+    """The elements of lists of one length, one after the other; a None among them stands for a list of None."""
+    kinds = set(map(type, lists)) - {list, tuple, type(None)}
+    lengths = set(map(len, (x for x in lists if x is not None))) if not kinds else set()
+    if kinds or len(lengths) != 1 or 0 in lengths:
+        found = f"lengths {sorted(lengths)[:4]}" if not kinds else " and ".join(sorted(kind.__name__ for kind in kinds)[:3])
+        if not kinds and not lengths:
+            found = "nothing but None"
+        raise InputError(f"nested lists must be [tokens][layers][top-k], each level of one length; among the {what} are {found}.")
+    fill = (None,) * lengths.pop()
+    return list(chain.from_iterable(fill if x is None else x for x in lists))
+
+
+def _shaped(array: Array, expected: Expected) -> Array:
+    """`array` as [T, L, K]; one or two axes are split as expected."""
+    if expected.shape is not None and array.shape != checked_shape(expected.shape):
+        raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was told beside it; correct it.")
+    if array.ndim in (1, 2) and expected.num_topk is not None and expected.num_layers:
+        num_rows = (len(array),) if array.ndim == 2 else expected.num_rows
+        flat = replace(expected, num_rows=num_rows, dtype=array.dtype, shape=None)
+        return array.reshape(_raw_layout(array.nbytes, flat)[1])
+    if array.ndim != 3 or array.shape[2] == 0 or array.shape[1] == 0:
+        raise InputError(f"routing must have shape [tokens, layers, top-k]; got {list(array.shape)}.")
+    if expected.num_topk is not None and array.shape[2] != expected.num_topk:
+        raise InputError(f"routing of shape {list(array.shape)} is not top-{expected.num_topk}; correct model or num_topk.")
+    return array

@@ -1,0 +1,218 @@
+"""Reader: what is known of the model, and one sequence's payloads placed on its tokens."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole_number
+from foremoe.machine.model import Model
+from foremoe.routing.checks import checked_experts, layer_numbers
+from foremoe.routing.readers.counting import known_rows
+from foremoe.routing.readers.payloads import Expected, decoded, integer_dtype
+from foremoe.routing.readers.sequences import Routed, routed
+
+# Letters: T tokens, L MoE layers, K top-k.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Read:
+    """A decoded sequence.
+
+    Attributes:
+        num_tokens: of the sequence.
+        pieces: (first token, layers of the payload that are MoE layers, rows [T, layers of the payload, K]).
+        num_padding: rows that were cut off.
+    """
+
+    num_tokens: int
+    pieces: list[tuple[int, Array, Array]]
+    num_padding: int = 0
+
+
+class Reader:
+    """Decodes sequences of one model; what the model leaves open is fixed by the first of them.
+
+    Args: as of `from_routed_experts`.
+
+    Raises:
+        InputError: arguments that contradict each other or the model.
+    """
+
+    def __init__(
+        self,
+        model: str | Model | None = None,
+        num_experts: int | None = None,
+        num_topk: int | None = None,
+        num_layers: int | None = None,
+        moe_layer_L: npt.ArrayLike | None = None,
+        dtype: Any = None,
+    ) -> None:
+        preset = model if isinstance(model, Model) else None
+        if isinstance(model, str) and model.strip().lower() in Model.preset_names():
+            preset = Model.preset(model)
+        elif not isinstance(model, str | Model | None):
+            raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
+        self.model = model.name if isinstance(model, Model) else model
+        experts = _agreed(preset.num_experts if preset else None, num_experts, "num_experts")
+        if experts is None:
+            raise InputError("give model, or num_experts: the largest expert in a payload would be a guess.")
+        self.num_experts = checked_experts(experts)
+        self._topk = _agreed(preset.num_topk if preset else None, num_topk, "num_topk")
+        self._moe: Array | None = preset.moe_layer_L if preset is not None else None
+        if moe_layer_L is not None:
+            numbers = frozen_array(moe_layer_L, np.int32, "moe_layer_L", (None,))
+            if not len(numbers):
+                raise InputError("moe_layer_L is empty; name at least one layer.")
+            self._moe = layer_numbers(numbers, len(numbers))
+        self._num_layers = None if num_layers is None else whole_number(num_layers, "num_layers")
+        self._dtype = None if dtype is None else integer_dtype(dtype)
+        if self._num_layers is not None and self._moe is not None:
+            self._positions(self._num_layers)
+
+    @property
+    def moe_layer_L(self) -> Array:
+        """int32 [L]: the model's numbers of the layers that are read."""
+        if self._moe is None:
+            raise InputError("no payload tells the layers; give model or moe_layer_L.")
+        return self._moe
+
+    def topk(self) -> int:
+        """K."""
+        if self._topk is None:
+            raise InputError("no payload tells top-k; give model or num_topk.")
+        return self._topk
+
+    def empty(self, num_tokens: int) -> Array:
+        """uint8 or int16 zeros [T, L, K]."""
+        dtype = np.uint8 if self.num_experts <= 256 else np.int16
+        return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), dtype)
+
+    def read(self, item: Routed) -> Read:
+        """Decodes the payloads of one sequence.
+
+        Raises:
+            InputError: no routing, or rows that do not fit the sequence.
+        """
+        if item.segments:
+            return self._joined(item)
+        length, start, pieces = item.length, item.start, []
+        if item.prompt is not None:
+            told = item.prompt_length
+            rows_TLK = self._decoded(item.prompt, None, None, () if told is None else (told - start,))
+            if told is not None and start + len(rows_TLK) != told:
+                raise InputError(
+                    f"{len(rows_TLK)} rows of prompt from token {start} on do not make its {told} tokens; correct them."
+                )
+            pieces.append(self._piece(start, rows_TLK))
+            start += len(rows_TLK)
+        if item.data is None:
+            if length is None and not pieces:
+                raise InputError("a payload that is None needs the length of its sequence; give lengths.")
+            return Read(num_tokens=start if length is None else length, pieces=pieces)
+        fitting: tuple[int, ...] = ()
+        if length is not None:
+            fitting = tuple(n for n in (length - start, length - start - 1) if n >= 0)
+        # A response without its prompt: engines that send both apart may give None for a cached prompt.
+        after_prompt: tuple[int, ...] = ()
+        if length is not None and item.prompt is None and item.prompt_length is not None:
+            after_prompt = tuple(n for n in (length - item.prompt_length, length - item.prompt_length - 1) if n >= 0)
+        rows_TLK = self._decoded(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
+        num_rows = len(rows_TLK)
+        if num_rows in after_prompt and num_rows not in fitting:
+            start = item.prompt_length or 0
+        if length is None:
+            length = start + num_rows + item.num_last_missing
+        if length < 1 or start > length or num_rows < length - start - 1 - (item.num_last_missing if item.length is None else 0):
+            raise InputError(
+                f"{num_rows} rows from token {start} on do not reach the end of {length} tokens, the last of which alone may be"
+                " missing; correct lengths or start, or send all rows."
+            )
+        used = min(num_rows, length - start)
+        pieces.append(self._piece(start, rows_TLK[:used]))
+        return Read(num_tokens=length, pieces=pieces, num_padding=num_rows - used)
+
+    def _joined(self, item: Routed) -> Read:
+        """The segments of one sequence, each token from one of them; see `Routed.segments`."""
+        reads = []
+        for i, segment in enumerate(item.segments):
+            try:
+                reads.append(self.read(routed(segment)))
+            except InputError as error:
+                raise InputError(f"segment {i}: {error}") from None
+        num_tokens = max(read.num_tokens for read in reads)
+        if item.length is not None and num_tokens > item.length:
+            raise InputError(
+                f"the segments reach token {num_tokens} of a sequence of {item.length} tokens; correct lengths or start."
+            )
+        pieces = [piece for read in reads for piece in read.pieces]
+        owner_T, known_T = np.full(num_tokens, -1), np.zeros(num_tokens, bool)
+        for i, (first, layer_L, rows_TLK) in enumerate(pieces):
+            here = slice(first, first + len(rows_TLK))
+            new_T = known_rows(rows_TLK, layer_L)
+            takes_T = new_T | ~known_T[here]
+            owner_T[here][takes_T] = i
+            known_T[here] |= new_T
+        found = []
+        cuts = np.flatnonzero(np.diff(owner_T, prepend=-2, append=-2))
+        for low, high in itertools.pairwise(cuts.tolist()):
+            if owner_T[low] >= 0:
+                first, layer_L, rows_TLK = pieces[owner_T[low]]
+                found.append((low, layer_L, rows_TLK[low - first : high - first]))
+        num_tokens = num_tokens if item.length is None else item.length
+        return Read(num_tokens=num_tokens, pieces=found, num_padding=sum(read.num_padding for read in reads))
+
+    def _decoded(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
+        expected = Expected(
+            num_topk=self._topk,
+            num_layers=self._layer_counts(),
+            num_rows=tuple(dict.fromkeys(num_rows)),
+            dtype=self._dtype if dtype is None else integer_dtype(dtype),
+            shape=shape,
+        )
+        rows_TLK = decoded(payload, expected)
+        self._topk = rows_TLK.shape[2]
+        if self._topk > self.num_experts:
+            raise InputError(f"top-{self._topk} of {self.num_experts} experts is impossible; correct num_experts.")
+        return rows_TLK
+
+    def _piece(self, start: int, rows_TLK: Array) -> tuple[int, Array, Array]:
+        return start, self._positions(rows_TLK.shape[1]), rows_TLK
+
+    def _layer_counts(self) -> tuple[int, ...]:
+        """How many layers a row may have."""
+        if self._num_layers is not None:
+            return (self._num_layers,)
+        if self._moe is None:
+            return ()
+        return tuple(dict.fromkeys((int(self._moe.max()) + 1, len(self._moe))))
+
+    def _positions(self, num_layers: int) -> Array:
+        """int64: which layers of a row are the MoE layers; all of them where the row has no others."""
+        if self._moe is None:
+            self._moe = np.arange(num_layers, dtype=np.int32)
+        counts = self._layer_counts()
+        if num_layers == len(self._moe) and num_layers in counts:
+            return np.arange(num_layers, dtype=np.int64)
+        if num_layers in counts and num_layers > self._moe.max():
+            return self._moe.astype(np.int64)
+        shown = " or ".join(map(str, counts))
+        raise InputError(
+            f"routing of {num_layers} layers was given where {shown} fit, {len(self._moe)} of them MoE; correct model,"
+            " moe_layer_L or num_layers."
+        )
+
+
+def _agreed(of_model: int | None, given: int | None, name: str) -> int | None:
+    if given is None:
+        return of_model
+    value = whole_number(given, name)
+    if of_model is not None and value != of_model:
+        raise InputError(f"{name} {value} contradicts the model, which has {of_model}; give one of them.")
+    return value

@@ -1,0 +1,213 @@
+"""Payloads apart: which sequence each belongs to, and what its envelope says about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole_number
+from foremoe.routing.readers.payloads import as_numpy
+
+# Letters: B sequences of a batch, S tokens of its longest, Q sequences.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routed:
+    """The routing of one sequence as an engine sent it, with what else the engine said.
+
+    Attributes:
+        data: a payload in any encoding; None: not known. From token `start` on, or from the end of the prompt if `prompt` is
+            given.
+        prompt: the payload of the prompt's tokens, from token `start` on, where the engine sends it apart.
+        length: tokens of the sequence, or None.
+        prompt_length: tokens of its prompt, or None.
+        start: the token that the first row belongs to.
+        num_last_missing: tokens after the last row, if `length` does not tell.
+        dtype, shape: of `data`, where they were told beside it, or None.
+        segments: instead of `data`, what the engine sent in several requests (turns, resumed rollouts), in their order; each a
+            payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and
+            the earlier one's is. Tokens in none are not known.
+    """
+
+    data: Any = None
+    prompt: Any = None
+    length: int | None = None
+    prompt_length: int | None = None
+    start: int = 0
+    num_last_missing: int = 0
+    dtype: Any = None
+    shape: Any = None
+    segments: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", tuple(self.segments))
+        if self.segments and (self.data is not None or self.prompt is not None or self.start):
+            raise InputError("a sequence of several segments has no data, prompt or start of its own; give them in its segments.")
+        for name, low in (("start", 0), ("num_last_missing", 0), ("length", 1), ("prompt_length", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole_number(value, name, low))
+        if self.length is not None and max(self.start, self.prompt_length or 0) > self.length:
+            raise InputError(
+                f"a sequence of {self.length} tokens cannot have start {self.start} and {self.prompt_length or 0} prompt tokens;"
+                " correct lengths or start."
+            )
+
+
+def unpacked(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
+    """One `Routed` per sequence; see `from_routed_experts` for the arguments.
+
+    Raises:
+        InputError: no payload, or arguments that do not fit them.
+    """
+    if mask is not None:
+        return _masked(payloads, mask, lengths, start)
+    items = _apart(payloads)
+    if not items:
+        raise InputError("there is no payload; give at least one.")
+    lengths_Q, start_Q = _each(lengths, len(items), "lengths"), _each(start, len(items), "start")
+    out = []
+    for q, (item, length, first) in enumerate(zip(items, lengths_Q, start_Q, strict=True)):
+        try:
+            out.append(_told(routed(item), length, first))
+        except InputError as error:
+            raise InputError(f"sequence {q}: {error}") from None
+    return out
+
+
+def routed(item: Any) -> Routed:
+    """One payload with its envelope, of any kind, as `Routed`.
+
+    Raises:
+        InputError: a dict without routing in it.
+    """
+    if isinstance(item, Routed):
+        if not isinstance(item.data, Mapping):
+            return item
+        inner = routed(item.data)
+        given = {name: getattr(inner, name) for name in ("data", "dtype", "shape", "prompt") if getattr(inner, name) is not None}
+        return dataclasses.replace(item, **{"data": None, **given, "start": inner.start or item.start})
+    if not isinstance(item, Mapping):
+        return Routed(data=item)
+    if "data" in item:
+        if item.get("encoding", "base64") != "base64":
+            raise InputError(f"the payload's encoding is {str(item['encoding'])[:40]!r}; only base64 is read.")
+        return Routed(data=item["data"], dtype=item.get("dtype"), shape=item.get("shape"), start=item.get("start") or 0)
+    for envelope in ("meta_info", "sgl_ext"):
+        if "routed_experts" not in item and isinstance(item.get(envelope), Mapping):
+            return routed({**item, **item[envelope], envelope: None})
+    if not {"routed_experts", "prompt_routed_experts"} & set(item):
+        keys = ", ".join(sorted(str(key)[:20] for key in list(item)[:8]))
+        hint = "; read whole responses by integrations.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
+        raise InputError(f"a dict of routing needs routed_experts, or data with shape and dtype; this one has {keys}{hint}.")
+    prompt_tokens, tokens = num_ids(item.get("prompt_token_ids")), num_ids(item.get("token_ids"))
+    told = prompt_tokens, tokens
+    if None in told:
+        told = item.get("prompt_tokens"), item.get("completion_tokens")
+    length = None if None in told else sum(whole_number(n, "a count of tokens", 0) for n in told)
+    outer = Routed(
+        data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length, prompt_length=prompt_tokens,
+        start=item.get("routed_experts_start_len") or item.get("routed_experts_prompt_start") or item.get("start") or 0,
+    )  # fmt: skip
+    return routed(outer)
+
+
+def num_ids(ids: Any) -> int | None:
+    """How many token ids there are; None if they were not sent.
+
+    Raises:
+        InputError: no list of ids.
+    """
+    if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
+        return None if ids is None else len(ids)
+    raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
+
+
+def _told(item: Routed, length: Any, start: Any) -> Routed:
+    """`item` with the caller's length and start, which must agree with its own."""
+    length = None if length is None else whole_number(length, "length", 1)
+    if None not in (length, item.length) and length != item.length:
+        raise InputError(f"lengths says {length} tokens but the payload {item.length}; correct lengths, or leave it out.")
+    first = 0 if start is None else whole_number(start, "start", 0)
+    if first and item.start and first != item.start:
+        raise InputError(f"start says {first} but the payload {item.start}; correct start, or leave it out.")
+    if length is None and not first:
+        return item
+    return dataclasses.replace(item, length=item.length if length is None else length, start=first or item.start)
+
+
+def _apart(payloads: Any) -> list[Any]:
+    """The payloads of a list, of a batch or of a nested tensor; one payload alone becomes a list."""
+    if getattr(payloads, "is_nested", False):
+        return list(payloads.unbind())
+    array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
+    if array is not None:
+        if array.ndim > 4:
+            raise InputError(
+                f"routing must have shape [sequences, tokens, layers, top-k] or fewer axes; got {list(array.shape)}."
+            )
+        return list(array) if array.ndim == 4 else [array]
+    if not isinstance(payloads, list | tuple):
+        return [payloads]
+    depth, leaf = _depth(payloads)
+    if not isinstance(leaf, int | float | np.number) and depth > 1:
+        kind = "empty" if leaf is None else type(leaf).__name__
+        raise InputError(f"a list of payloads must hold one per sequence; got lists in lists, {depth} deep, of {kind}.")
+    if depth not in (1, 3, 4) or (depth == 1 and isinstance(leaf, int | float | np.number)):
+        raise InputError(f"nested lists of routing must be [tokens][layers][top-k], or a list of such; these are {depth} deep.")
+    return [payloads] if depth == 3 else list(payloads)
+
+
+def _depth(value: Any, limit: int = 6) -> tuple[int, Any]:
+    """How deep lists are nested (up to a limit) down to the first element that is no list and not None, and that element."""
+    if not isinstance(value, list | tuple) or limit == 0:
+        return 0, value
+    found: tuple[int, Any] = (0, None)
+    for x in value:
+        found = _depth(x, limit - 1)
+        if found[1] is not None:
+            break
+    return found[0] + 1, found[1]
+
+
+def _each(value: Any, num: int, name: str) -> list[Any]:
+    if value is None or isinstance(value, int | np.integer):
+        if value is not None and num != 1 and name == "lengths":
+            raise InputError(f"lengths is one number but there are {num} sequences; give one for each.")
+        return [value] * num
+    try:
+        values = list(value)
+    except TypeError:
+        raise InputError(f"{name} must be whole numbers, one per sequence; got {type(value).__name__}.") from None
+    if len(values) != num:
+        raise InputError(f"{name} has {len(values)} numbers for {num} sequences; give one for each.")
+    return [x.item() if hasattr(x, "item") else x for x in values]
+
+
+def _masked(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Routed]:
+    """The sequences of a padded batch, without their padding on either side."""
+    array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
+    mask_BS: Array = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
+    if array is None or array.ndim != 4 or mask_BS.shape != array.shape[:2] or lengths is not None or start is not None:
+        shape = "a list" if array is None else list(array.shape)
+        raise InputError(
+            f"mask [sequences, tokens] goes with one array [sequences, tokens, layers, top-k], and without lengths and start; got"
+            f" mask {list(mask_BS.shape)} and payloads {shape}."
+        )
+    if mask_BS.dtype.kind not in "biu" or (mask_BS.size and not ((mask_BS == 0) | (mask_BS == 1)).all()):
+        raise InputError(f"mask must be bool, or 0 and 1; got {mask_BS.dtype}.")
+    out = []
+    for q, mask_S in enumerate(mask_BS.astype(bool)):
+        at = np.flatnonzero(mask_S)
+        if not at.size or at[-1] - at[0] + 1 != at.size:
+            raise InputError(
+                f"sequence {q}: its mask must be one run of tokens, at least one; it has {at.size} in pieces or none."
+            )
+        out.append(Routed(data=array[q, at[0] : at[-1] + 1], length=at.size))
+    return out

@@ -1,0 +1,225 @@
+"""RoutingTrace: the experts that the router chose for every token, checked strictly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.errors import InputError
+from foremoe.base.tensor_file import digest
+from foremoe.machine.model import Model
+from foremoe.routing.checks import checked_experts, checked_ids, checked_known, checked_lengths, layer_numbers, preset_layers
+
+# Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RoutingTrace(ArrayValue):
+    """The routing of whole sequences, one after the other: token t of sequence q lies in rows ``cuts[q]:cuts[q+1]``.
+
+    The strict form: no padding, no placeholder ids. Recordings with such rows go through the tolerant reader, which
+    marks them in `known_T`.
+
+    Attributes:
+        topk_TLK: uint8 (num_experts <= 256) or int16, logical experts of each token, distinct within a token and layer.
+        num_experts: experts of a layer.
+        known_T: bool, False where a token's routing was not recorded: its ids are ignored and may be any number that the
+            dtype holds. None means that all are known (all True becomes None).
+        seq_len_Q: int64, tokens of each sequence, each >= 1; they sum to T.
+        moe_layer_L: int32, the model's own layer numbers; by default those of the preset `model` where it has L layers,
+            else 0 to L-1.
+        weight_TLK: float16, router weights of the chosen experts, or None. Planning does not use them.
+        model: name of the model, or None. Where it names a preset, experts and top-k must agree with it.
+        source: free text: where the trace comes from.
+        id: names the routing in plans and reports; empty: `content_hash` is filled in.
+
+    Raises:
+        InputError: wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
+    """
+
+    topk_TLK: Array
+    num_experts: int
+    seq_len_Q: Array
+    known_T: Array | None = None
+    moe_layer_L: Array = None  # type: ignore[assignment]
+    weight_TLK: Array | None = None
+    model: str | None = None
+    source: str = ""
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        put("num_experts", checked_experts(self.num_experts))
+        for name, value in (("model", self.model or ""), ("source", self.source), ("id", self.id)):
+            if not isinstance(value, str):
+                raise InputError(f"{name} must be text; got {type(value).__name__}.")
+        try:
+            topk_TLK = np.asarray(self.topk_TLK)
+        except ValueError:
+            raise InputError("topk_TLK is ragged; every token needs the same layers and top-k.") from None
+        if topk_TLK.ndim != 3 or 0 in topk_TLK.shape or topk_TLK.dtype.kind not in "iu":
+            raise InputError(
+                f"topk_TLK must hold integers [tokens, layers, top-k], each axis at least 1 long; got {topk_TLK.dtype}"
+                f" {list(topk_TLK.shape)}."
+            )
+        T, L, K = topk_TLK.shape
+        if self.num_experts < K:
+            raise InputError(
+                f"top-{K} of {self.num_experts} experts is impossible; a token's experts are distinct: check num_experts."
+            )
+        put("known_T", checked_known(self.known_T, T))
+        put("topk_TLK", checked_ids(topk_TLK, self.known_T, self.num_experts))
+        put("seq_len_Q", checked_lengths(self.seq_len_Q, T))
+        default_L = preset_layers(self.model, L, self.num_experts, K)
+        put("moe_layer_L", layer_numbers(default_L if self.moe_layer_L is None else self.moe_layer_L, L))
+        if self.weight_TLK is not None:
+            put("weight_TLK", frozen_array(self.weight_TLK, np.float16, "weight_TLK", (T, L, K)))
+        put("model", self.model or None)
+        if not self.id:
+            put("id", self.content_hash())
+
+    @property
+    def T(self) -> int:
+        """Tokens."""
+        return int(self.topk_TLK.shape[0])
+
+    @property
+    def L(self) -> int:
+        """MoE layers."""
+        return int(self.topk_TLK.shape[1])
+
+    @property
+    def K(self) -> int:
+        """Experts per token and layer."""
+        return int(self.topk_TLK.shape[2])
+
+    @property
+    def Q(self) -> int:
+        """Sequences."""
+        return len(self.seq_len_Q)
+
+    @property
+    def cuts(self) -> Array:
+        """int64 [Q + 1]: first token of each sequence, and T."""
+        return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
+
+    def content_hash(self) -> str:
+        """32 hex digits over everything that decides loads: ids, known rows, sequence and layer numbers, num_experts."""
+        arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
+        if self.known_T is not None:
+            arrays["known"] = self.known_T
+        return digest({"num_experts": self.num_experts}, arrays)
+
+    def __repr__(self) -> str:
+        unknown = 0 if self.known_T is None else self.T - int(self.known_T.sum())
+        return (
+            f"RoutingTrace({self.T} tokens in {self.Q} sequences, {self.L} layers, top-{self.K} of {self.num_experts} experts,"
+            f" unknown={unknown}, model={self.model!r}, id={self.id!r})"
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        num_experts: int | None = None,
+        model: str | Model | None = None,
+        weights: bool = True,
+    ) -> RoutingTrace:
+        """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
+
+        Array names: those of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
+        ``topk_probs``; other arrays are left alone.
+
+        Args:
+            num_experts: needed where the file does not tell and `model` is no preset; the largest id plus one would be a guess.
+            model: the model that was recorded: a `Model`, or a name.
+            weights: False skips the router weights, the larger part of most files.
+
+        Raises:
+            InputError: no such file, not readable, arrays missing, or contents that this class refuses.
+        """
+        from foremoe.routing.files import load_trace
+
+        return load_trace(path, num_experts=num_experts, model=model, weights=weights)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` gives the same value back, byte for byte.
+
+        Raises:
+            InputError: another suffix, or a place that cannot be written.
+        """
+        from foremoe.routing.files import save_trace
+
+        save_trace(self, path)
+
+    @classmethod
+    def concat(cls, traces: Sequence[RoutingTrace]) -> RoutingTrace:
+        """The sequences of several traces of one model, in order, under a new id.
+
+        Weights are kept if every part has them, the model's name if all parts agree.
+
+        Raises:
+            InputError: no trace, or traces that differ in layers, top-k or experts.
+        """
+        parts = list(traces)
+        if not parts:
+            raise InputError("concat needs at least one trace; got none.")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            shape, want = (part.L, part.K, part.num_experts), (first.L, first.K, first.num_experts)
+            if shape != want:
+                raise InputError(
+                    f"trace {i} has (layers, top-k, experts) {shape} but trace 0 has {want}; concatenate traces of one model."
+                )
+            if (part.moe_layer_L != first.moe_layer_L).any():
+                raise InputError(f"trace {i} has other layer numbers than trace 0; concatenate traces of the same layers.")
+        known = [np.ones(p.T, bool) if p.known_T is None else p.known_T for p in parts]
+        weights = [p.weight_TLK for p in parts if p.weight_TLK is not None]
+        return cls(
+            topk_TLK=np.concatenate([p.topk_TLK for p in parts]),
+            num_experts=first.num_experts,
+            known_T=np.concatenate(known),
+            seq_len_Q=np.concatenate([p.seq_len_Q for p in parts]),
+            moe_layer_L=first.moe_layer_L,
+            weight_TLK=np.concatenate(weights) if len(weights) == len(parts) else None,
+            model=first.model if all(p.model == first.model for p in parts) else None,
+            source=" + ".join(dict.fromkeys(p.source for p in parts if p.source)),
+        )
+
+    def sequences(self, indices: npt.ArrayLike) -> RoutingTrace:
+        """Some sequences as a trace of their own, under a new id.
+
+        Args:
+            indices: sequence numbers in the wanted order (repeats allowed), or a bool mask [Q].
+
+        Raises:
+            InputError: none selected, numbers out of range, or a mask of another length.
+        """
+        index = np.asarray(indices)
+        if index.dtype == bool and index.shape == (self.Q,):
+            index = np.flatnonzero(index)
+        if index.ndim != 1 or not index.size or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= self.Q:
+            raise InputError(f"sequences needs numbers from 0 to {self.Q - 1} in a list, or a bool mask of length {self.Q}.")
+        cuts = self.cuts
+
+        def pick(array: Array | None) -> Array | None:
+            return None if array is None else np.concatenate([array[cuts[q] : cuts[q + 1]] for q in index])
+
+        topk_TLK = pick(self.topk_TLK)
+        assert topk_TLK is not None
+        return RoutingTrace(
+            topk_TLK=topk_TLK,
+            num_experts=self.num_experts,
+            known_T=pick(self.known_T),
+            seq_len_Q=self.seq_len_Q[index],
+            moe_layer_L=self.moe_layer_L,
+            weight_TLK=pick(self.weight_TLK),
+            model=self.model,
+            source=self.source,
+        )

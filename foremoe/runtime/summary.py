@@ -1,0 +1,49 @@
+"""StageSummary: what one stage did on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.transfer.timeline import Timeline
+
+# Letters: M micro-steps, L layers, S slots of a rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSummary:
+    """One stage of one rank.
+
+    Attributes:
+        timeline: of the engine; None without a plan.
+        drift_ML: int64, pairs of this rank that the plan did not know; they were served at home.
+        served_MLS: int64, pairs that each of this rank's slots received.
+        fell_back: (micro-step, layer) that ran at home placement because a replica could not be had.
+        forward_cpu_s, backward_cpu_s: CPU seconds of expert compute in the calling thread, re-forward counted as backward. With
+            one intra-op thread that is all of it; on a GPU it is the launching alone.
+    """
+
+    timeline: Timeline | None
+    drift_ML: Array
+    served_MLS: Array
+    fell_back: tuple[tuple[int, int], ...]
+    forward_cpu_s: float
+    backward_cpu_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("drift_ML", "served_MLS"):
+            object.__setattr__(self, name, frozen_array(getattr(self, name), np.int64, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals, for metrics and JSON."""
+        return {
+            "drift": int(self.drift_ML.sum()),
+            "served": int(self.served_MLS.sum()),
+            "fell_back": len(self.fell_back),
+            "forward_cpu_s": self.forward_cpu_s,
+            "backward_cpu_s": self.backward_cpu_s,
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
+        }

@@ -1,0 +1,1 @@
+"""Level home: experts to home slots."""

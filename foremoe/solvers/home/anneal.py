@@ -1,0 +1,220 @@
+"""Anneal: homes by annealed swaps on a smoothed sum over micro-steps of the largest load."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows
+from foremoe.levels import HomeSolver, RankSolver
+from foremoe.problem.cost import Rates
+from foremoe.problem.problem import Problem
+from foremoe.solvers.home.lpt import few_moves, home_slots
+from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
+from foremoe.solvers.home.swaps import anneal, draws, scaled, settle_inside
+from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.node import NodeChain
+
+# Letters: M micro-steps, L layers, G ranks, V domains, E experts.
+
+# Where nearness counts, most of the value is a sum over experts: a shorter and colder search finds as much.
+_FEWER, _COLDER = 4, 10.0
+
+
+@dataclass(frozen=True)
+class Anneal(HomeSolver):
+    """Per layer, swaps two experts of different nodes, one swap after the other, by simulated annealing from the present homes.
+
+    Replicas inside a node even out its ranks, and nothing else but replicas between nodes evens out the nodes: so the sum over
+    the step's micro-steps of the largest node load (per rank of that node) is what homes have to lower. Where no rank has a
+    redundant slot it is the sum of the largest rank loads. A sum of squares smooths it. Then experts settle on the ranks of
+    their node so that few replicas even these out.
+
+    Under ``"time"``, and where source ranks are known, homes also draw near to their tokens: to the seconds of the largest loads
+    are added those to dispatch every expert's pairs from where they come, and nothing is smoothed. Where replicas may go
+    anywhere they even out all ranks and nodes, and experts they have to copy come nearer for it: level homes then cost more
+    than they save. So experts are placed rank by rank, and the excess of the largest rank load counts `skew_weight` of its
+    price. A packing that gathers sequences of like expert use in a node (`ExpertAware`) makes nearness worth most.
+
+    Moves are priced, and a layer's homes change only if that pays:
+
+    * under ``"balance"``, moving every expert counts as `move_price` of the balanced sum, a single one its share of that; the
+      sum and the price together must fall by `min_gain`. With one node replicas do all there is to do, and homes stay;
+    * under ``"time"``, weights and `state_bytes` per weight travel from rank to rank, hidden under nothing; a layer takes as
+      long as its busiest rank and link class. What they save is measured: the solvers of `trial` plan `trial_steps` of the
+      micro-steps with both homes. The seconds saved over all micro-steps, less the moves', must reach `min_gain` of the present
+      seconds. Both are *model, uncalibrated* like all times.
+
+    Source: the swap annealing described for ReLibra (arXiv 2605.08639); objective, prices, schedule and proposals are our own.
+
+    Attributes:
+        sweeps: proposed swaps per expert.
+        temperature: at the start, as a share of the balanced sum.
+        cooling: final temperature over the first; the schedule is geometric.
+        smooth: weight of the squares; 0 looks at the largest load alone.
+        skew_weight: under ``"time"``, where replicas may go anywhere, the part of its price that a largest rank load keeps.
+        min_gain: smallest relative gain for which homes change.
+        move_price: under ``"balance"``, share of the balanced sum that moving all experts costs.
+        state_bytes: under ``"time"``, bytes that move with every weight of an expert: 12 for fp32 master weights and two fp32
+            moments; 4 if only compute homes swap and fp32 gradients travel back; 0 if weights alone move.
+        trial, trial_steps: under ``"time"``, what plans with both homes, and for how many micro-steps.
+        seed: of the proposals.
+    """
+
+    sweeps: int = 1000
+    temperature: float = 0.002
+    cooling: float = 0.01
+    smooth: float = 2.0
+    skew_weight: float = 0.1
+    min_gain: float = 0.002
+    move_price: float = 0.04
+    state_bytes: float = 12.0
+    trial: tuple[RankSolver, ...] = (NodeChain(), Chain())
+    trial_steps: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _whole(self.sweeps, 0) or not _whole(self.seed, -(2**63)) or not _whole(self.trial_steps, 1):
+            raise InputError(
+                f"Anneal needs whole numbers, sweeps from 0, trial_steps from 1 and a seed; got {self.sweeps!r},"
+                f" {self.trial_steps!r} and {self.seed!r}."
+            )
+        if not (self.temperature > 0.0 and math.isfinite(self.temperature) and 0.0 < self.cooling <= 1.0):
+            raise InputError(
+                f"Anneal needs a temperature above 0 and a cooling in (0, 1]; got {self.temperature} and {self.cooling}."
+            )
+        if not 0.0 < self.skew_weight <= 1.0:
+            raise InputError(f"Anneal needs a skew_weight in (0, 1]; got {self.skew_weight}.")
+        if not all(0.0 <= value < math.inf for value in (self.smooth, self.move_price, self.state_bytes)):
+            raise InputError(
+                f"Anneal needs finite smooth, move_price and state_bytes from 0; got {self.smooth}, {self.move_price} and"
+                f" {self.state_bytes}."
+            )
+        if not 0.0 <= self.min_gain <= 1.0:
+            raise InputError(f"Anneal needs min_gain in [0, 1]; got {self.min_gain}.")
+        if not isinstance(self.trial, tuple) or not all(isinstance(solver, RankSolver) for solver in self.trial):
+            raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Chain(),); got {self.trial!r}.")
+
+    def solve(self, problem: Problem) -> Array:
+        """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
+        home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
+        timed, rates = problem.cost.objective == "time", problem.cost.rates(problem)
+
+        def block(low: int, high: int) -> None:
+            for layer in range(low, high):
+                home_LE[layer] = self._layer(problem, layer, toll_L2[layer], rates)
+
+        for_rows(block, problem.L, rows_per_block=1)
+        changed_L = (home_LE != problem.home_LE).any(axis=1)
+        if timed and changed_L.any():
+            now_L, new_L = (row_seconds_L(problem, h, self.trial, self.trial_steps) for h in (problem.home_LE, home_LE))
+            pays_L = new_L + price_L(problem, home_LE, self.state_bytes) <= (1.0 - self.min_gain) * now_L
+            home_LE = np.where(pays_L[:, None], home_LE, problem.home_LE)
+        return home_LE
+
+    def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
+        """Sum over micro-steps of the largest domain load per rank, over the balanced sum: 1 is perfect; 0 without load.
+
+        Args:
+            load_ME: pairs of one layer.
+            rank_E: home rank of every expert.
+            domain_G: domain of every rank: its node, or the rank itself.
+        """
+        total = load_ME.sum(dtype=np.float64)
+        if total == 0.0:
+            return 0.0
+        size_V = np.bincount(domain_G)
+        largest = sum((np.bincount(domain_G[rank_E], load_E, len(size_V)) / size_V).max() for load_E in load_ME)
+        return float(largest * len(domain_G) / total)
+
+    def domains(self, problem: Problem) -> Array:
+        """int64 [G]: node of every rank; the rank itself without redundant slots, and where homes draw near and replicas may go
+        anywhere."""
+        by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
+        return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)
+
+    def _toll_L2(self, problem: Problem) -> Array:
+        """float64 [L, 2]: what one expert's move costs inside its node and to another, as a share of the layer's balanced sum."""
+        if problem.cost.objective == "balance":
+            return np.full((problem.L, 2), self.move_price / problem.E)
+        # Moves spread over the ranks: each holds up all of them for its share of the time.
+        move_2 = np.array(move_seconds(problem, self.state_bytes)) / problem.G
+        mean_L1 = problem.load_MLE.sum(axis=(0, 2), dtype=np.float64)[:, None] / problem.G
+        balanced_L1 = problem.cost.rates(problem).pair_s * mean_L1
+        return np.divide(move_2, balanced_L1, out=np.zeros((problem.L, 2)), where=balanced_L1 > 0.0)
+
+    def _send_EV(self, problem: Problem, layer: int, domain_G: Array, rates: Rates) -> Array:
+        """float64 [E, V]: seconds over all micro-steps to dispatch every expert's pairs if a domain serves them all."""
+        assert problem.load_MLGE is not None
+        node_G = problem.cluster.node_of_rank_G
+        load_GE = problem.load_MLGE[:, layer].sum(axis=0, dtype=np.float64)
+        in_node_GG = (node_G[:, None] == node_G).astype(np.float64)
+        node_GE = in_node_GG @ load_GE
+        send_GE = rates.rdma_pair_s * (load_GE.sum(axis=0) - node_GE) + rates.peer_pair_s * (node_GE - load_GE)
+        size_V = np.bincount(domain_G)
+        mean_VG = (domain_G == np.arange(len(size_V))[:, None]) / size_V[:, None]
+        send_EV: Array = (mean_VG @ send_GE).T
+        return send_EV
+
+    def _layer(self, problem: Problem, layer: int, toll_2: Array, rates: Rates) -> Array:
+        """The layer's new home slots, or the present ones where changing them cannot pay."""
+        load_ME, home_E, domain_G = problem.load_MLE[:, layer], problem.home_LE[layer], self.domains(problem)
+        node_G, located, timed = problem.cluster.node_of_rank_G, _located(problem), problem.cost.objective == "time"
+        now_E = (home_E // problem.B).astype(np.int64)
+        before = self.value(load_ME, now_E, domain_G)
+        several = int(domain_G.max()) > 0
+        if before == 0.0 or problem.G == 1:
+            return home_E
+        # No homes do better than perfect balance; under "time" they may still draw near, or need fewer replicas in one node.
+        if not located and (several or not timed) and (1.0 - self.min_gain) * before < 1.0:
+            return home_E
+        load_EM, weight_V, even = scaled(load_ME, domain_G)
+        domain_E = domain_G[now_E]
+        if several:
+            balanced = even * problem.M
+            node_V = np.zeros(len(weight_V), np.int64)
+            node_V[domain_G] = node_G
+            cost_EV = balanced * toll_2[(node_G[now_E][:, None] != node_V).astype(np.int64)]
+            cost_EV[np.arange(problem.E), domain_E] = 0.0
+            if located:
+                unit_s = rates.pair_s * load_ME.sum(dtype=np.float64) / (problem.G * balanced)
+                cost_EV += self._send_EV(problem, layer, domain_G, rates) / unit_s
+            # Less weight for loads is more weight for all else.
+            weight = self.skew_weight if located and problem.R > 0 and not _bound(problem) else 1.0
+            cost_EV = np.rint(np.minimum(cost_EV, 1e6 * balanced) / weight).astype(np.int64)
+            smooth, sweeps, heat = float(self.smooth), self.sweeps, float(self.temperature) * balanced
+            if located:
+                smooth, sweeps, heat = 0.0, -(-sweeps // _FEWER), heat / (_COLDER * weight)
+            # Seeded by the model's own layer number: a layer's homes do not depend on which others are planned with it.
+            number = int(problem.moe_layer_L[layer])
+            anneal(
+                load_EM, weight_V, even, cost_EV, smooth, sweeps * problem.E, heat, float(self.cooling),
+                np.uint64((self.seed * 0x9E3779B97F4A7C15 + number) % 2**64), draws(), domain_E,
+            )  # fmt: skip
+        by_rank = len(weight_V) == problem.G
+        rank_E = domain_E if by_rank else settle_inside(load_EM, domain_E, now_E, node_G)
+        if not (by_rank and located):
+            rank_E = few_moves(rank_E, now_E, node_G, rename_nodes=not located)
+        if not timed:
+            away = float((domain_G[rank_E] != domain_G[now_E]).sum())
+            if self.value(load_ME, rank_E, domain_G) + float(toll_2[0]) * away > (1.0 - self.min_gain) * before:
+                return home_E
+        return home_slots(rank_E, home_E, problem.B)
+
+
+def _located(problem: Problem) -> bool:
+    """Whether nearness of homes to tokens counts."""
+    return problem.cost.objective == "time" and problem.load_MLGE is not None
+
+
+def _bound(problem: Problem) -> bool:
+    """Whether replicas stay inside one of several nodes."""
+    return problem.replicas == "node" and problem.cluster.num_nodes > 1
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63

@@ -1,0 +1,18 @@
+"""Keep: the home level that moves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foremoe.base.arrays import Array
+from foremoe.levels import HomeSolver
+from foremoe.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class Keep(HomeSolver):
+    """Every expert stays at its present home; the default, as moving homes moves master weights and optimizer state."""
+
+    def solve(self, problem: Problem) -> Array:
+        """Returns ``problem.home_LE``."""
+        return problem.home_LE

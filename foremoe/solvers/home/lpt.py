@@ -1,0 +1,139 @@
+"""Lpt: homes by longest processing time first, and what home solvers share: base slots and names of ranks with few moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.base.parallel import for_rows
+from foremoe.levels import HomeSolver
+from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, G ranks, V nodes, E experts, B base slots per rank.
+
+
+@dataclass(frozen=True)
+class Lpt(HomeSolver):
+    """Per layer, experts by falling load of the whole step, each to the least loaded node and there the least loaded rank.
+
+    Quick and blind to how loads move between micro-steps; `Anneal` starts from it. Loads are per rank of the node, so nodes of
+    unequal size get their share; every rank gets exactly B experts. Among equal choices an expert keeps its present node and
+    rank, then the lowest index wins. Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
+    """
+
+    def solve(self, problem: Problem) -> Array:
+        """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
+        home_LE, node_G = problem.home_LE.copy(), problem.cluster.node_of_rank_G
+        load_LE = problem.load_MLE.sum(axis=0, dtype=np.int64)
+
+        def block(low: int, high: int) -> None:
+            for layer in range(low, high):
+                now_E = problem.home_LE[layer] // problem.B
+                rank_E = lpt_ranks(load_LE[layer], now_E, node_G)
+                home_LE[layer] = home_slots(few_moves(rank_E, now_E, node_G), problem.home_LE[layer], problem.B)
+
+        for_rows(block, problem.L, rows_per_block=1)
+        return home_LE
+
+
+def lpt_ranks(load_E: Array, now_E: Array, node_G: Array) -> Array:
+    """int64 [E]: the rank that `Lpt` gives every expert.
+
+    Args:
+        load_E: int64, pairs over the step.
+        now_E: the present rank of every expert.
+        node_G: node of every rank.
+    """
+    order_E = np.argsort(-load_E, kind="stable")
+    rank_E = np.empty(len(load_E), np.int64)
+    _lpt(load_E, order_E, now_E, node_G, rank_E)
+    return rank_E
+
+
+@kernel
+def _lpt(load_E, order_E, now_E, node_G, rank_E):  # type: ignore[no-untyped-def]
+    G, E = node_G.size, load_E.size
+    base = E // G
+    num_nodes = 0
+    for g in range(G):
+        num_nodes = max(num_nodes, node_G[g] + 1)
+    load_G, load_V = np.zeros(G, np.int64), np.zeros(num_nodes, np.int64)
+    room_G, room_V, ranks_V = np.full(G, base), np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
+    for g in range(G):
+        room_V[node_G[g]] += base
+        ranks_V[node_G[g]] += 1
+    for e in order_E:
+        home = now_E[e]
+        node = node_G[home] if room_V[node_G[home]] > 0 else -1
+        for v in range(num_nodes):
+            # Loads per rank, compared as whole numbers.
+            if room_V[v] > 0 and (node < 0 or load_V[v] * ranks_V[node] < load_V[node] * ranks_V[v]):
+                node = v
+        rank = home if node_G[home] == node and room_G[home] > 0 else -1
+        for g in range(G):
+            if node_G[g] == node and room_G[g] > 0 and (rank < 0 or load_G[g] < load_G[rank]):
+                rank = g
+        rank_E[e] = rank
+        load_G[rank] += load_E[e]
+        load_V[node] += load_E[e]
+        room_G[rank] -= 1
+        room_V[node] -= 1
+
+
+def few_moves(rank_E: Array, now_E: Array, node_G: Array, rename_nodes: bool = True) -> Array:
+    """The same grouping of experts with ranks renamed so that more experts stay where they are.
+
+    Nodes of equal size are renamed first, then ranks inside their node, each time the pair with the largest overlap first. A
+    renaming changes no load balance, only how many experts move; it is kept only where fewer do.
+
+    Args:
+        rename_nodes: False where tokens have been taken into account, which do not move with the name.
+    """
+    num_nodes, G = int(node_G.max()) + 1, len(node_G)
+    ranks_V = [np.flatnonzero(node_G == v) for v in range(num_nodes)]
+    name_G = np.arange(G)
+    node_of_V = np.arange(num_nodes)
+    if rename_nodes and num_nodes > 1 and len({len(ranks) for ranks in ranks_V}) == 1:
+        node_of_V = _match(_overlap(node_G[rank_E], node_G[now_E], num_nodes))
+    overlap_GG = _overlap(rank_E, now_E, G)
+    for v, ranks in enumerate(ranks_V):
+        to = ranks_V[node_of_V[v]]
+        name_G[ranks] = to[_match(overlap_GG[np.ix_(ranks, to)])]
+    renamed_E = name_G[rank_E]
+    return renamed_E if (renamed_E == now_E).sum() > (rank_E == now_E).sum() else rank_E
+
+
+def _overlap(new_E: Array, now_E: Array, num: int) -> Array:
+    return np.bincount(new_E * num + now_E, minlength=num * num).reshape(num, num)
+
+
+def _match(overlap: Array) -> Array:
+    """A permutation: for every new group the old name it takes, largest overlap first, ties by lowest index."""
+    num = len(overlap)
+    name = np.full(num, -1)
+    taken = np.zeros(num, bool)
+    shared = np.flatnonzero(overlap)
+    for flat in shared[np.argsort(-overlap.ravel()[shared], kind="stable")]:
+        new, old = divmod(int(flat), num)
+        if name[new] < 0 and not taken[old]:
+            name[new], taken[old] = old, True
+    name[name < 0] = np.flatnonzero(~taken)
+    return name
+
+
+def home_slots(rank_E: Array, home_E: Array, num_base: int) -> Array:
+    """int32 [E]: home slots for experts whose ranks are given.
+
+    An expert that stays on its rank keeps its base slot; the others take the free ones, lowest expert first.
+    """
+    stays_E = rank_E == home_E // num_base
+    new_E = np.where(stays_E, home_E, -1)
+    free = np.ones(len(rank_E), bool)
+    free[home_E[stays_E]] = False
+    # Free slots and movers, both by rank and then by index, pair up one to one: every rank has as many of each.
+    movers = np.flatnonzero(~stays_E)
+    new_E[movers[np.argsort(rank_E[movers], kind="stable")]] = np.flatnonzero(free)
+    return new_E.astype(np.int32)

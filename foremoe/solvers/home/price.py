@@ -1,0 +1,60 @@
+"""What a change of homes costs and saves, in seconds, for the objective ``"time"``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.levels import RankSolver
+from foremoe.problem.problem import Problem
+
+# Letters: L layers, G ranks, E experts, C experts that move.
+
+
+def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
+    """Seconds that one rank's link needs for one expert on the move: inside its node, and to another.
+
+    Args:
+        state_bytes: what travels with every weight besides the weight itself.
+    """
+    cluster, model = problem.cluster, problem.model
+    num_bytes = model.expert_bytes + model.expert_params * state_bytes
+    peer_s = num_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
+    return peer_s, num_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s
+
+
+def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
+    """float64 [L]: seconds from the present homes to `home_LE`, layer after layer and hidden under nothing.
+
+    A layer takes as long as its busiest rank, direction and link class, as in `CostModel`.
+    """
+    G, node_G = problem.G, problem.cluster.node_of_rank_G
+    seconds_L = np.zeros(problem.L)
+    for layer in range(problem.L):
+        old_E, new_E = problem.home_LE[layer] // problem.B, home_LE[layer] // problem.B
+        far_E = node_G[old_E] != node_G[new_E]
+        for chosen_E, seconds in zip(((old_E != new_E) & ~far_E, far_E), move_seconds(problem, state_bytes), strict=True):
+            most = max(np.bincount(rank_C, minlength=G).max() for rank_C in (old_E[chosen_E], new_E[chosen_E]))
+            seconds_L[layer] = max(seconds_L[layer], most * seconds)
+    return seconds_L
+
+
+def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...], num_steps: int) -> Array:
+    """float64 [L]: seconds of all micro-steps with homes `home_LE`, from `num_steps` of them planned by the solvers `rank`."""
+    num = min(num_steps, problem.M)
+    chosen = (2 * np.arange(num) + 1) * problem.M // (2 * num)
+    seconds_L = np.zeros(problem.L)
+    for m in chosen:
+        # What slots hold belongs to the present homes; both sides start from empty ones.
+        step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE, resident_LGS=None)
+        start = placement = step.static()
+        best_N = step.cost.objective_N(step, start)
+        if problem.R >= 1 and problem.G >= 2:
+            for solver in rank:
+                placement = solver.solve(step, placement)
+                best_N = np.minimum(best_N, step.cost.objective_N(step, placement))
+        seconds_L += best_N
+    result: Array = seconds_L * (problem.M / len(chosen))
+    return result

@@ -1,0 +1,214 @@
+"""Kernels of the home level: swaps of experts between domains, annealed, and swaps between the ranks of a node.
+
+Loads are whole numbers (`scaled`), so an incremental sum is the sum recounted, bit for bit. A domain is a node, or a rank where
+no replica evens out the ranks of a node.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+
+# Letters: M micro-steps, G ranks, V domains, E experts; P positions, those of one domain side by side; Q quantiles.
+
+# Bits that a sum over micro-steps and domains may take: its square, and sums of such squares, then fit int64.
+_SUM_BITS = 30
+# Domains of unequal size are weighted in steps of one in so many.
+_STEPS = 64
+# Proposals at one temperature.
+_AT_ONCE = 64
+# -log of the uniform draws of the Metropolis rule; a table is quicker than a logarithm per proposal.
+_DROP_Q = -np.log((np.arange(1024) + 0.5) / 1024)
+# Passes over all pairs inside the nodes; the search nearly always ends earlier, without a pair left to swap.
+_PASSES = 20
+# A swap inside a node lowers the sum of squares by at least this share of the balanced sum, or it is not worth the move.
+_WORTH = 1e-4
+
+
+def scaled(load_ME: Array, domain_G: Array) -> tuple[Array, Array, int]:
+    """Loads in whole numbers, the weight of every domain, and what a domain weighs when all are even.
+
+    A domain's weighted load is its load per rank. Loads are rounded to at least one in a million of a domain's mean, unless
+    micro-steps times domains exceed a thousand.
+
+    Returns:
+        ``load_EM`` int64, ``weight_V`` int64, and the weighted load of every domain and micro-step in perfect balance.
+    """
+    size_V = np.bincount(domain_G)
+    equal = bool((size_V == size_V[0]).all())
+    weight_V = np.ones(len(size_V), np.int64) if equal else np.rint(_STEPS * size_V.max() / size_V).astype(np.int64)
+    bits = min(20, _SUM_BITS - int(len(size_V) * len(load_ME) * weight_V.max()).bit_length())
+    even = 2.0 ** max(bits, 1) * (1 if equal else _STEPS)
+    mean = load_ME.sum(dtype=np.float64) / (len(load_ME) * len(domain_G)) * size_V.max() * (1 if equal else _STEPS)
+    load_EM = np.rint(np.ascontiguousarray(load_ME.T, np.float64) * (even / mean if mean > 0.0 else 0.0)).astype(np.int64)
+    return load_EM, weight_V, int(even)
+
+
+@kernel
+def _random(state):  # type: ignore[no-untyped-def]
+    """SplitMix64 (Steele, Lea, Flood 2014): one uint64, the state moves on."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def domain_loads(load_EM, domain_E, weight_V):  # type: ignore[no-untyped-def]
+    """int64 [V, M]: weighted load of every domain."""
+    load_VM = np.zeros((weight_V.size, load_EM.shape[1]), np.int64)
+    for e in range(domain_E.size):
+        for m in range(load_EM.shape[1]):
+            load_VM[domain_E[e], m] += load_EM[e, m] * weight_V[domain_E[e]]
+    return load_VM
+
+
+@kernel
+def find_largest(load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
+    """The two largest loads of every micro-step, and whose the first is; -1 where there is only one domain."""
+    first_M[:], second_M[:], who_M[:] = -1, -1, -1
+    for v in range(load_VM.shape[0]):
+        load_M = load_VM[v]
+        for m in range(load_M.size):  # without branches, for SIMD
+            x, first = load_M[m], first_M[m]
+            second_M[m] = max(second_M[m], min(x, first))
+            first_M[m] = max(x, first)
+            who_M[m] = v if x > first else who_M[m]
+
+
+@kernel
+def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
+    """If domain `a` gave expert e for expert f of domain `b`.
+
+    Returns:
+        the new sum over micro-steps of the largest load, and by how much the sum of all squares would grow.
+    """
+    load_a_M, load_b_M = load_VM[a], load_VM[b]
+    largest = squares = np.int64(0)
+    for m in range(load_a_M.size):
+        more = load_f_M[m] - load_e_M[m]
+        up, down = more * weight_a, more * weight_b
+        # Where the two have both the largest loads, the second is theirs, and one of them stays at or above it.
+        rest = first_M[m] if (who_M[m] != a) & (who_M[m] != b) else second_M[m]
+        largest += max(max(load_a_M[m] + up, load_b_M[m] - down), rest)
+        squares += up * (2 * load_a_M[m] + up) - down * (2 * load_b_M[m] - down)
+    return largest, squares
+
+
+@kernel
+def anneal(  # type: ignore[no-untyped-def]
+    load_EM, weight_V, even, cost_EV, smooth, num_proposals, heat, cooling, seed, drop_Q, domain_E
+):
+    """Improves `domain_E` in place by swaps of two experts; it ends at the best met, the start included.
+
+    The best is that of least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
+    judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second most loaded
+    domain from one that is of no use.
+
+    Args:
+        load_EM, weight_V, even: of `scaled`.
+        cost_EV: int64, in units of the loads.
+        heat: temperature at the start, in units of the loads; it falls geometrically to `cooling` times that.
+    """
+    E, M = load_EM.shape
+    load_VM = domain_loads(load_EM, domain_E, weight_V)
+    first_M, second_M, who_M = np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64)
+    find_largest(load_VM, first_M, second_M, who_M)
+    value = first_M.sum()
+    for i in range(E):
+        value += cost_EV[i, domain_E[i]]
+    best, best_E = value, domain_E.copy()
+    state = np.array([seed], np.uint64)
+    num_blocks = max(1, num_proposals // _AT_ONCE)
+    step, slope = cooling ** (1.0 / num_blocks), smooth / (2.0 * even)
+    largest_now = first_M.sum()
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for i in range(num_proposals):
+        if i % _AT_ONCE == 0:
+            heat *= step
+        draw = _random(state)
+        e = np.int64(((draw & low) * np.uint64(E)) >> half)
+        f = np.int64(((draw >> half) * np.uint64(E)) >> half)
+        a, b = domain_E[e], domain_E[f]
+        if a == b:
+            continue
+        largest, squares = swapped(
+            load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M
+        )  # fmt: skip
+        new = value + largest - largest_now + cost_EV[e, b] - cost_EV[e, a] + cost_EV[f, a] - cost_EV[f, b]
+        if np.float64(new - value) + slope * np.float64(squares) > heat * drop_Q[_random(state) >> np.uint64(54)]:
+            continue
+        for m in range(M):
+            more = load_EM[f, m] - load_EM[e, m]
+            load_VM[a, m] += more * weight_V[a]
+            load_VM[b, m] -= more * weight_V[b]
+        find_largest(load_VM, first_M, second_M, who_M)
+        domain_E[e], domain_E[f] = b, a
+        value, largest_now = new, largest
+        if value < best:
+            best = value
+            best_E[:] = domain_E
+    domain_E[:] = best_E
+
+
+@kernel
+def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-def]
+    """int64 [E]: ranks for experts whose nodes are given, so that few replicas even them out.
+
+    An expert that stays in its node keeps its rank; the others, by falling load, take the least loaded ranks with room. Then
+    experts of a node swap ranks as long as that lowers the sum of squared rank loads over all micro-steps.
+    """
+    E, M = load_EM.shape
+    G = node_G.size
+    load_GM, total_G, room_G = np.zeros((G, M), np.int64), np.zeros(G, np.int64), np.full(G, E // G)
+    rank_E, total_E = np.full(E, -1), np.zeros(E, np.int64)
+    for e in range(E):
+        for m in range(M):
+            total_E[e] += load_EM[e, m]
+    order_E = np.argsort(-total_E, kind="mergesort")
+    for stays in (True, False):
+        for e in order_E:
+            g = -1
+            if stays and node_E[e] == node_G[now_E[e]]:
+                g = now_E[e]
+            elif not stays and rank_E[e] < 0:
+                for other in range(G):
+                    if node_G[other] == node_E[e] and room_G[other] > 0 and (g < 0 or total_G[other] < total_G[g]):
+                        g = other
+            if g >= 0:
+                rank_E[e] = g
+                room_G[g] -= 1
+                total_G[g] += total_E[e]
+                for m in range(M):
+                    load_GM[g, m] += load_EM[e, m]
+    mean = np.float64(total_E.sum()) / (G * M)
+    worth = _WORTH * mean * mean * M
+    for _ in range(_PASSES):
+        vain = True
+        for e in range(E):
+            for f in range(e):
+                a, b = rank_E[e], rank_E[f]
+                if a == b or node_E[e] != node_E[f]:
+                    continue
+                growth = np.int64(0)  # half of it
+                for m in range(M):
+                    more = load_EM[f, m] - load_EM[e, m]
+                    growth += more * (load_GM[a, m] - load_GM[b, m] + more)
+                if 2.0 * np.float64(growth) < -worth:
+                    for m in range(M):
+                        more = load_EM[f, m] - load_EM[e, m]
+                        load_GM[a, m] += more
+                        load_GM[b, m] -= more
+                    rank_E[e], rank_E[f] = b, a
+                    vain = False
+        if vain:
+            break
+    return rank_E
+
+
+def draws() -> Array:
+    """The table that `anneal` takes as `drop_Q`."""
+    return _DROP_Q

@@ -1,0 +1,1 @@
+"""Level order: the sequence of micro-steps."""

@@ -1,0 +1,149 @@
+"""Transitions: the order of micro-steps, and replicas that stay from one to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows
+from foremoe.levels import OrderSolver
+from foremoe.plan.cost_in_order import cost_as_sent, transfers_in_order, weight_price
+from foremoe.problem.cost import CostModel, Rates
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.solvers.kernels.walk import distances, shortest_path, walk_layer
+from foremoe.solvers.rank.chain import Chain, rates_of
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
+
+
+@dataclass(frozen=True)
+class Transitions(OrderSolver):
+    """Orders micro-steps so that like follows like, and plans each with what the ones before left in resident slots.
+
+    Order: nearest neighbours and 2-opt on how much the shares of experts differ between two micro-steps, summed over layers; the
+    order given stays if it comes out cheaper. Then every layer is walked in that order. A row starts from the cheaper of its own
+    placement and the replicas that its buffers hold (balanced anew), and slot by slot takes what the rank holds, what its own
+    placement names, or what suits the mean of all micro-steps. Weights that are held cost nothing, their gradients do. A layer
+    keeps its placements if they cost no more. The method is our own.
+
+    Attributes:
+        reorder: False keeps the order of micro-steps.
+        replan: False keeps the placements.
+        invest: also tries to fill a layer's slots in the first micro-step with what suits the mean of all, whatever that costs
+            there; it stays where the layer's micro-steps together are cheaper. A first micro-step may then cost more than without
+            any replicas.
+    """
+
+    reorder: bool = True
+    replan: bool = True
+    invest: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if not isinstance(getattr(self, field.name), bool):
+                raise InputError(f"Transitions needs {field.name} True or False; got {getattr(self, field.name)!r}.")
+
+    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
+        """The order and the placements; see `OrderSolver`."""
+        orders = [np.arange(problem.M, dtype=np.int32)]
+        if self.reorder and problem.M > 2:
+            apart_MM = np.zeros((problem.M, problem.M))
+            distances(problem.load_MLE, apart_MM)
+            orders.append(shortest_path(apart_MM).astype(np.int32))
+        best_s, best = np.inf, (orders[0], placement)
+        hint_XNGR = _hints(problem, placement)
+        for order_M in orders:
+            found, cost_L = placement, self._layers(problem, placement, order_M)
+            for invest in (False, True)[: self.replan + self.invest]:
+                other = _walk(problem, placement, order_M, hint_XNGR, invest)
+                other_L = self._layers(problem, other, order_M)
+                found = other.where(np.tile(other_L < cost_L, problem.M), found)
+                cost_L = np.minimum(cost_L, other_L)
+            if cost_L.sum() < best_s:
+                best_s, best = cost_L.sum(), (order_M, found)
+        return best
+
+    @staticmethod
+    def _layers(problem: Problem, placement: Placement, order_M: Array) -> Array:
+        """float64 [L]: seconds as sent."""
+        cost = cost_as_sent(problem, placement, transfers_in_order(problem, placement, order_M))
+        total_L: Array = cost.total_s.reshape(problem.M, problem.L).sum(axis=0)
+        return total_L
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptCopies(CostModel):
+    """The time of a row where only a share of what sending weights takes counts: replicas that stay are paid once."""
+
+    # About what a replica costs per micro-step if it stays for three; other shares from 0.1 to 0.5 came out alike.
+    share: float = 0.3
+
+    def rates(self, problem: Problem) -> Rates:
+        r = CostModel.rates(self, problem)
+        peer, rdma = (1.0 - self.share) * weight_price(problem, r)
+        return r._replace(
+            copy_peer_s=self.share * r.copy_peer_s, copy_rdma_s=self.share * r.copy_rdma_s,
+            replica_peer_s=r.replica_peer_s - peer, replica_rdma_s=r.replica_rdma_s - rdma,
+        )  # fmt: skip
+
+
+def _hints(problem: Problem, placement: Placement) -> Array:
+    """int16 [2, N, G, R]: the replicas of the placement, and those that suit the mean of all micro-steps."""
+    mean = _mean_of(problem)
+    suits = Chain().solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
+    return np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
+
+
+def _mean_of(problem: Problem) -> Problem:
+    """One micro-step with the mean load of all."""
+
+    def mean(array_M: Array | None) -> Array | None:
+        return None if array_M is None else array_M.mean(axis=0, keepdims=True)
+
+    def whole(array_M: Array | None) -> Array | None:
+        return None if array_M is None else np.rint(array_M).astype(np.int32)
+
+    load_MLGE = whole(mean(problem.load_MLGE))
+    load_MLE = whole(mean(problem.load_MLE)) if load_MLGE is None else load_MLGE.sum(axis=2)
+    assert load_MLE is not None
+    return dataclasses.replace(
+        problem,
+        cost=_KeptCopies(overlap=problem.cost.overlap),
+        schedule=Schedule.accumulate(1, problem.schedule.reforward) if problem.schedule.trains else Schedule.forward_only(1),
+        load_MLGE=load_MLGE,
+        load_MLE=load_MLE,
+        tokens_MG=whole(mean(problem.tokens_MG)),
+        attention_MG=mean(problem.attention_MG),
+        resident_LGS=None,
+    )
+
+
+def _walk(problem: Problem, placement: Placement, order_M: Array, hint_XNGR: Array, invest: bool) -> Placement:
+    """`walk_layer` on every layer; those that a cancel left out keep the placement."""
+    M, L, G, R = problem.M, problem.L, problem.G, problem.R
+    expert_NGS, quota_NGS = placement.expert_NGS.copy(), placement.quotas_NGS.copy()
+    located, load_NGE = problem.load_NGE is not None, problem.load_NGE
+    load_NGE = np.zeros((1, 1, 1), np.int32) if load_NGE is None else load_NGE
+    start_LGP = np.full((L, G, problem.slots.num_buffers(R, 1)), -1, np.int64)
+    if problem.resident_LGS is not None:
+        start_LGP[:, :, :R] = problem.resident_LGS[:, :, problem.B :]
+    rate_NK, weight_2 = rates_of(problem), weight_price(problem, problem.cost.rates(problem))
+    node_G, node_only = problem.cluster.node_of_rank_G, problem.replicas == "node"
+
+    def block(low: int, high: int) -> None:
+        for layer in range(low, high):
+            row_M = order_M.astype(np.int64) * L + layer
+            walk_layer(
+                row_M, invest, problem.load_NE, load_NGE, located, node_G, node_only, problem.B, rate_NK, weight_2,
+                start_LGP[layer], hint_XNGR, placement.expert_NGS, placement.quotas_NGS, expert_NGS, quota_NGS,
+            )  # fmt: skip
+
+    done_L = for_rows(block, L, rows_per_block=1)
+    found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    return found.where(np.tile(done_L, M), placement)

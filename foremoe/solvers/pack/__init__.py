@@ -1,0 +1,1 @@
+"""Level pack: sequences to micro-steps and ranks."""

@@ -1,0 +1,182 @@
+"""Level pack: micro-steps and ranks balanced by tokens and attention alone, blind to experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.levels import PackSolver
+from foremoe.machine.model import Model
+from foremoe.workload.packing import AsGiven, sample_groups
+
+if TYPE_CHECKING:
+    from foremoe.routing.trace import RoutingTrace
+
+# Letters: M micro-steps, G ranks, Q sequences, I places of an order of sequences.
+
+# Stands in where a trace names no model that is known: only the ratios of its figures matter.
+_USUAL_MODEL = "qwen3-30b-a3b"
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedTokens(PackSolver):
+    """What trainers with balanced batches do: as few micro-steps as fit, and in each the same attention on every rank.
+
+    Micro-steps are formed in several ways: longest sequences first, each to the emptiest micro-step, or to the fullest with
+    room; sequences by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to
+    the rank with least so far that has room. The way with the fewest micro-steps is kept, then the one with the least
+    attention of the late ranks, summed over micro-steps: never more of either than `AsGiven` at equal micro-steps, and never
+    more micro-steps.
+
+    A rank has room up to tokens_per_rank, or as many tokens as `AsGiven` puts on its fullest rank where that is more.
+    Source: LPT is R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
+    """
+
+    def solve(
+        self,
+        trace: RoutingTrace,
+        *,
+        num_ranks: int,
+        tokens_per_rank: int,
+        sample_group_Q: Array | None = None,
+        seed: int = 0,
+    ) -> tuple[Array, Array]:
+        """As `PackSolver.solve`; `seed` does not matter."""
+        given = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
+        group_Q = sample_groups(sample_group_Q, trace.Q)
+        attention_Q = attention_flops(trace)
+        micro_step_Q, rank_Q = np.empty(trace.Q, np.int32), np.zeros(trace.Q, np.int32)
+        budget, first = num_ranks * tokens_per_rank, 0
+        for group in np.unique(group_Q):
+            index = np.flatnonzero(group_Q == group)
+            alone = trace.seq_len_Q[index] > budget
+            packed = index[~alone]
+            num = 0
+            if packed.size:
+                given_I = np.unique(given[0][packed], return_inverse=True)[1]
+                micro_step_Q[packed], rank_Q[packed], num = _packed(
+                    trace.seq_len_Q[packed], attention_Q[packed], given_I, given[1][packed], num_ranks, tokens_per_rank
+                )
+                micro_step_Q[packed] += first
+            micro_step_Q[index[alone]] = first + num + np.arange(alone.sum())
+            first += num + int(alone.sum())
+        return micro_step_Q, rank_Q
+
+
+def model_of(trace: RoutingTrace) -> Model:
+    """The trace's own model; the only preset of its shape; or a usual one in its place."""
+    if trace.model is not None:
+        try:
+            return Model.preset(trace.model)
+        except InputError:
+            pass
+    found = Model.matching(trace.L, trace.num_experts, trace.K)
+    return found[0] if len(found) == 1 else Model.preset(_USUAL_MODEL)
+
+
+def attention_flops(trace: RoutingTrace) -> Array:
+    """float64 [Q], whole numbers: forward FLOPs of one layer's attention for every sequence."""
+    lengths_Q = trace.seq_len_Q.astype(np.float64)
+    flops_Q: Array = np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
+    return flops_Q
+
+
+def rank_tokens(seq_len_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
+    """int64 [M, G]: tokens on every rank."""
+    M = int(micro_step_Q.max()) + 1
+    cell = micro_step_Q.astype(np.int64) * num_ranks + rank_Q
+    return np.bincount(cell, seq_len_Q, M * num_ranks).astype(np.int64).reshape(M, num_ranks)
+
+
+def _packed(
+    len_Q: Array, attention_Q: Array, given_step_Q: Array, given_rank_Q: Array, num_ranks: int, tokens_per_rank: int
+) -> tuple[Array, Array, int]:
+    """Micro-step and rank of the sequences of one group, none over the budget; and the number of micro-steps."""
+    budget, num_given = num_ranks * tokens_per_rank, int(given_step_Q.max()) + 1
+    room = max(tokens_per_rank, int(rank_tokens(len_Q, given_step_Q, given_rank_Q, num_ranks).max()))
+    longest_I = np.argsort(-len_Q, kind="stable")
+    ways = [given_step_Q, _filled(longest_I, len_Q, budget, num_given, False), _next_fit(longest_I, len_Q, budget)]
+    for num in range(int(-(-len_Q.sum() // budget)), num_given + 1):
+        emptiest_Q = _filled(longest_I, len_Q, budget, num, True)
+        if emptiest_Q[0] >= 0:
+            ways.append(emptiest_Q)
+            break
+    steepest_I = np.argsort(-attention_Q, kind="stable")
+    best = (num_given, _late(attention_Q, given_step_Q, given_rank_Q, num_ranks))
+    found = given_step_Q, given_rank_Q
+    for step_Q in ways:
+        num = int(step_Q.max()) + 1
+        if step_Q[0] < 0 or num > best[0]:
+            continue
+        rank_Q = _dealt(steepest_I, len_Q, attention_Q, step_Q, num, num_ranks, room)
+        value = (num, _late(attention_Q, step_Q, rank_Q, num_ranks))
+        if value < best and rank_tokens(len_Q, step_Q, rank_Q, num_ranks).max() <= room:
+            best, found = value, (step_Q, rank_Q)
+    return found[0], found[1], best[0]
+
+
+def _late(attention_Q: Array, step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
+    """Attention of the rank with most of it, summed over micro-steps."""
+    M = int(step_Q.max()) + 1
+    return float(np.bincount(step_Q * num_ranks + rank_Q, attention_Q, M * num_ranks).reshape(M, num_ranks).max(axis=1).sum())
+
+
+@kernel
+def _filled(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def]
+    """Micro-step of every sequence, dealt in order to the emptiest of `num` or to the fullest with room; -1 if not all fit.
+
+    The fullest with room leaves micro-steps empty that it does not need; these have the highest numbers.
+    """
+    tokens_M = np.zeros(num, np.int64)
+    step_Q = np.full(len_Q.size, -1, np.int64)
+    for q in order_I:
+        chosen = -1
+        for m in range(num):
+            if tokens_M[m] + len_Q[q] > budget:
+                continue
+            if chosen < 0 or (tokens_M[m] < tokens_M[chosen] if emptiest else tokens_M[m] > tokens_M[chosen]):
+                chosen = m
+        if chosen < 0:
+            step_Q[:] = -1
+            return step_Q
+        tokens_M[chosen] += len_Q[q]
+        step_Q[q] = chosen
+    return step_Q
+
+
+@kernel
+def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
+    step_Q = np.empty(len_Q.size, np.int64)
+    step, used = 0, 0
+    for q in order_I:
+        if used + len_Q[q] > budget:
+            step, used = step + 1, 0
+        used += len_Q[q]
+        step_Q[q] = step
+    return step_Q
+
+
+@kernel
+def _dealt(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):  # type: ignore[no-untyped-def]
+    """Rank of every sequence, dealt in order to the rank with least attention that has room, else with fewest tokens."""
+    tokens_MG, attention_MG = np.zeros((num, num_ranks), np.int64), np.zeros((num, num_ranks))
+    rank_Q = np.empty(len_Q.size, np.int64)
+    for q in order_I:
+        m = step_Q[q]
+        chosen, emptiest = -1, 0
+        for g in range(num_ranks):
+            if tokens_MG[m, g] < tokens_MG[m, emptiest]:
+                emptiest = g
+            if tokens_MG[m, g] + len_Q[q] <= room and (chosen < 0 or attention_MG[m, g] < attention_MG[m, chosen]):
+                chosen = g
+        if chosen < 0:
+            chosen = emptiest
+        tokens_MG[m, chosen] += len_Q[q]
+        attention_MG[m, chosen] += attention_Q[q]
+        rank_Q[q] = chosen
+    return rank_Q

@@ -1,0 +1,155 @@
+"""What a packing costs: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows
+from foremoe.machine.cluster import Cluster
+from foremoe.solvers.kernels import pack as kernels
+from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of
+
+if TYPE_CHECKING:
+    from foremoe.routing.trace import RoutingTrace
+
+# Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
+# X = Q + 1: the last entry stands for no sequence.
+
+# Of an update: dispatch and combine, forward and backward.
+_EXCHANGES = 4.0
+# Layers for which replicas are foreseen; they stand for all.
+_SAMPLED_LAYERS = 16
+# Sequences turned to float64 at once.
+_BLOCK = 512
+
+
+class PackValue:
+    """Tables of one trace on one cluster, and what packings cost under them.
+
+    Args:
+        skew_weight, locality, redundant: as in `ExpertAware`.
+        home_LE: home slots; None: contiguous.
+
+    Attributes:
+        pairs_XLG: int32, pairs of every sequence by the rank their expert lives on.
+        attention_Q: float64, forward FLOPs of a layer's attention.
+        window_s, work_s, pair_s: seconds per attention FLOP of a late rank, per pair of the mean load, and per pair that the
+            largest rank load has above it (compute, and the exchange that it holds up).
+    """
+
+    def __init__(
+        self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
+    ) -> None:
+        model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
+        passes, window_passes = 1.0 + cluster.backward_ratio, 1.0 + cluster.window_backward_ratio
+        self.skew_weight = skew_weight
+        self.rank_LE = home_ranks(trace, G, home_LE)
+        self.pairs_XLG = home_pairs(trace, G, self.rank_LE)
+        self.attention_Q = attention_flops(trace)
+        self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
+        self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+        # Exchanges, too, wait for the rank with the most pairs; see `Rates.late_s`.
+        self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * cluster.late_byte_s
+        several = cluster.num_nodes > 1
+        self.micro_step_s = trace.L * (
+            _EXCHANGES * cluster.exchange_latency_s
+            + passes * cluster.slot_overhead_s * -(-E // G)
+            + window_passes * cluster.layer_overhead_s
+        )
+        peer_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.peer_bytes_per_s)
+        rdma_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
+        pairs_QG = self.pairs_XLG[:-1].sum(axis=1, dtype=np.float64)
+        node_QG = pairs_QG @ (cluster.node_of_rank_G[:, None] == cluster.node_of_rank_G).astype(np.float64)
+        self._send_QG = rdma_s * (pairs_QG.sum(axis=1, keepdims=True) - node_QG) + peer_s * (node_QG - pairs_QG)
+        self._node_G = cluster.node_of_rank_G.astype(np.int64)
+        self._num_replicas_V = np.minimum(redundant * np.bincount(self._node_G), E)
+        # A rank's own replicas change with every micro-step: nothing to gather sequences for.
+        self.foresees = bool(locality and redundant > 0 and several)
+        if self.foresees:
+            sample_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, _SAMPLED_LAYERS)).round().astype(np.int64))
+            self._nearer_s = (rdma_s - peer_s) * trace.L / len(sample_J)
+            self._node_JE = self._node_G[self.rank_LE[sample_J]]
+            self._pairs_QJE = expert_pairs(trace, sample_J)
+
+    def send_QG(self, rank_Q: Array) -> Array:
+        """float64 [Q, G]: seconds to dispatch each sequence's pairs from every rank, with the replicas that `rank_Q` suggests.
+
+        Every node serves the experts that live there and, of the others, those that its sequences want most, as many as it has
+        redundant slots: in the sampled layers, and as if replicas were the same in all micro-steps.
+        """
+        if not self.foresees:
+            return self._send_QG
+        V, Q, (J, E) = len(self._num_replicas_V), len(rank_Q), self._node_JE.shape
+        wanted_VJE = np.zeros((V, J, E), np.int64)
+        kernels.add_rows(self._pairs_QJE.reshape(Q, -1), self._node_G[rank_Q], wanted_VJE.reshape(V, -1))
+        wanted_VJE[self._node_JE, np.arange(J)[:, None], np.arange(E)] = -1  # at home
+        held_VJE = np.zeros((V, J, E))
+        for v, num in enumerate(self._num_replicas_V):
+            most_JR = np.argsort(-wanted_VJE[v], axis=1, kind="stable")[:, :num]
+            held_VJE[v, np.arange(J)[:, None], most_JR] = 1.0
+        held_VJE[wanted_VJE < 0] = 0.0
+        # Whole numbers in float64: sums do not depend on their order.
+        served_QV = np.empty((Q, V))
+        for low in range(0, Q, _BLOCK):
+            block = self._pairs_QJE[low : low + _BLOCK].reshape(-1, J * E).astype(np.float64)
+            served_QV[low : low + _BLOCK] = block @ held_VJE.reshape(V, -1).T
+        out_QG: Array = self._send_QG - self._nearer_s * served_QV[:, self._node_G]
+        return out_QG
+
+    def of(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
+        """Seconds of a packing, with `send_QG` or, if None, with the replicas that it suggests itself, which are its best."""
+        M, (Q, G) = int(micro_step_Q.max()) + 1, self._send_QG.shape
+        attention_MG = np.bincount(micro_step_Q * np.int64(G) + rank_Q, self.attention_Q, M * G).reshape(M, G)
+        load_MLG = np.zeros((M, *self.pairs_XLG.shape[1:]), np.int64)
+        kernels.add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
+        mean = load_MLG.sum() / G
+        excess = load_MLG.max(axis=2).sum() - mean
+        send_QG = self.send_QG(rank_Q) if send_QG is None else send_QG
+        send_s = send_QG[np.arange(Q), rank_Q].sum()
+        late_s = self.window_s * attention_MG.max(axis=1).sum()
+        experts_s = self.work_s * mean + self.skew_weight * self.pair_s * excess
+        return float(late_s + experts_s + M * self.micro_step_s + send_s)
+
+
+def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:
+    """int64 [L, E]: the rank every expert lives on; ranks hold as equal numbers of experts as can be.
+
+    Raises:
+        InputError: a layer of `home_LE` is no permutation.
+    """
+    L, E = trace.L, trace.num_experts
+    if home_LE is None:
+        return np.tile(np.arange(E) * num_ranks // E, (L, 1))
+    home_LE = frozen_array(home_LE, np.int32, "home_LE", (L, E))
+    if (np.sort(home_LE, axis=1) != np.arange(E)).any():
+        raise InputError(f"home_LE must be a permutation of the {E} home slots in every layer.")
+    rank_LE: Array = home_LE.astype(np.int64) * num_ranks // E
+    return rank_LE
+
+
+def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
+    """int32 [Q + 1, L, G]: pairs of every sequence by the rank their expert lives on; the last row is zero."""
+    return _counted(trace, np.arange(trace.L), rank_LE, num_ranks, 1)
+
+
+def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
+    """int32 [Q, J, E]: pairs of every sequence by expert, in some layers."""
+    experts_JE = np.tile(np.arange(trace.num_experts), (len(sample_J), 1))
+    return _counted(trace, sample_J, experts_JE, trace.num_experts, 0)
+
+
+def _counted(trace: RoutingTrace, layer_J: Array, group_JE: Array, num_groups: int, spare: int) -> Array:
+    """int32 [Q + spare, J, groups]: pairs of every sequence by the group of their expert."""
+    out = np.zeros((trace.Q + spare, len(layer_J), num_groups), np.int32)
+    known_T = np.empty(0, np.bool_) if trace.known_T is None else trace.known_T
+    cuts, known_T = trace.cuts, frozen_array(known_T, np.bool_, "known_T")
+
+    def block(low: int, high: int) -> None:
+        kernels.count_pairs(low, high, trace.topk_TLK, known_T, cuts, layer_J, group_JE, out)
+
+    for_rows(block, trace.Q, whole=True)
+    return out

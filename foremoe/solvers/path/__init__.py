@@ -1,0 +1,1 @@
+"""Level path: the link of every copy."""

@@ -1,0 +1,48 @@
+"""Deadline: which link every weight copy takes, so that the copies of a use are in place as early as possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foremoe.base.errors import InputError
+from foremoe.levels import PathSolver
+from foremoe.plan.paths import choose_paths
+from foremoe.plan.transfers import TransferList
+from foremoe.problem.problem import Problem
+
+
+@dataclass(frozen=True, repr=False)
+class Deadline(PathSolver):
+    """List scheduling over link capacities, one use (a layer in a pass) at a time.
+
+    Copies of a use are taken in the order they are given. Each may come from its home rank, by peer link inside a node and by
+    RDMA across nodes, or from the host store of its node. A copy from a rank waits for the source's egress and the
+    destination's ingress of that link class, one from the host for the destination's host link; it takes the way on which it
+    ends first, the home rank's if both end together. Uses do not see each other's copies, as in `CostModel`.
+
+    Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), with links for machines.
+
+    Attributes:
+        relay: how many ranks in a row may pass a copy on within a use; 0 (or False): weights come from home or host, True: 1.
+            A rank that gets the expert from another rank for the same use passes it on once it is there; one that still holds
+            it from an earlier use, long enough, has it at once. What came from a host store is not passed on, since engines
+            relay only between copies of one two-sided backend. A relay is taken where it ends earlier than both other ways; of
+            several that end together, one inside the node, then the lowest rank.
+    """
+
+    relay: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.relay, int) or self.relay < 0:
+            raise InputError(f"relay is how many ranks in a row may pass a copy on, 0 for none; got {self.relay!r}.")
+
+    def __repr__(self) -> str:
+        # Without relays as it has always been, since it is part of every plan's bytes.
+        return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
+
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        """Returns the same copies with `link_C` chosen and `src_C` the home rank, a relay, or -1 from the host store."""
+        return choose_paths(
+            transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, relay=self.relay,
+            buffers_per_pool=problem.slots.num_buffers(problem.R, 1), resident_LGS=problem.resident_LGS,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Levels node and rank: replicas and quotas of every row."""

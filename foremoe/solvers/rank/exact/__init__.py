@@ -1,0 +1,1 @@
+"""The exact solver: placement and split as one mixed-integer program."""

@@ -1,0 +1,260 @@
+"""The mixed-integer program of one row: which replicas to make and how to split every expert's tokens.
+
+Binary ``x[e, g]``: rank g holds a replica of expert e. ``y[e, g]``: pairs that it serves; what is left of an expert's load stays
+at its home. Everything is counted in pairs: seconds of the time objective are divided by the seconds of one pair, so that the
+numbers are of the size that floating-point solvers are built for. `CostModel.rates` has the closed form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.problem.cost import Rates
+from foremoe.solvers.rank.exact.row import Pair, Row
+
+# Letters: G ranks, V nodes, E experts.
+
+
+class Outcome(NamedTuple):
+    """What a program ended with: quotas by (expert, rank) off the homes, its objective and a proven lower bound of it, both in
+    the units of the objective."""
+
+    quota: dict[Pair, float]
+    objective: float
+    bound: float
+
+
+class Program:
+    """A `Row` over some candidate pairs as a SCIP model.
+
+    Args:
+        row: the row.
+        pairs: candidates; all others get no replica.
+        whole: quotas are whole numbers (small programs only: pairs already chosen).
+        max_replicas, max_cross_node: budgets, or None; see `Exact`.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        pairs: list[Pair],
+        *,
+        whole: bool = False,
+        max_replicas: int | None = None,
+        max_cross_node: int | None = None,
+    ) -> None:
+        import pyscipopt
+
+        self.row, self.pairs = row, pairs
+        self.model = pyscipopt.Model()
+        self._sum, self._constrain = pyscipopt.quicksum, self.model.addCons
+        self.auxiliary: list[tuple[Any, Any]] = []  # variable and its value as a function of the quotas
+        # Kept out of SCIP's objective: its tolerances are relative, and a long window would drown differences between plans.
+        self.constant = 0.0
+        add = self.model.addVar
+        self.x = {p: add(vtype="B", obj=self._replica_cost(p)) for p in pairs}
+        self.most = {p: min(float(row.load_E[p[0]]), row.most_load) for p in pairs}
+        self.y = {p: add(vtype="I" if whole else "C", lb=0.0, ub=self.most[p]) for p in pairs}
+        G = len(row.node_G)
+        self.reach: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas on each rank
+        self.leave: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas of the experts at home there
+        self.by_expert: dict[int, list[Pair]] = {}
+        for p in pairs:
+            self.reach[p[1]].append(p)
+            self.leave[int(row.home_E[p[0]])].append(p)
+            self.by_expert.setdefault(p[0], []).append(p)
+        self.static_G = np.bincount(row.home_E, row.load_E, G)
+        self._placement()
+        self._budget(max_replicas, pairs)
+        self._budget(max_cross_node, [p for p in pairs if not self._by_peer(p)])
+        if row.rates is None:
+            self._compute(0.0)
+        else:
+            self._compute(row.rates.slot_s / row.rates.pair_s)
+            self._exchange(row.rates)
+            self._copies(row.rates)
+
+    def _by_peer(self, p: Pair) -> bool:
+        return bool(self.row.node_G[p[1]] == self.row.node_G[self.row.home_E[p[0]]])
+
+    def _replica_cost(self, p: Pair) -> float:
+        rates = self.row.rates
+        if rates is None:
+            return 0.0
+        return (rates.replica_peer_s if self._by_peer(p) else rates.replica_rdma_s) / rates.pair_s
+
+    def _derived(self, value: Any, *, cost: float, low: float = 0.0, high: float | None = None, whole: bool = False) -> Any:
+        """A variable that follows from the quotas; `value` computes it from them for the start solution."""
+        variable = self.model.addVar(vtype="I" if whole else "C", lb=low, ub=high, obj=cost)
+        self.auxiliary.append((variable, value))
+        return variable
+
+    def _placement(self) -> None:
+        row = self.row
+        for p in self.pairs:
+            self._constrain(self.y[p] <= self.most[p] * self.x[p])
+        for e, pairs in self.by_expert.items():
+            if len(pairs) > 1:
+                self._constrain(self._sum(self.y[p] for p in pairs) <= float(row.load_E[e]))
+        for pairs in self.reach:
+            if len(pairs) > row.redundant:
+                self._constrain(self._sum(self.x[p] for p in pairs) <= float(row.redundant))
+
+    def _budget(self, most: int | None, pairs: list[Pair]) -> None:
+        if most is not None and len(pairs) > most:
+            self._constrain(self._sum(self.x[p] for p in pairs) <= float(most))
+
+    def _compute(self, slot: float) -> None:
+        """The slowest rank: its load, and `slot` for every busy slot."""
+        row = self.row
+        active_G = np.bincount(row.home_E[row.load_E > 0], minlength=len(row.node_G))
+
+        def loads(quota: dict[Pair, float], each: float = 0.0) -> Array:
+            load_G = self.static_G + each * active_G
+            for (e, g), q in quota.items():
+                load_G[g] += q + each
+                load_G[row.home_E[e]] -= q
+            return load_G
+
+        peak = self._derived(lambda quota: loads(quota, slot).max(), cost=1.0, low=row.least_load, whole=row.rates is None)
+        for g in range(len(row.node_G)):
+            load = self._sum(self.y[p] for p in self.reach[g]) - self._sum(self.y[p] for p in self.leave[g])
+            load = load + float(self.static_G[g])
+            if row.rates is not None:
+                # For fixed replicas and whole rank loads the split is a network flow, so whole quotas reach the same cost.
+                whole = self._derived(lambda quota, g=g: loads(quota)[g], cost=0.0, high=row.most_load, whole=True)
+                self._constrain(load == whole)
+                load = whole + self._sum(slot * self.x[p] for p in self.reach[g]) + float(slot * active_G[g])
+            self._constrain(load <= peak)
+
+    def _exchange(self, rates: Rates) -> None:
+        """Dispatch and combine: pairs served on their own rank cost nothing, in their own node less than across nodes."""
+        row, unit = self.row, rates.pair_s
+        G, num_pairs = len(row.node_G), float(row.load_E.sum())
+        peer, rdma = rates.peer_pair_s / unit, rates.rdma_pair_s / unit
+        self.constant = (row.window_s + rates.fixed_s) / unit + rdma * num_pairs
+        if row.demand_GE is None:
+            share_V = np.bincount(row.node_G) / G
+            self.constant += (peer - rdma) * num_pairs * float((share_V**2).sum()) - peer * num_pairs / G
+            return
+        nodes = [np.flatnonzero(row.node_G == v).tolist() for v in range(int(row.node_G.max()) + 1)]
+        for e in np.flatnonzero(row.load_E).tolist():
+            home = int(row.home_E[e])
+            for g in range(G):
+                self.constant -= self._locality(e, [g], g == home, int(row.demand_GE[g, e]), peer)
+            for members in nodes:
+                self.constant -= self._locality(e, members, home in members, int(row.demand_GE[members, e].sum()), rdma - peer)
+
+    def _locality(self, e: int, members: list[int], at_home: bool, demand: int, gain: float) -> float:
+        """``gain * min(demand, pairs of e served by `members`)``: returns the constant part, the rest becomes variables."""
+        load = float(self.row.load_E[e])
+        pairs = self.by_expert.get(e, [])
+        # At home what counts is what leaves the group, elsewhere what reaches it.
+        moved = [p for p in pairs if (p[1] in members) != at_home]
+        if demand == 0.0 or gain == 0.0 or not moved:
+            return gain * demand if at_home else 0.0
+
+        def served(quota: dict[Pair, float]) -> float:
+            there = sum(q for p, q in quota.items() if p[0] == e and (p[1] in members) != at_home)
+            return load - there if at_home else there
+
+        total = self._sum(self.y[p] for p in moved)
+        total = load - total if at_home else total
+        met = self._derived(lambda quota: min(demand, served(quota)), cost=-gain)
+        if gain > 0.0:
+            self._constrain(met <= demand)
+            self._constrain(met <= total)
+            if not at_home:
+                # Follows from whole x, and keeps fractions of many replicas from meeting all demand.
+                self._constrain(met <= self._sum(demand * self.x[p] for p in moved))
+            return 0.0
+        # RDMA faster than peer links: the smaller of two must be held from below, which takes a choice.
+        short = self.model.addVar(vtype="B")
+        self.auxiliary.append((short, lambda quota: float(served(quota) < demand)))
+        self._constrain(met >= demand - demand * short)
+        self._constrain(met >= total - load + load * short)
+        return 0.0
+
+    def _copies(self, rates: Rates) -> None:
+        """What the busiest rank of each class and direction sends beyond the window."""
+        row, unit = self.row, rates.pair_s
+        peer = {p: self._by_peer(p) for p in self.pairs}
+        fan_costs = []  # (largest number of copies, seconds of a copy, of a gradient)
+        for inside, copy_s, gradient_s in (
+            (True, rates.copy_peer_s, rates.gradient_peer_s),
+            (False, rates.copy_rdma_s, rates.gradient_rdma_s),
+        ):
+            groups = [[p for p in pairs if peer[p] == inside] for pairs in (*self.reach, *self.leave)]
+            groups = [group for group in groups if group]
+            if not groups:
+                continue
+
+            def most(quota: dict[Pair, float], groups: list[list[Pair]] = groups) -> float:
+                return float(max(sum(p in quota for p in group) for group in groups))
+
+            fan = self._derived(most, cost=0.0, whole=True)
+            for group in groups:
+                self._constrain(self._sum(self.x[p] for p in group) <= fan)
+            fan_costs.append((fan, most, copy_s / unit, gradient_s / unit))
+        exposed = [(2, row.hide_forward_s)]
+        if rates.sends_backward:
+            exposed.append((2, row.hide_backward_s))
+        if rates.returns_gradients:
+            exposed.append((3, row.hide_backward_s))
+        for column, hide_s in exposed:
+            terms = [(fan[0], fan[1], fan[column]) for fan in fan_costs]
+
+            def late(quota: dict[Pair, float], terms: Any = terms, hide: float = hide_s / unit) -> float:
+                return max([0.0, *(each * most(quota) - hide for _, most, each in terms)])
+
+            late_by = self._derived(late, cost=1.0)
+            for fan, _, each in terms:
+                self._constrain(late_by >= each * fan - hide_s / unit)
+
+    def start_from(self, quota: dict[Pair, float]) -> bool:
+        """Offers quotas as a first solution; False if the program does not allow them."""
+        if not all(p in self.x for p in quota):
+            return False
+        solution = self.model.createSol()
+        for p, q in quota.items():
+            self.model.setSolVal(solution, self.x[p], 1.0)
+            self.model.setSolVal(solution, self.y[p], float(q))
+        for variable, value in self.auxiliary:
+            self.model.setSolVal(solution, variable, value(quota))
+        return bool(self.model.addSol(solution, free=True))
+
+    def solve(self, *, node_limit: int, gap: float, time_limit_s: float | None) -> Outcome | None:
+        """Runs SCIP to the end or a limit; None if it found no solution at all.
+
+        Args:
+            gap: the search may end when objective minus bound is no more than this, in units of the objective.
+        """
+        model = self.model
+        model.hideOutput()
+        model.setParams({
+            "limits/totalnodes": node_limit,
+            "limits/absgap": gap / self.row.unit,
+            # Signal handlers belong to the caller's main thread.
+            "misc/catchctrlc": False,
+            "parallel/maxnthreads": 1,
+            "lp/threads": 1,
+            # y <= load * x leaks load times this tolerance, which must stay far below one pair.
+            "numerics/feastol": 1e-7,
+        })  # fmt: skip
+        if time_limit_s is not None:
+            model.setParams({"timing/clocktype": 2, "limits/time": time_limit_s})
+        try:
+            model.optimizeNogil()
+        except Exception:  # what PySCIPOpt raises when SCIP gives up: numerics of its LP, memory
+            return None
+        if model.getNSols() == 0:
+            return None
+        value = {p: model.getVal(self.y[p]) for p in self.pairs if model.getVal(self.x[p]) > 0.5}
+        return Outcome(
+            quota={p: q for p, q in value.items() if q > 1e-4},
+            objective=(model.getObjVal() + self.constant) * self.row.unit,
+            bound=(model.getDualbound() + self.constant) * self.row.unit,
+        )

@@ -1,0 +1,91 @@
+"""Greedy: level the most and the least loaded rank, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.solvers.base import RowSolver
+
+# Letters: N rows, G ranks, S slots per rank, E experts.
+
+
+@kernel
+def greedy_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """One row of `Greedy`; see `RowSolver.edit`."""
+    G, S = expert_GS.shape
+    node_only = params[0] != 0.0
+    home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
+    expert_GS[:, num_base:] = -1
+    quota_GS[:, num_base:] = 0
+    for g in range(G):
+        for b in range(num_base):
+            quota_GS[g, b] = load_E[expert_GS[g, b]]
+            home_E[expert_GS[g, b]] = g
+            load_G[g] += quota_GS[g, b]
+    hot_S = np.empty(S, np.int64)
+    moved = True
+    while moved:
+        moved = False
+        giver = np.argmax(load_G)
+        # Hottest by what it brings to this rank; equal ones by slot.
+        for s in range(S):
+            hot_S[s] = -np.int64(quota_GS[giver, s])
+        for s in np.argsort(hot_S, kind="mergesort"):
+            e = expert_GS[giver, s]
+            if e < 0 or quota_GS[giver, s] == 0:
+                break
+            # A home takes its expert back, and a rank that holds a replica takes more, without a free slot.
+            to, to_slot = -1, -1
+            for g in range(G):
+                if load_G[g] + 1 >= load_G[giver] or (to >= 0 and load_G[g] >= load_G[to]):
+                    continue
+                slot = -1
+                for t in range(S):
+                    if expert_GS[g, t] == e:
+                        slot = t
+                        break
+                    if slot < 0 and t >= num_base and expert_GS[g, t] < 0:
+                        slot = t
+                if slot < 0 or (node_only and node_G[g] != node_G[home_E[e]]):
+                    continue
+                to, to_slot = g, slot
+            if to < 0:
+                continue
+            amount = min((load_G[giver] - load_G[to]) // 2, np.int64(quota_GS[giver, s]))
+            expert_GS[to, to_slot] = e
+            quota_GS[to, to_slot] += amount
+            quota_GS[giver, s] -= amount
+            if s >= num_base and quota_GS[giver, s] == 0:
+                expert_GS[giver, s] = -1
+            load_G[giver] -= amount
+            load_G[to] += amount
+            moved = True
+            break
+
+
+@kernel
+def greedy_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    """`greedy_row` for rows [low, high)."""
+    for n in range(low, high):
+        greedy_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class Greedy(RowSolver):
+    """Copies the hottest expert of the most loaded rank to the least loaded rank that can take it, until nothing improves.
+
+    A rank can take an expert if it has a free slot or holds that expert already, and takes what levels the two ranks. If no
+    rank can take the hottest expert, the next one is tried; the search ends when the most loaded rank can give nothing away.
+    The plain baseline: no look-ahead, and no split afterwards. Starts from the homes whatever the start placement holds, and
+    is never worse than they are.
+    """
+
+    edit = staticmethod(greedy_row)
+
+    def rows(self) -> Callable[..., None]:
+        """The compiled driver of this file."""
+        return greedy_rows  # type: ignore[no-any-return]

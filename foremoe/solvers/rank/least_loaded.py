@@ -1,0 +1,99 @@
+"""LeastLoaded: spill to the least loaded rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.solvers.base import RowSolver
+
+# Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
+
+
+@kernel
+def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """One row of `LeastLoaded`; see `RowSolver.edit`. ``params[1:]`` are alpha, min_pairs and threshold."""
+    G, S = expert_GS.shape
+    node_only, min_pairs = params[0] != 0.0, max(1, int(params[2]))
+    home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
+    expert_GS[:, num_base:] = -1
+    quota_GS[:, num_base:] = 0
+    for g in range(G):
+        for b in range(num_base):
+            e = expert_GS[g, b]
+            quota_GS[g, b] = load_E[e]
+            home_E[e] = g * num_base + b
+            load_G[g] += load_E[e]
+    mean = load_G.sum() / G
+    if load_G.max() < params[3] * mean:
+        return
+    capacity = np.int64(np.ceil(params[1] * mean))
+    for e in np.argsort(-load_E.astype(np.int64), kind="mergesort"):
+        home, b = home_E[e] // num_base, home_E[e] % num_base
+        # What colder experts will keep at home counts as load already, so the hottest spill first.
+        spill = min(np.int64(quota_GS[home, b]), load_G[home] - capacity)
+        while spill >= min_pairs:
+            to = -1
+            for g in range(G):
+                if g == home or expert_GS[g, S - 1] >= 0 or (node_only and node_G[g] != node_G[home]):
+                    continue
+                if to < 0 or load_G[g] < load_G[to]:
+                    to = g
+            if to < 0:
+                break
+            amount = min(spill, capacity - load_G[to])
+            if amount < min_pairs:
+                break
+            s = num_base
+            while expert_GS[to, s] >= 0:
+                s += 1
+            expert_GS[to, s], quota_GS[to, s] = e, amount
+            quota_GS[home, b] -= amount
+            load_G[home] -= amount
+            load_G[to] += amount
+            # A rank that takes less than the whole spill is full, so it never gets the same expert twice.
+            spill -= amount
+
+
+@kernel
+def least_loaded_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    """`least_loaded_row` for rows [low, high)."""
+    for n in range(low, high):
+        least_loaded_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class LeastLoaded(RowSolver):
+    """Experts by falling load: a home keeps what fits under alpha times the mean, the rest spills to the least loaded ranks.
+
+    LLEP (Salesforce, defaults as published) as described, bounded by R slots per rank: a spill goes in chunks to the least
+    loaded rank with a free slot, each as far as that rank's capacity allows; what finds no slot stays at home. Starts from the
+    homes whatever the start placement holds, and is never worse than they are.
+
+    Attributes:
+        alpha: capacity of a rank as a multiple of the mean load, at least 1.
+        min_pairs: the least chunk; a spill or room below it is left.
+        threshold: rows whose skew is below it are left alone; 1.0 treats every row.
+    """
+
+    alpha: float = 1.1
+    min_pairs: int = 1024
+    threshold: float = 1.3
+
+    edit = staticmethod(least_loaded_row)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.alpha < float("inf"):
+            raise InputError(f"LeastLoaded needs a finite alpha of at least 1; got {self.alpha!r}.")
+        if not isinstance(self.min_pairs, int) or not 0 <= self.min_pairs < 2**31:
+            raise InputError(f"LeastLoaded needs min_pairs of at least 0; got {self.min_pairs!r}.")
+        if not self.threshold >= 0:
+            raise InputError(f"LeastLoaded needs a threshold of at least 0; got {self.threshold!r}.")
+
+    def rows(self) -> Callable[..., None]:
+        """The compiled driver of this file."""
+        return least_loaded_rows  # type: ignore[no-any-return]

@@ -1,0 +1,89 @@
+"""Lplb: a fixed replica graph and the best split over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import split_row, split_rows
+
+# Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
+
+
+@kernel
+def replicate_row(load_E, node_G, num_base, params, expert_GS):  # type: ignore[no-untyped-def]
+    """Writes the replicas of one row: slot r of the rank at place i of its ring copies from place i + 2^r."""
+    G, S = expert_GS.shape
+    node_only = params[0] != 0.0
+    hot_G = np.full(G, -1, np.int64)
+    for g in range(G):
+        for b in range(num_base):
+            e = expert_GS[g, b]
+            if hot_G[g] < 0 or load_E[e] > load_E[hot_G[g]]:
+                hot_G[g] = e
+    ring_G = np.empty(G, np.int64)
+    expert_GS[:, num_base:] = -1
+    for g in range(G):
+        size, place = 0, 0
+        for other in range(G):
+            if not node_only or node_G[other] == node_G[g]:
+                if other == g:
+                    place = size
+                ring_G[size] = other
+                size += 1
+        step = 1 % size
+        for s in range(num_base, S):
+            source = ring_G[(place + step) % size]
+            step = 2 * step % size
+            duplicate = source == g
+            for t in range(num_base, s):
+                duplicate |= expert_GS[g, t] == hot_G[source]
+            if not duplicate:
+                expert_GS[g, s] = hot_G[source]
+
+
+@kernel
+def replicate_rows(low, high, load_NE, node_G, num_base, params, expert_NGS):  # type: ignore[no-untyped-def]
+    """`replicate_row` for rows [low, high)."""
+    for n in range(low, high):
+        replicate_row(load_NE[n], node_G, num_base, params, expert_NGS[n])
+
+
+def _drop_unused(num_base: int, expert_XGS: Array, quota_XGS: Array) -> None:
+    """Empties redundant slots that serve nothing; any leading axes."""
+    expert_XGS[..., num_base:][quota_XGS[..., num_base:] == 0] = -1
+
+
+@dataclass(frozen=True)
+class Lplb(RowSolver):
+    """Replicas along a fixed graph of ranks, then the split that minimises the largest rank load.
+
+    After DeepSeek's LPLB as described: the graph is fixed (here rank g's r-th redundant slot serves rank g + 2^r modulo G, the
+    edges of a hypercube laid round a ring), only the expert on an edge follows the row's load (the hottest of the rank at its
+    other end), and a linear program splits tokens along the edges; `ExactSplit`'s kernel finds its optimum in whole pairs.
+    Where replicas must stay in their node, the ring is the node's ranks. Ignores the start placement's replicas.
+    """
+
+    @staticmethod
+    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+        """One row; see `RowSolver.edit`. Plain Python that calls compiled parts."""
+        replicate_row(load_E, node_G, num_base, params, expert_GS)
+        split_row(load_E, expert_GS, quota_GS)
+        _drop_unused(num_base, expert_GS, quota_GS)
+
+    def rows(self) -> Callable[..., None]:
+        """A driver that calls two compiled ones, of this file and of `split_kernels`."""
+        return _lplb_rows
+
+
+def _lplb_rows(
+    low: int, high: int, load_NE: Array, node_G: Array, num_base: int, params: Array, expert_NGS: Array, quota_NGS: Array
+) -> None:
+    replicate_rows(low, high, load_NE, node_G, num_base, params, expert_NGS)
+    split_rows(low, high, load_NE, expert_NGS, quota_NGS)
+    _drop_unused(num_base, expert_NGS[low:high], quota_NGS[low:high])

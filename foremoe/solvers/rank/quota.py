@@ -1,0 +1,148 @@
+"""Quota: threshold search over a greedy spill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.solvers.base import RowSolver
+
+# Letters: N rows, G ranks, B base slots, R redundant slots, S = B + R, E experts.
+
+
+@kernel
+def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """Spills until no rank is above `target`, as far as slots allow; returns the maximum rank load it leaves.
+
+    Writes the redundant slots and all quotas. `giver_G` lists ranks from most to least loaded, `taker_G` the other way
+    round and `hot_GB` their base slots from hottest to coldest; `now_G` (rank loads) and `open_G` (receivers left) are scratch.
+    """
+    S = expert_GS.shape[1]
+    node_only, min_pairs, best_fit = params[0] != 0.0, max(1, int(params[1])), params[2] != 0.0
+    expert_GS[:, num_base:] = -1
+    quota_GS[:, num_base:] = 0
+    # Open receivers lie in open_G[first : last], most room first, then lowest rank.
+    first, last = 0, 0
+    for g in taker_G:
+        now_G[g] = load_G[g]
+        for b in range(num_base):
+            quota_GS[g, b] = load_E[expert_GS[g, b]]
+        if load_G[g] < target:
+            open_G[last] = g
+            last += 1
+    for g in giver_G:
+        if load_G[g] <= target:
+            break
+        for i in range(num_base):
+            b = hot_GB[g, i]
+            while now_G[g] > target:
+                # A rank may sink below the target where the floor makes a piece larger than the excess.
+                want = min(max(now_G[g] - target, min_pairs), np.int64(quota_GS[g, b]))
+                at, room = -1, np.int64(0)
+                for k in range(first, last):
+                    r = open_G[k]
+                    other = target - now_G[r]
+                    if at >= 0 and (not best_fit or other < want):
+                        break
+                    if (node_only and node_G[r] != node_G[g]) or (at >= 0 and other == room):
+                        continue
+                    at, room = k, other
+                amount = min(want, room)
+                if amount < min_pairs:
+                    break
+                r = open_G[at]
+                s = num_base
+                while expert_GS[r, s] >= 0:
+                    s += 1
+                expert_GS[r, s], quota_GS[r, s] = expert_GS[g, b], amount
+                quota_GS[g, b] -= amount
+                now_G[g] -= amount
+                now_G[r] += amount
+                # A piece that does not fill its receiver ends this expert's spill, so no receiver meets an expert twice.
+                if now_G[r] < target and s + 1 < S:
+                    while at + 1 < last and (now_G[open_G[at + 1]], open_G[at + 1]) < (now_G[r], r):
+                        open_G[at] = open_G[at + 1]
+                        at += 1
+                    open_G[at] = r
+                elif at == first:
+                    first += 1
+                else:
+                    last -= 1
+                    for k in range(at, last):
+                        open_G[k] = open_G[k + 1]
+            if now_G[g] <= target:
+                break
+    return now_G.max()
+
+
+@kernel
+def quota_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+    """One row of `Quota`; see `RowSolver.edit`. ``params[1]`` is min_pairs, ``params[2]`` best_fit."""
+    G = expert_GS.shape[0]
+    load_G = np.zeros(G, np.int64)
+    hot_GB = np.empty((G, num_base), np.int64)
+    home_B = np.empty(num_base, np.int64)
+    for g in range(G):
+        for b in range(num_base):
+            home_B[b] = -np.int64(load_E[expert_GS[g, b]])
+            load_G[g] -= home_B[b]
+        hot_GB[g] = np.argsort(home_B, kind="mergesort")
+    giver_G, taker_G = np.argsort(-load_G, kind="mergesort"), np.argsort(load_G, kind="mergesort")
+    now_G, open_G = np.empty(G, np.int64), np.empty(G, np.int64)
+    total = load_G.sum()
+    low = -(-total // G)
+    best = high = threshold = load_G.max()
+    while low < high:
+        target = (low + high) // 2
+        reached = _spill(
+            target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS
+        )
+        # A spill that misses its target is a placement all the same, and its maximum a better upper end.
+        if reached < best:
+            best, threshold = reached, target
+        if reached > target:
+            low = target + 1
+        high = min(high, best)
+    _spill(threshold, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS)
+
+
+@kernel
+def quota_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    """`quota_row` for rows [low, high)."""
+    for n in range(low, high):
+        quota_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class Quota(RowSolver):
+    """The smallest rank load that a greedy spill can meet with R slots per rank, found by binary search.
+
+    For a threshold, ranks above it give away their excess, the most loaded rank first and its hottest expert first, to ranks
+    below it that have a free slot; what a rank receives it does not pass on. The rule is that of UltraEP's planner (arXiv
+    2606.04101) as described; the order of givers and the choice of receiver are our own. Starts from the homes whatever the
+    start placement holds, and is never worse than they are.
+
+    Attributes:
+        min_pairs: the least number of pairs that a replica is made for; 0 for any.
+        best_fit: a piece goes to the receiver whose room it fills best, instead of the one with the most room. That is
+            stronger than what the paper describes.
+    """
+
+    min_pairs: int = 0
+    best_fit: bool = False
+
+    edit = staticmethod(quota_row)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.min_pairs, int) or not 0 <= self.min_pairs < 2**31:
+            raise InputError(f"Quota needs min_pairs of at least 0; got {self.min_pairs!r}.")
+        if not isinstance(self.best_fit, bool):
+            raise InputError(f"Quota needs best_fit True or False; got {self.best_fit!r}.")
+
+    def rows(self) -> Callable[..., None]:
+        """The compiled driver of this file."""
+        return quota_rows  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Level split: quotas of replicas that are placed."""

@@ -1,0 +1,26 @@
+"""Even: every slot of an expert serves the same share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foremoe.base.arrays import Array
+from foremoe.levels import SplitSolver
+from foremoe.problem.problem import Problem
+from foremoe.solvers.split.kernels import even_rows, split_all
+
+
+@dataclass(frozen=True)
+class Even(SplitSolver):
+    """Every slot of an expert serves the same share, its lowest slots one pair more where that does not divide.
+
+    What systems do that route to replicas at random or in turn, the EPLB family among them. `ExactSplit` balances better.
+    """
+
+    def solve(self, problem: Problem, expert_NGS: Array) -> Array:
+        """Returns ``quota_NGS`` int32.
+
+        Raises:
+            InputError: an expert that has load has no slot.
+        """
+        return split_all(problem, expert_NGS, even_rows)

@@ -1,0 +1,233 @@
+"""Artificial load in named regimes: how skewed, how fast it moves, how much the source ranks differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base import fields
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole_number
+from foremoe.base.tensor_file import digest
+from foremoe.machine.model import Model
+from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, L MoE layers, G ranks, E experts, K top-k.
+
+# Largest probability, as a part of 1/K, that one expert serves a token: in a micro-step, on one source rank.
+_STEP_CAP, _SOURCE_CAP = 0.9, 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """How load is distributed; ``Regime.preset`` has named ones. Spreads are standard deviations of log probability.
+
+    Attributes:
+        sigma: spread of popularity over the experts of a layer, the part that all micro-steps and domains share.
+        layer_std: spread over the layers of the log of a factor on sigma and domain_std.
+        bend: 0 for lognormal popularity; above, a standard normal z becomes (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2): the
+            same spread with few very popular and more neglected experts, as balanced training leaves them.
+        burst_chance, burst_factor: chance per layer and micro-step (counts) or run of a domain (tokens) that one random
+            expert is so many times more popular.
+        kappa: counts; a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
+        walk_std, walk_ar: counts; spread and step-to-step correlation of a stationary walk of log popularity.
+        source_kappa: counts; a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
+        domains: tokens; kinds of sequences, each with a popularity of its own.
+        domain_std: tokens; spread of a domain's popularity around the shared one.
+        domain_run: tokens; mean tokens that sequences of one domain make in a row: 1 mixes the domains, many keep them apart.
+        domain_length_std: tokens; spread between domains of log mean sequence length.
+        sequence_std: tokens; spread of a sequence's popularity around its domain's.
+        length_std: tokens; spread of log sequence length in a domain.
+
+    Raises:
+        InputError: a figure out of range.
+    """
+
+    sigma: float
+    layer_std: float = 0.0
+    bend: float = 0.0
+    burst_chance: float = 0.0
+    burst_factor: float = 4.0
+    kappa: float
+    walk_std: float
+    walk_ar: float = 0.9
+    source_kappa: float = 8.0
+    domains: int = 4
+    domain_std: float
+    domain_run: float = 6000.0
+    domain_length_std: float = 0.0
+    sequence_std: float
+    length_std: float = 0.5
+
+    def __post_init__(self) -> None:
+        high = {"burst_chance": 1.0, "walk_ar": 1.0, "domain_std": 20.0, "sigma": 20.0, "walk_std": 20.0, "sequence_std": 20.0}
+        high |= {"layer_std": 3.0, "domain_length_std": 3.0}
+        high |= {"bend": 10.0, "burst_factor": 1e6, "length_std": 3.0, "kappa": 1e9, "source_kappa": 1e9, "domain_run": 1e9}
+        low = {"burst_factor": 1.0, "domain_run": 1.0, "kappa": 1e-6, "source_kappa": 1e-6}
+        for f in dataclasses.fields(self):
+            if f.name != "domains":
+                value = fields.real(getattr(self, f.name), f.name, low.get(f.name, 0.0), high[f.name], open_low=False)
+                object.__setattr__(self, f.name, value)
+        object.__setattr__(self, "domains", fields.whole(self.domains, "domains", 1, 10_000))
+
+    @classmethod
+    def preset(cls, name: str) -> Regime:
+        """One of the named regimes; case does not matter.
+
+        Raises:
+            InputError: there is no such regime; it lists those there are.
+        """
+        regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
+        if regime is None:
+            raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")
+        return regime
+
+
+# mild, mid and skew: increasing skew and drift. The tokens of the last two are fitted to recorded routing (see
+# synthetic_tokens); their counts come within 10 % of its mean skew.
+REGIMES = {
+    "mild": Regime(sigma=0.4, kappa=16.0, walk_std=0.10, burst_chance=0.02, domain_std=0.3, sequence_std=0.4),
+    "mid": Regime(sigma=0.8, kappa=4.0, walk_std=0.30, burst_chance=0.10, domain_std=0.7, sequence_std=0.7),
+    "skew": Regime(sigma=1.3, kappa=2.0, walk_std=0.50, burst_chance=0.20, domain_std=1.3, sequence_std=0.8),
+    "gpt-oss-like": Regime(
+        sigma=1.3, layer_std=0.4, bend=0.25, kappa=16.0, walk_std=0.2, source_kappa=1.8, domains=11, domain_std=0.52,
+        sequence_std=0.68, length_std=0.6,
+    ),
+    "esft-like": Regime(
+        sigma=0.29, kappa=100.0, walk_std=0.7, walk_ar=0.75, source_kappa=64.0, domain_std=0.75, domain_run=8300.0,
+        domain_length_std=0.84, sequence_std=0.14, length_std=0.4,
+    ),
+}  # fmt: skip
+
+
+def synthetic_workload(
+    model: str | Model,
+    *,
+    num_ranks: int,
+    tokens_per_rank: int,
+    micro_steps: int,
+    regime: str | Regime = "mid",
+    seed: int = 0,
+    num_layers: int | None = None,
+    stage: str = "update",
+) -> Workload:
+    """Seeded counts without tokens: for many ranks and layers at once.
+
+    Per layer: popularity as `Regime` says; a walk of its logarithm over the micro-steps; bursts; a Dirichlet draw per
+    micro-step, no expert above 0.9/K; a Dirichlet draw per source rank, none above 0.95/K (the excess is spread over the other
+    experts in proportion); then a multinomial draw of tokens_per_rank*K pairs. Pairs are drawn one by one, so that an expert
+    may count a few more pairs than the rank has tokens; `synthetic_trace` draws distinct experts per token.
+
+    Args:
+        model: a `Model`, or the name of a preset.
+        regime: a `Regime`, or the name of one.
+        num_layers: only the first so many layers; a layer's counts do not depend on it.
+        seed: a whole number >= 0.
+
+    Returns:
+        a workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
+
+    Raises:
+        InputError: an unknown name or a number out of range.
+    """
+    model, regime = resolve(model, regime)
+    G, M = whole_number(num_ranks, "num_ranks"), whole_number(micro_steps, "micro_steps")
+    tokens, L = whole_number(tokens_per_rank, "tokens_per_rank"), layer_count(num_layers, model)
+    seeds = np.random.SeedSequence(whole_number(seed, "seed", 0)).spawn(L)
+    load_MLGE = np.empty((M, L, G, model.num_experts), np.int32)
+    for layer in range(L):
+        load_MLGE[:, layer] = _layer_counts(np.random.default_rng(seeds[layer]), regime, model, M, G, tokens)
+    return Workload.from_counts(
+        load_MLGE,
+        num_topk=model.num_topk,
+        tokens_MG=np.full((M, G), tokens),
+        stage=stage,
+        model=model.name,
+        moe_layer_L=model.moe_layer_L[:L],
+        trace_id=digest({}, {"load": load_MLGE}),
+    )
+
+
+def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int, G: int, tokens: int) -> Array:
+    """int64 [M, G, E]."""
+    E, K = model.num_experts, model.num_topk
+    base_E = regime.sigma * layer_factor(rng, regime) * bent(rng.standard_normal(E), regime.bend)
+    step_ME = regime.walk_std * rng.standard_normal((M, E))
+    log_ME = np.empty((M, E))
+    walk_E = step_ME[0]
+    for m in range(M):
+        if m:
+            # The factor keeps the walk's spread at walk_std in every micro-step.
+            walk_E = regime.walk_ar * walk_E + np.sqrt(1.0 - regime.walk_ar**2) * step_ME[m]
+        log_ME[m] = base_E + walk_E
+    bursts_M = rng.random(M) < regime.burst_chance
+    expert_M = rng.integers(E, size=M)
+    log_ME[bursts_M, expert_M[bursts_M]] += np.log(regime.burst_factor)
+    q_ME = capped(rng.standard_gamma(regime.kappa * E * softmax(log_ME)), _STEP_CAP / K)
+    # Independent gamma draws, divided by their sum, are a Dirichlet draw.
+    gamma_MGE = rng.standard_gamma(np.broadcast_to(regime.source_kappa * E * q_ME[:, None], (M, G, E)))
+    counts_MGE: Array = rng.multinomial(tokens * K, capped(gamma_MGE, _SOURCE_CAP / K))
+    return counts_MGE
+
+
+def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
+    """How much more or less a layer's popularity is spread than the mean layer's: 1 on average."""
+    return float(np.exp(regime.layer_std * rng.standard_normal() - 0.5 * regime.layer_std**2))
+
+
+def bent(z: Array, bend: float) -> Array:
+    """Standard normal deviates with mean 0 and spread 1 kept and the upper tail shortened; see `Regime.bend`."""
+    out: Array = (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
+    return out
+
+
+def softmax(log_XE: Array) -> Array:
+    """Probabilities along the last axis."""
+    p_XE = np.exp(log_XE - log_XE.max(axis=-1, keepdims=True))
+    out: Array = p_XE / p_XE.sum(axis=-1, keepdims=True)
+    return out
+
+
+def capped(weight_XE: Array, cap: float) -> Array:
+    """Probabilities in proportion to `weight_XE` along the last axis, none above `cap` (or 1/E where that is more).
+
+    What lies above the cap goes to the others in proportion, until none is above. A row of zeros becomes uniform.
+    """
+    E = weight_XE.shape[-1]
+    cap = max(cap, 1.0 / E)
+    total_X1 = weight_XE.sum(axis=-1, keepdims=True)
+    p_XE: Array = np.where(total_X1 > 0, weight_XE / np.where(total_X1 > 0, total_X1, 1.0), 1.0 / E)
+    at_cap_XE = np.zeros(p_XE.shape, bool)
+    # Every round adds an expert to those at the cap in some row, so E rounds are enough.
+    for _ in range(E):
+        over_XE = p_XE > cap
+        if not over_XE.any():
+            break
+        at_cap_XE |= over_XE
+        rest_XE = np.where(at_cap_XE, 0.0, p_XE)
+        rest_X1 = rest_XE.sum(axis=-1, keepdims=True)
+        left_X1 = 1.0 - cap * at_cap_XE.sum(axis=-1, keepdims=True)
+        scale_X1 = np.where(rest_X1 > 0, left_X1 / np.where(rest_X1 > 0, rest_X1, 1.0), 0.0)
+        changed_XE = np.where(at_cap_XE, cap, rest_XE * scale_X1)
+        p_XE = np.where(over_XE.any(axis=-1, keepdims=True), changed_XE, p_XE)
+    return p_XE
+
+
+def resolve(model: str | Model, regime: str | Regime) -> tuple[Model, Regime]:
+    """The values that two names stand for."""
+    if not isinstance(model, Model):
+        model = Model.preset(model)
+    return model, regime if isinstance(regime, Regime) else Regime.preset(regime)
+
+
+def layer_count(num_layers: int | None, model: Model) -> int:
+    """How many layers to generate: all, or the first so many."""
+    if num_layers is None:
+        return model.num_layers
+    layers = whole_number(num_layers, "num_layers")
+    if layers > model.num_layers:
+        raise InputError(f"{model.name} has {model.num_layers} MoE layers; got num_layers={layers}.")
+    return layers

@@ -1,0 +1,17 @@
+"""Workloads: pairs per micro-step, layer, source rank and expert."""
+
+from foremoe.workload.packing import AsGiven, PackSolver
+from foremoe.workload.routed_experts import ReadSummary, count_workload, from_routed_experts
+from foremoe.workload.skew import skew_statistics
+from foremoe.workload.workload import Dealt, Workload
+
+__all__ = [
+    "AsGiven",
+    "Dealt",
+    "PackSolver",
+    "ReadSummary",
+    "Workload",
+    "count_workload",
+    "from_routed_experts",
+    "skew_statistics",
+]

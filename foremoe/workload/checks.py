@@ -1,0 +1,63 @@
+"""The checks of a workload's counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, frozen_array, require_non_negative
+from foremoe.base.errors import InputError
+
+if TYPE_CHECKING:
+    from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, L MoE layers, G ranks, E experts.
+
+
+def checked_load(value: npt.ArrayLike) -> Array:
+    """int32 [M, L, G, E] of counts, no axis empty."""
+    load_MLGE = frozen_array(value, np.int32, "load_MLGE", (None, None, None, None))
+    if 0 in load_MLGE.shape:
+        raise InputError(f"load_MLGE [micro-steps, layers, ranks, experts] has an empty axis: {list(load_MLGE.shape)}.")
+    require_non_negative(load_MLGE, "load_MLGE")
+    return load_MLGE
+
+
+def check_pairs(work: Workload) -> None:
+    """Raises InputError where a rank, or a micro-step without its unknown tokens, counts more pairs than its tokens make."""
+    pairs_MLG = work.load_MLGE.sum(axis=3, dtype=np.int64)
+    limit_MG = work.num_topk * work.tokens_MG.astype(np.int64)
+    over_MLG = pairs_MLG > limit_MG[:, None]
+    if over_MLG.any():
+        m, layer, g = (int(i) for i in np.unravel_index(int(over_MLG.argmax()), over_MLG.shape))
+        raise InputError(
+            f"micro-step {m}, layer {layer}, rank {g} counts {pairs_MLG[m, layer, g]} pairs but its {work.tokens_MG[m, g]} tokens"
+            f" make at most {limit_MG[m, g]} at top-{work.num_topk}; correct num_topk or tokens_MG."
+        )
+    short_ML = pairs_MLG.sum(axis=2) > work.num_topk * (work.tokens_MG.sum(axis=1, dtype=np.int64)[:, None] - work.unknown_ML)
+    if short_ML.any():
+        m, layer = (int(i) for i in np.unravel_index(int(short_ML.argmax()), short_ML.shape))
+        raise InputError(
+            f"micro-step {m}, layer {layer} counts {pairs_MLG[m, layer].sum()} pairs, more than its tokens make without the"
+            f" {work.unknown_ML[m, layer]} unknown ones; correct unknown_ML."
+        )
+
+
+def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk: int) -> None:
+    """Raises InputError unless pairs = num_topk * (tokens - unknown) in every micro-step and layer."""
+    wrong_ML = pairs_ML != num_topk * (tokens_M[:, None] - unknown_ML)
+    if wrong_ML.any():
+        m, layer = (int(i) for i in np.unravel_index(int(wrong_ML.argmax()), wrong_ML.shape))
+        raise InputError(
+            f"micro-step {m}, layer {layer} counts {pairs_ML[m, layer]} pairs but its {tokens_M[m]} tokens,"
+            f" {unknown_ML[m, layer]} of them unknown, make {num_topk * (tokens_M[m] - unknown_ML[m, layer])} at top-{num_topk};"
+            " correct num_topk or tokens_MG, or give unknown_ML."
+        )
+
+
+def require_below(array: Array, limit: int, name: str) -> None:
+    """Raises InputError unless every number lies in [-1, limit)."""
+    if array.size and (array.min() < -1 or array.max() >= limit):
+        raise InputError(f"{name} holds numbers from {array.min()} to {array.max()}; they must lie in [-1, {limit}).")

@@ -1,0 +1,113 @@
+"""Level pack: the interface that deals whole sequences to micro-steps and ranks, and what a trainer does by itself."""
+
+from __future__ import annotations
+
+import abc
+import heapq
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.errors import InputError
+from foremoe.routing.trace import RoutingTrace
+
+# Letters: Q sequences.
+
+
+class PackSolver(abc.ABC):
+    """Level pack: which sequences form which micro-step, and on which source rank each starts.
+
+    `BestPack` calls several packers at once, on threads: `solve` depends on its arguments alone.
+    """
+
+    level: ClassVar[str] = "pack"
+
+    @abc.abstractmethod
+    def solve(
+        self,
+        trace: RoutingTrace,
+        *,
+        num_ranks: int,
+        tokens_per_rank: int,
+        sample_group_Q: Array | None = None,
+        seed: int = 0,
+    ) -> tuple[Array, Array]:
+        """Deals every sequence once.
+
+        Args:
+            num_ranks, tokens_per_rank: each at least 1; a micro-step holds at most num_ranks * tokens_per_rank tokens, unless it
+                is a single longer sequence.
+            sample_group_Q: integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
+            seed: of whatever is random.
+
+        Returns:
+            ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
+
+        Raises:
+            InputError: a number below 1, or groups of another length or not in order.
+        """
+
+
+def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
+    """int64 [Q], non-decreasing; zeros where no groups are given.
+
+    Raises:
+        InputError: another length, no whole numbers, or a group that comes after a later one.
+    """
+    if sample_group_Q is None:
+        return np.zeros(num_sequences, np.int64)
+    group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
+    if (np.diff(group_Q) < 0).any():
+        q = int(np.argmax(np.diff(group_Q) < 0)) + 1
+        raise InputError(
+            f"sample_group_Q falls from {group_Q[q - 1]} to {group_Q[q]} at sequence {q}; order the sequences by group first."
+        )
+    return group_Q
+
+
+@dataclass(frozen=True, slots=True)
+class AsGiven(PackSolver):
+    """Keeps file order: what a trainer does that packs by token count alone.
+
+    Next-fit: a micro-step is closed by the first sequence that would take it over num_ranks * tokens_per_rank tokens. In a
+    micro-step each sequence goes to the rank with the fewest tokens so far, the lowest such rank on ties, so one rank may
+    hold more than tokens_per_rank. A sequence longer than the whole budget is a micro-step of its own.
+
+    Attributes:
+        shuffle: put the sequences of each group in a random order (a function of `seed`) first.
+    """
+
+    shuffle: bool = False
+
+    def solve(
+        self,
+        trace: RoutingTrace,
+        *,
+        num_ranks: int,
+        tokens_per_rank: int,
+        sample_group_Q: Array | None = None,
+        seed: int = 0,
+    ) -> tuple[Array, Array]:
+        """As `PackSolver.solve`; `seed` acts only with `shuffle`."""
+        for name, value in (("num_ranks", num_ranks), ("tokens_per_rank", tokens_per_rank)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1; got {value}.")
+        group_Q = sample_groups(sample_group_Q, trace.Q)
+        order = np.arange(trace.Q)
+        if self.shuffle:
+            order = np.random.default_rng(seed).permutation(trace.Q)
+            order = order[np.argsort(group_Q[order], kind="stable")]
+        micro_step_Q, rank_Q = np.empty(trace.Q, np.int32), np.empty(trace.Q, np.int32)
+        budget = num_ranks * tokens_per_rank
+        micro_step, used, group, heap = -1, 0, 0, [(0, 0)]
+        for q, length, of_group in zip(order.tolist(), trace.seq_len_Q[order].tolist(), group_Q[order].tolist(), strict=True):
+            if micro_step < 0 or used + length > budget or of_group != group:
+                micro_step, used, group = micro_step + 1, 0, of_group
+                heap = [(0, g) for g in range(num_ranks)]  # (tokens, rank), ascending: already a heap
+            tokens, rank = heap[0]
+            heapq.heapreplace(heap, (tokens + length, rank))
+            micro_step_Q[q], rank_Q[q] = micro_step, rank
+            used += length
+        return micro_step_Q, rank_Q

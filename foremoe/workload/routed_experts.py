@@ -1,0 +1,261 @@
+"""The tolerant way in: routing as rollout engines return it, read into a `RoutingTrace`, or counted without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, frozen_array, require_non_negative
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole_number
+from foremoe.machine.model import Model
+from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_ranges, narrow_into
+from foremoe.routing.readers.reading import Reader
+from foremoe.routing.readers.sequences import unpacked
+from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.workload import Workload
+
+# Letters: Q sequences, T tokens, L MoE layers, K top-k, E experts, M micro-steps, G ranks, X ranges.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSummary:
+    """What a reader found in the payloads besides routing.
+
+    Attributes:
+        num_sequences, num_tokens: what was read.
+        num_unknown_tokens: tokens of which at least one layer is not known: those of the next two, and those with a -1.
+        num_missing_tokens: tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
+        num_blank_tokens: tokens whose experts are all 0, which is padding and no routing (not told apart at top-1).
+        num_marked: (token, layer) with a -1 or None among their experts.
+        num_repeated_pairs: pairs that repeat an expert of their token and layer.
+        num_padding_rows: rows beyond the length of a sequence, cut off.
+    """
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_unknown_tokens: int = 0
+    num_missing_tokens: int = 0
+    num_blank_tokens: int = 0
+    num_marked: int = 0
+    num_repeated_pairs: int = 0
+    num_padding_rows: int = 0
+
+
+def from_routed_experts(
+    payloads: Any,
+    *,
+    model: str | Model | None = None,
+    num_experts: int | None = None,
+    num_topk: int | None = None,
+    num_layers: int | None = None,
+    moe_layer_L: npt.ArrayLike | None = None,
+    lengths: int | Sequence[int] | None = None,
+    start: int | Sequence[int] | None = None,
+    mask: Any = None,
+    dtype: Any = None,
+    source: str = "",
+) -> tuple[RoutingTrace, ReadSummary]:
+    """Reads the routing that rollout engines return, whatever its encoding; see docs/rollout-routing.md.
+
+    A token is known in the trace if all its layers are and none lists an expert twice.
+
+    Args:
+        payloads: one payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array
+            or torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a `Routed`, or None.
+        model: a `Model`, or the name of a preset, tells experts, top-k and MoE layers; another name is only a label.
+        num_experts, num_topk: without a model; num_topk only where payloads do not tell their shape.
+        num_layers: layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model tells.
+        moe_layer_L: the model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the
+            model's, or every layer of the payload.
+        lengths: tokens of each sequence. A payload may lack the last one; what it has beyond is padding. None: its rows.
+        start: the token that the first row of each payload belongs to; 0 by default.
+        mask: bool or 0 and 1 [sequences, tokens], for payloads of four axes only: the tokens that are no padding, in one piece.
+        dtype: of raw bytes.
+        source: free text for the trace.
+
+    Raises:
+        InputError: anything that is no routing, in one sentence that names the sequence.
+    """
+    reader = Reader(model, num_experts, num_topk, num_layers, moe_layer_L, dtype)
+    tally, num_missing, num_padding = Tally(), 0, 0
+    topk: list[Array | None] = []
+    known: list[Array] = []
+    for q, item in enumerate(unpacked(payloads, lengths, start, mask)):
+        with _naming(q):
+            read = reader.read(item)
+            known_T = np.zeros(read.num_tokens, bool)
+            topk_TLK = reader.empty(read.num_tokens) if read.pieces else None
+            for first, layer_L, rows_TLK in read.pieces:
+                assert topk_TLK is not None
+                end = first + len(rows_TLK)
+                known_T[first:end] = True
+                narrow_into(topk_TLK[first:end], known_T[first:end], rows_TLK, layer_L, reader.num_experts, tally)
+            topk.append(topk_TLK)
+            known.append(known_T)
+            num_missing += read.num_tokens - sum(len(rows_TLK) for _, _, rows_TLK in read.pieces)
+            num_padding += read.num_padding
+    seq_len_Q = np.array([len(known_T) for known_T in known])
+    trace = RoutingTrace(
+        topk_TLK=_joined([reader.empty(len(k)) if t is None else t for t, k in zip(topk, known, strict=True)]),
+        num_experts=reader.num_experts,
+        known_T=_joined(known),
+        seq_len_Q=seq_len_Q,
+        moe_layer_L=reader.moe_layer_L,
+        model=reader.model,
+        source=source,
+    )
+    return trace, _report(len(known), trace.T, num_missing, num_padding, tally)
+
+
+def count_workload(
+    payloads: Any,
+    *,
+    num_ranks: int,
+    micro_step_Q: npt.ArrayLike | None = None,
+    rank_Q: npt.ArrayLike | None = None,
+    range_X5: npt.ArrayLike | None = None,
+    num_micro_steps: int | None = None,
+    stage: str = "update",
+    **options: Any,
+) -> tuple[Workload, ReadSummary]:
+    """Counts what rollout engines return, one payload after the other, without a trace in between.
+
+    Pairs are counted by token and layer: one whose experts are not all known is in no load but in `unknown_ML`, and an
+    expert listed twice is one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
+    ``Workload.from_trace`` on the trace that `from_routed_experts` reads.
+
+    Args:
+        payloads: as in `from_routed_experts`.
+        num_ranks: G.
+        micro_step_Q, rank_Q: where each sequence goes as a whole; micro-step -1 leaves it out, undecoded.
+        range_X5: instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,
+            source rank. Ranges of a sequence do not overlap; tokens in none are not counted.
+        num_micro_steps: M; None: the largest micro-step and one.
+        stage: ``"recompute"`` or ``"update"``.
+        options: model, num_experts, num_topk, num_layers, moe_layer_L, lengths, start, mask, dtype of `from_routed_experts`.
+
+    Raises:
+        InputError: as `from_routed_experts`, or places that do not exist.
+    """
+    of_items = {name: options.pop(name, None) for name in ("lengths", "start", "mask")}
+    reader = Reader(**options)
+    items = unpacked(payloads, **of_items)
+    G = whole_number(num_ranks, "num_ranks")
+    ranges_Q, M = _places(len(items), G, micro_step_Q, rank_Q, range_X5, num_micro_steps)
+    tokens_MG, attention_MG = np.zeros((M, G), np.int64), np.zeros((M, G))
+    tally, num_sequences, num_missing, num_padding = Tally(), 0, 0, 0
+    load_MLGE = unknown_ML = None
+    missing_M = np.zeros(M, np.int64)
+    for q, (item, range_X4) in enumerate(zip(items, ranges_Q, strict=True)):
+        if not len(range_X4):
+            continue
+        with _naming(q):
+            read = reader.read(item)
+            range_X4 = _within(range_X4, read.num_tokens)
+            first_X, end_X, micro_step_X, rank_X = range_X4.T
+            left_X = end_X - first_X
+            np.add.at(tokens_MG, (micro_step_X, rank_X), left_X)
+            np.add.at(attention_MG, (micro_step_X, rank_X), left_X * float(read.num_tokens))
+            for first, layer_L, rows_TLK in read.pieces:
+                if load_MLGE is None or unknown_ML is None:
+                    load_MLGE = np.zeros((M, len(reader.moe_layer_L), G, reader.num_experts), np.int32)
+                    unknown_ML = np.zeros((M, len(reader.moe_layer_L)), np.int64)
+                cut_X4 = range_X4.copy()
+                cut_X4[:, :2] = np.clip(range_X4[:, :2] - first, 0, len(rows_TLK))
+                left_X = left_X - (cut_X4[:, 1] - cut_X4[:, 0])
+                count_ranges(rows_TLK, layer_L, cut_X4, load_MLGE, unknown_ML, tally)
+            np.add.at(missing_M, micro_step_X, left_X)
+            num_sequences += 1
+            num_missing += int(left_X.sum())
+            num_padding += read.num_padding
+    if load_MLGE is None or unknown_ML is None:
+        load_MLGE = np.zeros((M, len(reader.moe_layer_L), G, reader.num_experts), np.int32)
+        unknown_ML = np.zeros((M, len(reader.moe_layer_L)), np.int64)
+    work = Workload(
+        load_MLGE=load_MLGE,
+        tokens_MG=tokens_MG,
+        attention_MG=attention_MG,
+        unknown_ML=unknown_ML + missing_M[:, None],
+        num_topk=reader.topk(),
+        stage=stage,
+        model=reader.model,
+        moe_layer_L=reader.moe_layer_L,
+        micro_step_Q=None if range_X5 is not None else micro_step_Q,  # type: ignore[arg-type]
+        rank_Q=None if range_X5 is not None else np.where(np.asarray(micro_step_Q) < 0, -1, rank_Q),  # type: ignore[arg-type]
+    )
+    return work, _report(num_sequences, int(tokens_MG.sum()), num_missing, num_padding, tally)
+
+
+@contextmanager
+def _naming(q: int) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"sequence {q}: {error}") from None
+
+
+def _joined(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _report(num_sequences: int, num_tokens: int, num_missing: int, num_padding: int, tally: Tally) -> ReadSummary:
+    num = tally.num.tolist()
+    return ReadSummary(
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+        num_unknown_tokens=num_missing + num[UNKNOWN],
+        num_missing_tokens=num_missing,
+        num_blank_tokens=num[BLANK],
+        num_marked=num[MARKED],
+        num_repeated_pairs=num[REPEATED],
+        num_padding_rows=num_padding,
+    )
+
+
+def _places(
+    Q: int, G: int, micro_step_Q: Any, rank_Q: Any, range_X5: Any, num_micro_steps: int | None
+) -> tuple[list[Array], int]:
+    """int64 [X, 4] of each sequence (first token, end, micro-step, rank; end -1: all of it), and M."""
+    if (range_X5 is None) != (micro_step_Q is not None and rank_Q is not None):
+        raise InputError("say where sequences go: by micro_step_Q and rank_Q, or else by range_X5.")
+    if range_X5 is None:
+        micro_step = frozen_array(micro_step_Q, np.int32, "micro_step_Q", (Q,))
+        rank = frozen_array(rank_Q, np.int32, "rank_Q", (Q,))
+        out = [np.array([[0, -1, m, g]], np.int64)[: int(m >= 0)] for m, g in zip(micro_step, rank, strict=True)]
+        micro_step, rank = micro_step[micro_step >= 0], rank[micro_step >= 0]
+    else:
+        ranges = frozen_array(range_X5, np.int64, "range_X5", (None, 5))
+        require_non_negative(ranges, "range_X5")
+        ranges = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
+        if len(ranges) and ranges[-1, 0] >= Q:
+            raise InputError(f"range_X5 names sequence {ranges[-1, 0]}; there are {Q}, from 0.")
+        same = ranges[1:, 0] == ranges[:-1, 0]
+        if (ranges[:, 1] >= ranges[:, 2]).any() or (same & (ranges[1:, 1] < ranges[:-1, 2])).any():
+            raise InputError("range_X5 has empty or overlapping ranges; each token is counted at most once.")
+        cuts = np.searchsorted(ranges[:, 0], np.arange(Q + 1))
+        out = [ranges[cuts[q] : cuts[q + 1], 1:] for q in range(Q)]
+        micro_step, rank = ranges[:, 3], ranges[:, 4]
+    if not len(micro_step):
+        raise InputError("no sequence has a micro-step; give at least one.")
+    M = int(micro_step.max()) + 1 if num_micro_steps is None else whole_number(num_micro_steps, "num_micro_steps")
+    if micro_step.max() >= M or rank.min() < 0 or rank.max() >= G:
+        raise InputError(
+            f"sequences go to micro-steps up to {micro_step.max()} and ranks {rank.min()} to {rank.max()}; there are {M}"
+            f" micro-steps and {G} ranks, from 0."
+        )
+    return out, M
+
+
+def _within(range_X4: Array, num_tokens: int) -> Array:
+    if range_X4[0, 1] == -1:
+        range_X4 = range_X4.copy()
+        range_X4[0, 1] = num_tokens
+    if range_X4[:, 1].max() > num_tokens:
+        raise InputError(f"range_X5 reaches token {range_X4[:, 1].max()} of {num_tokens}; correct it.")
+    return range_X4

@@ -1,0 +1,316 @@
+"""Workload: how many (token, expert) pairs every source rank sends to every expert, per micro-step and layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole_number
+from foremoe.base.parallel import row_runner
+from foremoe.routing.checks import layer_numbers, layer_positions, preset_layers
+from foremoe.workload.checks import check_balance, check_pairs, checked_load, require_below
+from foremoe.workload.packing import AsGiven, PackSolver
+
+if TYPE_CHECKING:
+    from foremoe.routing.trace import RoutingTrace
+
+STAGES = ("recompute", "update")  # forward only with frozen weights; forward and backward
+
+# Letters: M micro-steps, L MoE layers, G ranks, E experts, K top-k, Q sequences, T tokens.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """How whole sequences were dealt to micro-steps and ranks.
+
+    Attributes:
+        tokens_per_rank: the budget of a micro-step is this times the number of ranks.
+        packer: repr of the pack solver.   seed: what it was given.
+        over_budget: numbers of the sequences longer than the whole budget; each is a micro-step of its own.
+        dropped_micro_steps: later micro-steps that ``max_micro_steps`` left out, their sequences with them.
+    """
+
+    tokens_per_rank: int
+    packer: str
+    seed: int
+    over_budget: tuple[int, ...] = ()
+    dropped_micro_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Workload(ArrayValue):
+    """Counts of one EP group, one stage and one weight version: an update mini-batch, or the whole recompute stage.
+
+    A count is always (token, expert) pairs. Every rank holds at most num_topk pairs per token and layer; the pairs that are
+    missing belong to unknown tokens (see `unknown_ML`), or to none where tokens were derived from counts.
+
+    Attributes:
+        load_MLGE: int32, pairs by source rank and logical expert.
+        tokens_MG: int32, tokens on each source rank.
+        attention_MG: float64, sum over a rank's sequences of length squared (tokens^2); zero prices attention by tokens alone.
+        unknown_ML: int64, tokens whose routing in this layer is not known; they are in no load.
+        num_topk: K.
+        stage: ``"recompute"`` or ``"update"``.
+        model: name of the model, or None.
+        moe_layer_L: int32, the model's own layer numbers.
+        trace_id: id of the trace that was counted, or empty.
+        micro_step_Q, rank_Q: int32, where each sequence of the trace went, -1 for sequences that are not in this workload;
+            None where sequences were not dealt whole.
+        dealt: how they were dealt, or None.
+        load_MLE: int32, load_MLGE summed over source ranks; derived.
+
+    Raises:
+        InputError: shapes that do not fit, negative numbers, or more pairs than the tokens of a rank can make.
+    """
+
+    load_MLGE: Array
+    tokens_MG: Array
+    attention_MG: Array
+    unknown_ML: Array
+    num_topk: int
+    stage: str = "update"
+    model: str | None = None
+    moe_layer_L: Array
+    trace_id: str = ""
+    micro_step_Q: Array | None = None
+    rank_Q: Array | None = None
+    dealt: Dealt | None = None
+    load_MLE: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        put("num_topk", whole_number(self.num_topk, "num_topk"))
+        put("load_MLGE", checked_load(self.load_MLGE))
+        M, L, G, E = self.load_MLGE.shape
+        put("tokens_MG", frozen_array(self.tokens_MG, np.int32, "tokens_MG", (M, G)))
+        put("attention_MG", frozen_array(self.attention_MG, np.float64, "attention_MG", (M, G)))
+        put("unknown_ML", frozen_array(self.unknown_ML, np.int64, "unknown_ML", (M, L)))
+        for name in ("tokens_MG", "attention_MG", "unknown_ML"):
+            require_non_negative(getattr(self, name), name)
+        if self.num_topk > E:
+            raise InputError(f"num_topk {self.num_topk} exceeds the {E} experts; a token's experts are distinct.")
+        if self.stage not in STAGES:
+            raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
+        for name, value in (("model", self.model or ""), ("trace_id", self.trace_id)):
+            if not isinstance(value, str):
+                raise InputError(f"{name} must be text; got {type(value).__name__}.")
+        put("moe_layer_L", layer_numbers(self.moe_layer_L, L))
+        put("load_MLE", frozen_array(self.load_MLGE.sum(axis=2, dtype=np.int64), np.int32, "load_MLGE summed over ranks"))
+        check_pairs(self)
+        if (self.micro_step_Q is None) != (self.rank_Q is None):
+            raise InputError("micro_step_Q and rank_Q go together; give both or neither.")
+        if self.micro_step_Q is not None:
+            for name, limit in (("micro_step_Q", M), ("rank_Q", G)):
+                put(name, frozen_array(getattr(self, name), np.int32, name, (len(self.micro_step_Q),)))
+                require_below(getattr(self, name), limit, name)
+
+    @property
+    def M(self) -> int:
+        """Micro-steps."""
+        return int(self.load_MLGE.shape[0])
+
+    @property
+    def L(self) -> int:
+        """MoE layers of this workload."""
+        return int(self.load_MLGE.shape[1])
+
+    @property
+    def G(self) -> int:
+        """Source ranks: the ranks of the EP group."""
+        return int(self.load_MLGE.shape[2])
+
+    @property
+    def E(self) -> int:
+        """Logical experts."""
+        return int(self.load_MLGE.shape[3])
+
+    def __repr__(self) -> str:
+        return (
+            f"Workload({self.M} micro-steps, {self.L} layers, {self.G} ranks, top-{self.num_topk} of {self.E} experts,"
+            f" {int(self.tokens_MG.sum(dtype=np.int64))} tokens, stage={self.stage!r}, model={self.model!r},"
+            f" dealt={self.dealt!r})"
+        )
+
+    @classmethod
+    def from_counts(
+        cls,
+        load_MLGE: npt.ArrayLike,
+        *,
+        num_topk: int,
+        tokens_MG: npt.ArrayLike | None = None,
+        attention_MG: npt.ArrayLike | None = None,
+        unknown_ML: npt.ArrayLike | None = None,
+        stage: str = "update",
+        model: str | None = None,
+        moe_layer_L: npt.ArrayLike | None = None,
+        trace_id: str = "",
+    ) -> Workload:
+        """A workload of counts that were made elsewhere: the primary way in.
+
+        Args:
+            load_MLGE: whole numbers >= 0, source rank major.
+            num_topk: K.
+            tokens_MG: tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
+                num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
+                the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.
+            attention_MG: sum of squared sequence lengths per source rank; None, sequence lengths not known: zeros.
+            unknown_ML: tokens in no count; None: none.
+            model: name of the model; a preset's experts and top-k must agree with the counts.
+            moe_layer_L: by default those of the preset `model` if it has L layers, else 0 to L-1.
+
+        Raises:
+            InputError: as the class, or counts that do not balance.
+        """
+        load = checked_load(load_MLGE)
+        M, L, G, E = load.shape
+        num_topk = whole_number(num_topk, "num_topk")
+        if moe_layer_L is None:
+            moe_layer_L = preset_layers(model, L, E, num_topk)
+        pairs_MLG = load.sum(axis=3, dtype=np.int64)
+        tokens = (
+            -(-pairs_MLG.max(axis=1) // num_topk) if tokens_MG is None else frozen_array(tokens_MG, np.int32, "tokens_MG", (M, G))
+        )
+        unknown = frozen_array(np.zeros((M, L)) if unknown_ML is None else unknown_ML, np.int64, "unknown_ML", (M, L))
+        if tokens_MG is not None:
+            check_balance(pairs_MLG.sum(axis=2), tokens.sum(axis=1, dtype=np.int64), unknown, num_topk)
+        return cls(
+            load_MLGE=load,
+            tokens_MG=tokens,
+            attention_MG=np.zeros((M, G)) if attention_MG is None else attention_MG,  # type: ignore[arg-type]
+            unknown_ML=unknown,
+            num_topk=num_topk,
+            stage=stage,
+            model=model,
+            moe_layer_L=moe_layer_L,  # type: ignore[arg-type]
+            trace_id=trace_id,
+        )
+
+    @classmethod
+    def from_trace(
+        cls,
+        trace: RoutingTrace,
+        *,
+        num_ranks: int,
+        tokens_per_rank: int | None = None,
+        packer: PackSolver | None = None,
+        seed: int = 0,
+        stage: str = "update",
+        sample_group_Q: npt.ArrayLike | None = None,
+        max_micro_steps: int | None = None,
+        assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        num_threads: int | None = None,
+    ) -> Workload:
+        """Deals the tokens of a trace to micro-steps and source ranks, every token exactly once, and counts.
+
+        Either whole sequences are dealt by `packer` within a budget, or `assign` says where every token goes.
+
+        Args:
+            num_ranks: G; may exceed the number of sequences: ranks without tokens are counted as such.
+            tokens_per_rank: the budget of a micro-step is num_ranks * tokens_per_rank tokens. A longer sequence is a
+                micro-step of its own, named in ``dealt.over_budget``; it is never cut or left out.
+            packer: a pack solver; None is ``AsGiven()``.
+            seed: for packers that shuffle.
+            sample_group_Q: integers, non-decreasing; a micro-step never mixes groups.
+            max_micro_steps: keep the first so many micro-steps and leave out the rest, which ``dealt`` records.
+            assign: ``(micro_step_T, rank_T)`` for every token, where tensor, sequence or context parallelism spreads a
+                sequence over ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its
+                sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in all.
+            num_threads: default: every core; the result is the same.
+
+        Raises:
+            InputError: numbers out of range, options that exclude each other, or a packer that breaks its law.
+        """
+        from foremoe.workload.dealing import deal
+
+        with row_runner(num_threads):
+            return deal(
+                trace,
+                num_ranks=num_ranks,
+                tokens_per_rank=tokens_per_rank,
+                packer=AsGiven() if packer is None else packer,
+                seed=seed,
+                stage=stage,
+                sample_group_Q=sample_group_Q,
+                max_micro_steps=max_micro_steps,
+                assign=assign,
+            )
+
+    def __getitem__(self, micro_steps: slice) -> Workload:
+        """A range of micro-steps as a workload of its own; sequences outside it get -1.
+
+        What the first micro-steps leave out is added to ``dealt.dropped_micro_steps``, as if they had been dealt so. Another
+        range cannot be dealt again from its trace alone: its ``dealt`` stays that of the whole.
+
+        Raises:
+            InputError: not a slice, or none selected.
+        """
+        if not isinstance(micro_steps, slice):
+            raise InputError(f"index a workload by a slice such as work[0:2]; got {micro_steps!r}.")
+        kept = np.arange(self.M)[micro_steps]
+        if not kept.size:
+            raise InputError(f"the slice {micro_steps.start}:{micro_steps.stop} selects none of the {self.M} micro-steps.")
+        micro_step_Q, rank_Q = self.micro_step_Q, self.rank_Q
+        if micro_step_Q is not None and rank_Q is not None:
+            renumbered = np.full(self.M + 1, -1, np.int32)  # the last entry is what -1 indexes
+            renumbered[kept] = np.arange(kept.size)
+            micro_step_Q = renumbered[micro_step_Q]
+            rank_Q = np.where(micro_step_Q < 0, np.int32(-1), rank_Q)
+        dealt = self.dealt
+        if dealt is not None and micro_step_Q is not None and (kept == np.arange(kept.size)).all():
+            dealt = replace(
+                dealt,
+                over_budget=tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0),
+                dropped_micro_steps=dealt.dropped_micro_steps + self.M - kept.size,
+            )
+        return replace(
+            self,
+            dealt=dealt,
+            load_MLGE=self.load_MLGE[micro_steps],
+            tokens_MG=self.tokens_MG[micro_steps],
+            attention_MG=self.attention_MG[micro_steps],
+            unknown_ML=self.unknown_ML[micro_steps],
+            micro_step_Q=micro_step_Q,
+            rank_Q=rank_Q,
+        )
+
+    def layers(self, indices: Sequence[int]) -> Workload:
+        """Some layers (positions from 0, not the model's numbers) as a workload of its own: a pipeline stage, say.
+
+        Raises:
+            InputError: none, out of range, or one twice.
+        """
+        index = layer_positions(indices, self.L)
+        return replace(
+            self,
+            load_MLGE=self.load_MLGE[:, index],
+            unknown_ML=self.unknown_ML[:, index],
+            moe_layer_L=self.moe_layer_L[index],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the counts as safetensors; the bytes are a function of the workload alone.
+
+        Raises:
+            InputError: the place cannot be written.
+        """
+        from foremoe.workload.files import save_workload
+
+        save_workload(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Workload:
+        """Reads what `save` wrote; the same value comes back, byte for byte.
+
+        Raises:
+            InputError: no such file, no workload, of a newer format, truncated or changed.
+        """
+        from foremoe.workload.files import load_workload
+
+        return load_workload(path)

@@ -1,0 +1,96 @@
+"""frozen_array and ArrayValue: values kept exactly or refused in one sentence, read-only, compared byte by byte."""
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from foremoe.base.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.base.errors import InputError
+
+INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.int64]
+
+
+@given(
+    hnp.arrays(st.sampled_from(INTEGERS), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0), elements=st.integers(0, 127)),
+    st.sampled_from([*INTEGERS, np.float64]),
+)
+def test_values_are_kept_and_read_only(value: Array, dtype: Any) -> None:
+    array = frozen_array(value, dtype, "a")
+    assert array.dtype == dtype and array.shape == value.shape and (array == value).all()
+    assert array.flags.c_contiguous and not array.flags.writeable
+    assert value.flags.writeable or value.size == 0 or value.ndim == 0
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5), st.sampled_from(INTEGERS))
+def test_integers_fit_or_are_refused(values: list[int], dtype: Any) -> None:
+    info = np.iinfo(dtype)
+    if all(info.min <= v <= info.max for v in values):
+        assert frozen_array(values, dtype, "a").tolist() == values
+        assert frozen_array([float(v) for v in values], dtype, "a").tolist() == values
+    else:
+        with pytest.raises(InputError, match=rf"a holds values from {min(values)} to {max(values)}"):
+            frozen_array(values, dtype, "a")
+
+
+def test_no_copy_where_none_is_needed_and_a_contiguous_one_where_it_is() -> None:
+    value = np.arange(6, dtype=np.int32).reshape(2, 3)
+    assert np.shares_memory(frozen_array(value, np.int32, "a"), value)
+    turned = frozen_array(value.T, np.int32, "a")
+    assert turned.flags.c_contiguous and (turned == value.T).all()
+    assert frozen_array(np.int32(3), np.int32, "a").shape == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape", "sentence"),
+    [
+        ([[1, 2], [3]], np.int32, None, "a is ragged; every row needs the same length."),
+        (["x"], np.int32, None, "a must hold numbers; got dtype <U1."),
+        ([None], np.int32, None, "a must hold numbers; got dtype object."),
+        ([1 + 2j], np.float64, None, "a must hold numbers; got dtype complex128."),
+        ([np.nan, 1.0], np.float64, None, "a holds 1 NaN values; remove or replace them."),
+        ([np.nan], np.int32, None, "a holds 1 NaN values"),
+        ([np.inf], np.int32, None, "infinities or fractions"),
+        ([0.5], np.int32, None, "infinities or fractions"),
+        ([300], np.uint8, None, "a holds values from 300 to 300, which uint8 (0 to 255) cannot hold."),
+        ([-1], np.uint8, None, "cannot hold"),
+        ([1, 2], np.int32, (3,), "a must have shape [3]; got [2]."),
+        ([1, 2], np.int32, (None, 2), "a must have shape [any, 2]; got [2]."),
+        (5, np.int32, (1,), "a must have shape [1]; got []."),
+    ],
+)
+def test_bad_input_is_one_sentence(value: Any, dtype: Any, shape: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        frozen_array(value, dtype, "a", shape)
+
+
+def test_infinity_is_a_float() -> None:
+    assert frozen_array([-np.inf], np.float64, "a")[0] == -np.inf
+
+
+def test_counts_are_not_negative() -> None:
+    require_non_negative(np.zeros(0), "a")
+    require_non_negative(np.arange(3), "a")
+    with pytest.raises(InputError, match=r"a holds 2 negative values \(smallest -5\)"):
+        require_non_negative(np.array([-1, 0, -5]), "a")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair(ArrayValue):
+    array: Array
+    other: object = None
+
+
+def test_same_as_compares_types_fields_dtypes_shapes_and_bytes() -> None:
+    one = Pair(np.arange(4))
+    assert one.same_as(Pair(np.arange(4))) and not one.same_as(Pair(np.arange(4)[::-1]))
+    assert not one.same_as(Pair(np.arange(4, dtype=np.int32))) and not one.same_as(Pair(np.arange(4).reshape(2, 2)))
+    assert not one.same_as(Pair(np.arange(4), "x")) and not one.same_as("x")
+    assert Pair(np.arange(4), one).same_as(Pair(np.arange(4), Pair(np.arange(4))))
+    assert not Pair(np.arange(4), one).same_as(Pair(np.arange(4), None)) and not Pair(np.arange(4), np.zeros(1)).same_as(one)
+    assert Pair(np.array([0.0])).same_as(Pair(np.array([0.0]))) and not Pair(np.array([0.0])).same_as(Pair(np.array([-0.0])))

@@ -1,0 +1,103 @@
+"""Plan files: identity, determinism, and one clear sentence for every fault."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+import foremoe
+from foremoe.base.errors import InputError
+from foremoe.plan.header import FORMAT_VERSION
+from foremoe.plan.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model = foremoe.Model.preset("gpt-oss-20b")
+    rng = np.random.default_rng(0)
+    load_MLGE = rng.poisson(rng.lognormal(2.0, 1.0, (2, 24, 1, 32)), (2, 24, 4, 32)).astype(np.int32)
+    work = foremoe.Workload.from_counts(load_MLGE, num_topk=4, model=model.name)
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=4), redundant=1)
+    return foremoe.Planner().plan(problem)[0]
+
+
+def rewritten(path, change):
+    """The plan file with its header changed by `change(header)`, everything else as it was."""
+    payload = path.read_bytes()
+    length = int.from_bytes(payload[:8], "little")
+    header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["foremoe"])
+    tensors = load(payload)
+    change(header, tensors)
+    path.write_bytes(save(tensors, {"foremoe": json.dumps(header)}))
+
+
+def test_save_then_load_is_identity_and_bytes_do_not_vary(plan, tmp_path):
+    plan.save(tmp_path / "a.safetensors")
+    again = Plan.load(tmp_path / "a.safetensors")
+    assert again.same_as(plan)
+    again.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_every_cut_is_refused(plan, tmp_path):
+    path = tmp_path / "plan.safetensors"
+    plan.save(path)
+    payload = path.read_bytes()
+    for keep in (0, 4, 8, 100, len(payload) // 2, len(payload) - 1):
+        path.write_bytes(payload[:keep])
+        with pytest.raises(InputError, match=r"plan\.safetensors"):
+            Plan.load(path)
+
+
+def test_every_flipped_byte_is_refused(plan, tmp_path):
+    path = tmp_path / "plan.safetensors"
+    plan.save(path)
+    payload = path.read_bytes()
+    for at in np.random.default_rng(0).integers(0, len(payload), 60):
+        changed = bytearray(payload)
+        changed[at] ^= 0x10
+        path.write_bytes(bytes(changed))
+        with pytest.raises(InputError):
+            Plan.load(path)
+
+
+def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
+    path = tmp_path / "plan.safetensors"
+    plan.save(path)
+    rewritten(path, lambda header, tensors: header.update(redundant=2))
+    with pytest.raises(InputError, match="was changed after it was written"):
+        Plan.load(path)
+    plan.save(path)
+    rewritten(path, lambda header, tensors: header.update(format=FORMAT_VERSION + 1))
+    with pytest.raises(InputError, match="install a newer foremoe"):
+        Plan.load(path)
+    path.write_bytes(save({"a": np.zeros(3)}))
+    with pytest.raises(InputError, match="is no plan"):
+        Plan.load(path)
+    with pytest.raises(InputError, match="there is no file"):
+        Plan.load(tmp_path / "absent.safetensors")
+    with pytest.raises(InputError, match="is no file"):
+        Plan.load(tmp_path)
+    with pytest.raises(InputError, match="cannot write"):
+        plan.save(tmp_path / "no" / "such" / "folder.safetensors")
+
+
+def test_select_join_and_diff(plan):
+    part = plan.select([3, 5])
+    part.check()
+    assert part.header.moe_layer_L.tolist() == [3, 5]
+    assert (part.expert_MLGS == plan.expert_MLGS[:, [3, 5]]).all()
+    assert plan.diff(plan) == "identical"
+    assert "different shapes" in plan.diff(part)
+    static = foremoe.Planner(rank=())
+    with pytest.raises(InputError, match="can be joined"):
+        Plan.join([plan, part])
+    with pytest.raises(InputError, match="distinct indices"):
+        plan.select([0, 0])
+    assert "replicas" in plan.summary() and "busiest rank" in plan.explain(1, 2)
+    with pytest.raises(InputError, match="does not exist"):
+        plan.explain(2, 0)
+    assert static.rank == ()

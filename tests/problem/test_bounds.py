@@ -1,0 +1,317 @@
+"""Bounds against brute force on tiny cases, and their kernels against plain versions."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel, Rates
+from foremoe.problem.kernels.load_bound import bound_row, least_load
+from foremoe.problem.kernels.time_bound import fill_level
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.testing.pasteable import describe
+from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
+from foremoe.testing.strategies import problems
+
+# Letters: G ranks, B base slots, E experts.
+
+TINY = {"max_ranks": 3, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1, "max_pairs": 9}
+
+
+def best_load(problem: Problem, n: int) -> int:
+    """The smallest possible largest rank load of one row: every choice of replicas, and for each the split's closed form.
+
+    A split with maximum T exists iff no set of ranks must serve more than T each: the experts that live only inside it.
+    """
+    G, node_G = problem.G, problem.cluster.node_of_rank_G
+    home_E = problem.home_LE[n % problem.L] // problem.B
+    choices_G = []
+    for g in range(G):
+        allowed = [
+            e for e in range(problem.E) if home_E[e] != g and (problem.replicas == "any" or node_G[home_E[e]] == node_G[g])
+        ]
+        # More replicas never hurt, so every slot that can be filled is.
+        choices_G.append(list(itertools.combinations(allowed, min(problem.R, len(allowed)))))
+    sets = [s for size in range(1, G + 1) for s in itertools.combinations(range(G), size)]
+    best = None
+    for replicas_G in itertools.product(*choices_G):
+        ranks_E = [{int(home_E[e])} | {g for g in range(G) if e in replicas_G[g]} for e in range(problem.E)]
+        worst = 0
+        for members in sets:
+            confined = sum(int(problem.load_NE[n, e]) for e in range(problem.E) if ranks_E[e] <= set(members))
+            worst = max(worst, -(-confined // len(members)))
+        best = worst if best is None else min(best, worst)
+    assert best is not None
+    return best
+
+
+@given(st.data())
+def test_the_load_bound_is_below_the_best_of_all_placements(data: st.DataObject) -> None:
+    problem = data.draw(problems(**TINY))
+    note(describe(problem))
+    bound_N = problem.cost.load_bound_N(problem)
+    for n in range(problem.N):
+        assert bound_N[n] <= best_load(problem, n)
+        assert bound_N[n] >= -(-problem.load_NE[n].sum() // problem.G)
+
+
+def least_load_by_hand(load_GB: Array, redundant: int) -> int:
+    """`least_load` of all ranks, from its docstrings: every set of ranks, every number of receiving ranks."""
+    load_G, num = load_GB.sum(axis=1), len(load_GB)
+    order = sorted(range(num), key=lambda g: -load_G[g])
+    largest = lambda ranks, k: sum(sorted((int(v) for g in ranks for v in load_GB[g]), reverse=True)[:k])  # noqa: E731
+    bound = -(-int(load_G.sum()) // num)
+    if redundant == 0:
+        return int(load_G.max())
+    if redundant > 1:
+        return max([bound, *(
+            -(-(int(load_G[order[:k]].sum()) - largest(order[:k], redundant * (num - k))) // k) for k in range(1, num + 1)
+        )])  # fmt: skip
+    while True:  # the first T that no set H of ranks above it rules out
+
+        def ruled_out(target: int) -> bool:
+            above = [g for g in order if load_G[g] > target]
+            below = [g for g in order if load_G[g] <= target]
+            for k in range(1, len(above) + 1):
+                over = int(load_G[above[:k]].sum()) - k * target
+                for j in range(len(below) + 1):
+                    lacking = sum(target - int(load_G[g]) for g in below[: len(below) - j])
+                    if over > largest(above[:k], j) + lacking:
+                        return True
+            return False
+
+        if not ruled_out(bound):
+            return bound
+        bound += 1
+
+
+@given(st.data(), st.sampled_from([0, 1, 1, 2, 3]))
+def test_least_load_is_what_it_says(data: st.DataObject, redundant: int) -> None:
+    G, B = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    top = data.draw(st.sampled_from([3, 12, 60]))
+    loads = data.draw(st.lists(st.integers(0, top), min_size=G * B, max_size=G * B))
+    hot = data.draw(st.integers(0, G - 1))
+    load_GB = np.array(loads, np.int64).reshape(G, B)
+    load_GB[hot] *= data.draw(st.sampled_from([1, 2]))
+    bound = least_load(np.int64(0), np.ones(G, bool), redundant, load_GB)
+    assert bound == least_load_by_hand(load_GB, redundant)
+    assert least_load(bound + 3, np.ones(G, bool), redundant, load_GB) == bound + 3
+    # Ranks outside take no part.
+    padded_GB, member_G = np.concatenate([load_GB, 99 * load_GB + 7]), np.arange(2 * G) < G
+    assert least_load(np.int64(0), member_G, redundant, padded_GB) == bound
+    quota_GS = np.concatenate([load_GB, np.zeros((G, redundant), np.int64)], axis=1).astype(np.int32)
+    assert bound_row(0, np.ones(G, bool), B, quota_GS) == bound
+
+
+def test_small_experts_leave_hot_ranks_hot() -> None:
+    # Two ranks of four small experts each; the two cold ranks have one slot each and lack more than an expert has.
+    load_GB = np.array([[10, 10, 10, 10], [10, 10, 10, 9], [1, 1, 1, 1], [1, 1, 1, 1]], np.int64)
+    assert least_load(np.int64(0), np.ones(4, bool), 1, load_GB) == 30
+    # The cold rank takes 20 and the warm one, which is below the maximum, only fills up: giving its 30 away would not help.
+    load_GB = np.array([[20, 20, 20, 20], [30, 18, 1, 1], [1, 1, 1, 1]], np.int64)
+    assert least_load(np.int64(0), np.ones(3, bool), 1, load_GB) == 55
+
+
+def test_a_rank_just_above_the_bound_may_take_some_where_the_maximum_lies_higher() -> None:
+    # Two ranks lie between the mean and the least maximum: once it is above their load, they, too, take what others give.
+    load_E = [
+        3201, 20011, 1341, 1724, 2317, 1294, 3269, 5907, 1000, 66, 917, 3655, 799, 3931, 4778, 9547, 3936, 6216, 982, 1509, 3848,
+        12020, 1151, 3145, 6742, 9043, 8168, 11595, 16994, 5391, 60, 2318, 2972, 2322, 2169, 1270, 1985, 147, 11273, 4063, 1494,
+        448, 3453, 13702, 1218, 1604, 6387, 158, 3968, 1681, 6398, 1144, 4188, 2381, 1302, 60, 1277, 4046, 2983, 2067, 2638, 132,
+        3730, 5190, 1567, 2834, 1294, 2192, 2858, 3761, 4891, 10159, 2510, 2719, 5957, 3700, 1382, 6514, 396, 13425, 8177, 7399,
+        712, 694, 0, 3522, 15173, 1947, 2661, 522, 2780, 344, 6033, 8427, 9, 11843, 18792, 14182, 973, 1639, 3006, 945, 1811,
+        4491, 832, 399, 2837, 5388, 7582, 0, 1333, 2359, 2427, 2734, 894, 2644, 2290, 4, 3338, 3941, 736, 680, 878, 5911, 18610,
+        3808, 12882, 4815,
+    ]  # fmt: skip
+    problem = Problem(
+        model=Model.preset("qwen3-30b-a3b"), cluster=Cluster.preset("8xh100", num_ranks=8), load_MLE=[[load_E]],
+        home_LE=[list(range(128))], schedule=Schedule.accumulate(1), cost=CostModel(objective="balance"), moe_layer_L=[0],
+    )  # fmt: skip
+    plan, _ = Planner().plan(problem)
+    plan.check(problem)
+    assert plan.load_NG.max() == plan.load_bound_ML[0, 0] == 66190
+
+
+def test_the_load_bound_is_often_tight() -> None:
+    rng = np.random.default_rng(0)
+    problem = many_row_problem(32)
+    load_MLE = (30 * rng.random(problem.load_MLE.shape) ** 3).astype(np.int32)
+    problem = dataclasses.replace(problem, load_MLE=load_MLE)[:2]
+    met = [problem.cost.load_bound_N(problem)[n] == best_load(problem, n) for n in range(problem.N)]
+    assert sum(met) > len(met) / 2
+
+
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.sampled_from([1e-9, 1e-6]),
+    st.sampled_from([0.0, 1e-6, 1e-3]),
+)
+def test_fill_level_pours_all_pairs_over_the_floors(pairs: int, active: list[int], pair_s: float, slot_s: float) -> None:
+    level = fill_level(float(pairs), np.array(active), pair_s, slot_s)
+    floors = slot_s * np.array(active)
+    assert level >= floors.max()
+    poured = np.maximum(level - floors, 0.0).sum()
+    # Everything fits at this level, and not below it unless a floor holds the level up.
+    np.testing.assert_array_less(pair_s * pairs, poured * (1 + 1e-9) + 1e-15)
+    if level > floors.max() * (1 + 1e-9):
+        np.testing.assert_allclose(poured, pair_s * pairs, rtol=1e-9)
+
+
+class Reference:
+    """`time_bound_rows` of one row, every step written out in plain Python and every minimum taken over all there is."""
+
+    def __init__(self, problem: Problem, n: int) -> None:
+        self.problem, self.n, self.r = problem, n, problem.cost.rates(problem)
+        self.node = problem.cluster.node_of_rank_G.tolist()
+        self.home = (problem.home_LE[n % problem.L] // problem.B).tolist()
+        self.load = problem.load_NE[n].tolist()
+        self.most = problem.G * min(problem.R, problem.E)
+
+    def exposed(self, near: int, far: int) -> float:
+        r: Rates = self.r
+        copy = max(near * r.copy_peer_s, far * r.copy_rdma_s)
+        back = max(near * r.gradient_peer_s, far * r.gradient_rdma_s)
+        forward, backward = r.hide_forward_N[self.n], r.hide_backward_N[self.n]
+        late = max(0.0, copy - forward) + r.sends_backward * max(0.0, copy - backward)
+        return float(late + r.returns_gradients * max(0.0, back - backward))
+
+    def near(self, replicas: int, per_node: bool) -> float:
+        """Pairs served on their own rank or in their own node, at most, with so many replicas."""
+        p, pairs = self.problem, sum(self.load)
+        places = sorted(set(self.node)) if per_node else list(range(p.G))
+        place_G = self.node if per_node else places
+        if p.load_NGE is None:
+            return sum((place_G.count(v) / p.G) ** 2 * pairs for v in places) if per_node else pairs / p.G
+        at_home, gains = 0, []
+        for v in places:
+            ranks = [g for g in range(p.G) if place_G[g] == v]
+            demand = p.load_NGE[self.n, ranks].sum(axis=0).tolist()
+            at_home += sum(demand[e] for e in range(p.E) if self.home[e] in ranks)
+            may = p.replicas == "any" or not per_node
+            wanted = [
+                demand[e]
+                for e in range(p.E)
+                if self.home[e] not in ranks and may and (p.replicas == "any" or self.node[self.home[e]] == self.node[v])
+            ]
+            gains += sorted(wanted, reverse=True)[: p.R * len(ranks)]
+        return at_home + sum(sorted(gains, reverse=True)[:replicas])
+
+    def rest(self, replicas: int, exposed: bool) -> float:
+        """Dispatch, combine and copies with exactly so many replicas."""
+        p, r = self.problem, self.r
+        options = []
+        for far in range(replicas + 1):
+            if far and (p.replicas == "node" or max(self.node) == 0):
+                break
+            price = (replicas - far) * r.replica_peer_s + far * r.replica_rdma_s
+            own, node = self.near(replicas, False), self.near(far, True)
+            exchange = r.fixed_s + r.rdma_pair_s * sum(self.load) - min(r.peer_pair_s, r.rdma_pair_s) * own
+            exchange -= max(0.0, r.rdma_pair_s - r.peer_pair_s) * node
+            late = self.exposed(0, -(-far // p.G)) if far else self.exposed(min(replicas, 1), 0)
+            options.append(exchange + price + late * exposed)
+        return max(r.fixed_s, min(options))
+
+    def bound(self, load_bound: float) -> float:
+        p, r = self.problem, self.r
+        left = [[float(self.load[e]) for e in range(p.E) if self.home[e] == g] for g in range(p.G)]
+        active = [sum(v > 0 for v in experts) for experts in left]
+        floor = max(
+            r.pair_s * load_bound + r.slot_s * min(active), fill_level(sum(self.load), np.array(active), r.pair_s, r.slot_s)
+        )
+        fan, best = [0] * p.G, np.inf
+        most_near = [(self.node.count(v) - 1) * min(p.R, p.B) for v in self.node]
+        for k in range(self.most + 1):
+            compute = [r.pair_s * sum(left[g]) + r.slot_s * active[g] for g in range(p.G)]
+            slowest = int(np.argmax(compute))
+            mean = (r.pair_s * sum(self.load) + r.slot_s * (sum(active) + k)) / p.G
+            late = max(
+                min(self.exposed(near, f - near) for near in range(min(f, m) + 1)) for f, m in zip(fan, most_near, strict=True)
+            )
+            with_late = min(self.rest(more, True) for more in range(k, self.most + 1))
+            without = min(self.rest(more, False) for more in range(k, self.most + 1))
+            best = min(best, max(compute[slowest], floor, mean) + max(with_late, without + late))
+            largest = int(np.argmax(left[slowest]))
+            given = min(left[slowest][largest], (compute[slowest] - r.slot_s * (min(active) + 1)) / r.pair_s)
+            if compute[slowest] <= floor or given <= 0.0:
+                break
+            left[slowest][largest] -= given
+            fan[slowest] += 1
+        return float(r.base_N[self.n] + best)
+
+
+@given(st.data())
+def test_the_time_bound_is_what_it_says(data: st.DataObject) -> None:
+    problem = data.draw(problems(**dict(TINY, max_ranks=4, max_redundant=3, max_pairs=300), objectives=("time",)))
+    # Slots and copies from free to dearer than the tokens, so that every term decides somewhere.
+    cluster = dataclasses.replace(
+        problem.cluster,
+        slot_overhead_s=data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 1e-3])),
+        peer_latency_s=data.draw(st.sampled_from([0.0, 1e-5])),
+        rdma_latency_s=data.draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+        copy_contention=data.draw(st.sampled_from([0.0, 0.05])),
+    )
+    problem = dataclasses.replace(problem, cluster=cluster)
+    note(describe(problem))
+    bound_N, load_bound_N = problem.cost.bound_N(problem), problem.cost.load_bound_N(problem)
+    for n in range(problem.N):
+        assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize(("tokens", "contention"), [(64, 0.05), (1024, 0.05), (1024, 1.0), (8192, 1.0), (16384, 0.05)])
+def test_the_time_bound_is_what_it_says_at_real_sizes(tokens: int, contention: float, overlap: float) -> None:
+    """Where some replicas across nodes pay and some do not."""
+    model = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=12, num_topk=2)
+    for redundant, replicas, ranks_per_node in ((1, "any", 2), (3, "any", 2), (2, "any", 1), (2, "node", 2), (2, "any", 4)):
+        work = synthetic_workload(model, num_ranks=4, tokens_per_rank=tokens, micro_steps=1, num_layers=2, seed=redundant)
+        cluster = Cluster.preset("8xh100", num_ranks=4, ranks_per_node=ranks_per_node)
+        cluster = dataclasses.replace(cluster, copy_contention=contention)
+        cost = CostModel(overlap=overlap)
+        problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost)
+        bound_N, load_bound_N = cost.bound_N(problem), cost.load_bound_N(problem)
+        for n in range(problem.N):
+            assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
+
+
+@given(st.data())
+def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
+    problem = data.draw(problems(min_ranks=2, min_redundant=1, max_micro_steps=2, max_layers=2))
+    slot_s = data.draw(st.sampled_from([0.0, 1e-6, 1e-4]))
+    problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=slot_s))
+    note(describe(problem))
+    bound_N = problem.cost.bound_N(problem)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    made = [random_placement(problem, rng, density=d, evenness=e) for d in (0.1, 0.4, 1.0) for e in (0.1, 50.0)]
+    solvers = (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0))
+    made += [with_quotas(problem, solver.solve(problem, problem.static())) for solver in solvers]
+    for placement in (problem.static(), *made):
+        assert (bound_N <= problem.cost.objective_N(problem, placement) * (1 + 1e-9)).all()
+
+
+@given(st.data())
+def test_no_optimum_lies_below_the_bound(data: st.DataObject) -> None:
+    pytest.importorskip("pyscipopt")
+    few = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1}
+    problem = data.draw(problems(min_ranks=2, min_redundant=1, **few))
+    note(describe(problem))
+    objective_N = problem.cost.objective_N(problem, Exact(node_limit=200).solve(problem, problem.static()))
+    assert (problem.cost.bound_N(problem) <= objective_N * (1 + 1e-9)).all()
+
+
+def test_static_meets_the_bound_where_no_replica_pays() -> None:
+    # Few pairs, nothing hides: the least price of a copy is more than all that it could save.
+    problem = many_row_problem(8)
+    cost = dataclasses.replace(problem.cost, objective="time", overlap=0.0)
+    problem = dataclasses.replace(problem, cost=cost, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=0.0))
+    np.testing.assert_allclose(cost.bound_N(problem), cost.objective_N(problem, problem.static()), rtol=1e-6)

@@ -1,0 +1,181 @@
+"""The cost model: against a slow reference, its parts, and bounds that no valid placement goes below."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from foremoe.base.errors import InputError
+from foremoe.plan.split import split_over_sources
+from foremoe.problem.cost import Cost, CostModel
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.slots import SharedSlots
+from foremoe.testing.pasteable import describe
+from foremoe.testing.samples import many_row_problem, random_placement
+from foremoe.testing.strategies import placements, problems
+
+CLOSE = 1.0 + 1e-9  # costs are sums of floats
+
+
+def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, float]:
+    """Seconds by part of one row, written out from the docstring of `Rates`."""
+    rates, G, S, B = problem.cost.rates(problem), problem.G, problem.S, problem.B
+    node_G, load_E = problem.cluster.node_of_rank_G, problem.load_NE[n]
+    expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n]
+    slowest_G, compute_G, peer, rdma = [], [], [], []
+    for g in range(G):
+        busy = sum(1 for s in range(S) if expert_GS[g, s] >= 0 and (load_E[expert_GS[g, s]] > 0 if s < B else quota_GS[g, s] > 0))
+        slowest_G.append(rates.pair_s * quota_GS[g].sum() + rates.slot_s * busy)
+        compute_G.append((rates.pair_s - rates.late_s) * quota_GS[g].sum() + rates.slot_s * busy)
+        for s in range(B, S):
+            if quota_GS[g, s] > 0:
+                home = problem.home_LE[n % problem.L, expert_GS[g, s]] // B
+                (peer if node_G[home] == node_G[g] else rdma).append((home, g))
+    pairs = load_E.sum()
+    if problem.load_NGE is None:
+        # Sources are uniform and the split does not prefer near ranks: a pair meets each rank with chance 1/G.
+        own, node = pairs / G, pairs * sum((np.mean(node_G == v)) ** 2 for v in np.unique(node_G))
+    else:
+        split = [
+            split_over_sources(problem.load_NGE, placement.expert_NGS, placement.quotas_NGS, node_G, g)[n]
+            .reshape(G, S)
+            .sum(axis=1)
+            for g in range(G)
+        ]
+        own = sum(split[g][g] for g in range(G))
+        node = sum(split[g][node_G == node_G[g]].sum() for g in range(G))
+    slowest = max(slowest_G) - rates.late_s * pairs / G
+    late = max(0.0, slowest - max(compute_G))
+    exchange = rates.fixed_s + rates.peer_pair_s * (node - own) + rates.rdma_pair_s * (pairs - node) + late
+
+    def busiest(copies: list[tuple[int, int]]) -> int:
+        return max([sum(1 for c in copies if c[end] == g) for g in range(G) for end in (0, 1)])
+
+    copy = max(busiest(peer) * rates.copy_peer_s, busiest(rdma) * rates.copy_rdma_s)
+    back = max(busiest(peer) * rates.gradient_peer_s, busiest(rdma) * rates.gradient_rdma_s)
+    transfer = max(0.0, copy - rates.hide_forward_N[n]) + rates.sends_backward * max(0.0, copy - rates.hide_backward_N[n])
+    return {
+        "window_s": rates.window_passes * rates.window_N[n],
+        "dispatch_s": exchange / 2,
+        "compute_s": slowest - late,
+        "combine_s": exchange / 2,
+        "transfer_s": transfer + len(peer) * rates.replica_peer_s + len(rdma) * rates.replica_rdma_s,
+        "gradient_s": rates.returns_gradients * max(0.0, back - rates.hide_backward_N[n]),
+    }
+
+
+@given(st.data())
+def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    note(describe(problem))
+    placement = data.draw(placements(problem))
+    parts = problem.cost.rows(problem, placement).parts()
+    for n in range(problem.N):
+        for name, seconds in reference_row(problem, placement, n).items():
+            np.testing.assert_allclose(parts[name][n], seconds, rtol=1e-12, atol=1e-20, err_msg=f"{name} of row {n}")
+
+
+@given(st.data())
+def test_parts_add_up(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    placement = data.draw(placements(problem))
+    cost = problem.cost.rows(problem, placement)
+    assert all((part >= 0).all() for part in cost.parts().values())
+    np.testing.assert_allclose(cost.total_s, np.sum(list(cost.parts().values()), axis=0), rtol=1e-12)
+    np.testing.assert_allclose(cost.sum().total_s, cost.total_s.sum(), rtol=1e-12)
+    np.testing.assert_allclose((cost + cost).total_s, 2 * cost.total_s, rtol=1e-12)
+    assert cost.reshape(problem.M, problem.L).total_s.shape == (problem.M, problem.L)
+    assert cost.sum().total_s.shape == ()
+
+
+@given(st.data())
+def test_the_objective_is_the_largest_rank_load_or_the_seconds(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    placement = data.draw(placements(problem))
+    objective_N = problem.cost.objective_N(problem, placement)
+    if problem.cost.objective == "time":
+        np.testing.assert_array_equal(objective_N, problem.cost.rows(problem, placement).total_s)
+    else:
+        np.testing.assert_array_equal(objective_N, [max(row_GS.sum() for row_GS in row) for row in placement.quotas_NGS])
+
+
+@given(st.data())
+def test_no_valid_placement_goes_below_the_bounds(data: st.DataObject) -> None:
+    problem = data.draw(problems(max_base=2))
+    note(describe(problem))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    for objective in ("balance", "time"):
+        cost = dataclasses.replace(problem.cost, objective=objective)
+        bound_N, load_bound_N = cost.bound_N(problem), cost.load_bound_N(problem)
+        for evenness in (0.1, 1.0, 50.0):
+            placement = random_placement(problem, rng, density=1.0, evenness=evenness)
+            assert (bound_N <= cost.objective_N(problem, placement) * CLOSE).all(), objective
+            assert (load_bound_N <= placement.load_NG().max(axis=1)).all()
+        assert (bound_N <= cost.objective_N(problem, problem.static()) * CLOSE).all(), objective
+
+
+@given(st.data())
+def test_without_redundant_slots_the_load_bound_is_met_by_static(data: st.DataObject) -> None:
+    problem = data.draw(problems(max_redundant=0))
+    assert (problem.cost.load_bound_N(problem) == problem.static().load_NG().max(axis=1)).all()
+
+
+@given(st.data())
+def test_hiding_copies_never_costs_more(data: st.DataObject) -> None:
+    problem = data.draw(problems(min_ranks=2, min_redundant=1, objectives=("time",)))
+    placement = data.draw(placements(problem))
+    hidden, half, bare = (
+        dataclasses.replace(problem.cost, overlap=overlap).objective_N(problem, placement) for overlap in (1.0, 0.5, 0.0)
+    )
+    assert (hidden <= half).all() and (half <= bare).all()
+
+
+@given(st.data())
+def test_peak_bytes_count_homes_buffers_and_the_busiest_row(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    placement = data.draw(placements(problem))
+    model = problem.model
+    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
+    kept = (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
+    per_pair = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
+    for g, peak in enumerate(problem.cost.peak_bytes_G(problem, placement)):
+        assert peak == kept + np.ceil(max(row[g].sum() for row in placement.quotas_NGS) * per_pair)
+
+
+def test_copies_are_priced_by_fan_out() -> None:
+    # Two replicas of one home cost more than one replica each of two homes.
+    problem = many_row_problem(4)[:1]
+    problem = dataclasses.replace(problem, load_MLE=np.full_like(problem.load_MLE, 10), slots=SharedSlots())
+    problem = dataclasses.replace(
+        problem, cost=CostModel(overlap=0.0), cluster=dataclasses.replace(problem.cluster, node_of_rank_G=[0, 0, 0, 0])
+    )
+
+    def priced(*replicas: tuple[int, int]) -> float:
+        expert_NGS, quota_NGS = problem.static().expert_NGS.copy(), problem.static().quotas_NGS.copy()
+        for g, e in replicas:
+            expert_NGS[:, g, -1], quota_NGS[:, g, -1] = e, 2
+            quota_NGS[expert_NGS == e] = 5
+        return float(problem.cost.rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
+
+    assert priced((1, 0)) < priced((1, 0), (2, 6)) < priced((1, 0), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: CostModel(objective="speed"), 'objective must be "time" or "balance"; got \'speed\''),
+        (lambda: CostModel(overlap=1.5), "overlap must lie in [0, 1]; got 1.5"),
+        (lambda: CostModel(overlap=float("nan")), "overlap must lie in [0, 1]; got nan"),
+        (
+            lambda: Cost(**dict.fromkeys(Cost.__dataclass_fields__, np.zeros(2)) | {"compute_s": np.zeros(3)}),
+            "compute_s must have",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(build, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        build()

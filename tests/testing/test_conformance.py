@@ -1,0 +1,119 @@
+"""Every built-in solver passes the conformance suite of its level, and the suite catches solvers that break a law."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import foremoe.solvers
+from foremoe.base.arrays import Array
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+from foremoe.solvers import HomeSolver, RankSolver, RowSolver, SplitSolver
+from foremoe.testing import HomeSolverTests, SolverTests, SplitSolverTests
+
+# Exact takes milliseconds a row where the others take microseconds.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Exact": {"limits": {"max_ranks": 3, "max_base": 2, "max_redundant": 2, "max_layers": 1, "max_pairs": 12}, "many_rows": 0},
+    "ExactSplit": {"optimal": True},
+}
+SUITES: dict[type, type] = {RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests}
+
+for _name in foremoe.solvers.__all__:
+    _found = getattr(foremoe.solvers, _name)
+    for _interface, _suite in SUITES.items():
+        if issubclass(_found, _interface) and not _found.__abstractmethods__:
+            globals()[f"Test{_name}"] = type(f"Test{_name}", (_suite,), {"solver": _found(), **OPTIONS.get(_name, {})})
+
+
+def with_quota(start: Placement, quota_NGS: Array, **fields: Any) -> Placement:
+    return Placement(expert_NGS=start.expert_NGS, quota_NGS=quota_NGS, **fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class LosesTokens(RankSolver):
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        return with_quota(start, np.maximum(start.quotas_NGS - 1, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class WritesToItsInput(RankSolver):
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        quota_NGS = start.quotas_NGS.base
+        assert quota_NGS is not None
+        quota_NGS[...] = 7
+        return start
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembers(RankSolver):
+    calls: ClassVar[list[int]] = []
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        self.calls.append(1)
+        return with_quota(start, start.quotas_NGS, bound_N=np.full(problem.N, -float(len(self.calls))))
+
+
+@dataclasses.dataclass(frozen=True)
+class BoastsOfBounds(RankSolver):
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        return with_quota(start, start.quotas_NGS, bound_N=problem.cost.objective_N(problem, start) + 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallsAnythingOptimal(RankSolver):
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        return with_quota(start, start.quotas_NGS, stop_N=np.full(problem.N, Stop.OPTIMAL))
+
+
+@dataclasses.dataclass(frozen=True)
+class OverflowsInPython(RowSolver):
+    @staticmethod
+    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+        # numpy multiplies int32 as int32, compiled code as int64.
+        if load_E.max() * 40_000_000 > 0:
+            quota_GS[0, 0] = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServesNothing(SplitSolver):
+    def solve(self, problem: Problem, expert_NGS: Array) -> Array:
+        return np.zeros(expert_NGS.shape, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class SendsAllHome(HomeSolver):
+    def solve(self, problem: Problem) -> Array:
+        return np.zeros((problem.L, problem.E), np.int32)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize(
+    ("suite", "solver", "test", "sentence"),
+    [
+        (SolverTests, LosesTokens(), "test_placements_are_valid_from_any_start", "quotas must sum to the load"),
+        (SolverTests, WritesToItsInput(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "copy them first"),
+        (SolverTests, OverflowsInPython(), "test_plain_python_equals_compiled", "plain Python than compiled"),
+        (SolverTests, Remembers(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "two results for one input"),
+        (SolverTests, Remembers(), "test_any_number_of_threads_gives_the_same_bytes", "more threads"),
+        (SolverTests, BoastsOfBounds(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "costs at least"),
+        (SolverTests, CallsAnythingOptimal(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "optimal at"),
+        (SplitSolverTests, ServesNothing(), "test_quotas_sum_to_the_load", "serves 0 of"),
+        (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "no permutation"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_suite_catches_a_broken_solver(suite: type, solver: Any, test: str, sentence: str) -> None:
+    mine = type("TestBroken", (suite,), {"solver": solver})()
+    run = getattr(mine, test)
+    if hasattr(run, "hypothesis"):
+        inner = run.hypothesis.inner_test
+        # The first failure will do: shrinking it takes seconds.
+        run = settings(phases=(Phase.generate,), database=None)(given(st.data())(lambda data: inner(mine, data)))
+    with pytest.raises(AssertionError, match=sentence) as caught:
+        run()
+    notes = "\n".join(getattr(caught.value, "__notes__", []))
+    assert "threads" in test or "Problem(" in notes, "the failing problem is printed to paste"
