@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from examples.grpo.settings import Settings
+from foremoe.base.errors import InputError
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError:
+    raise InputError("the demo needs torch; pip install 'foremoe[torch]'.") from None
+
 from foremoe.distributed.launch import start_ranks
 
 

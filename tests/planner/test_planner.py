@@ -32,8 +32,8 @@ from foremoe.solvers import (
     SplitSolver,
     Static,
     WaterFill,
-    split_kernels,
 )
+from foremoe.solvers.split import kernels as split_kernels
 from foremoe.testing.samples import random_placement
 
 
