@@ -5,12 +5,10 @@ The late rank's attention and the busiest rank's experts count as there. Where p
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
 
 # Letters: Q samples, M micro-batches, J layers, D data-parallel ranks, G ranks of the EP group.
 
@@ -36,8 +34,7 @@ def repack(
         return 0
     first_D = np.searchsorted(rank_D_Q, np.arange(len(limit_D) + 1))
     arrays = [np.ascontiguousarray(a, np.int64) for a in (len_Q, attention_Q, rank_D_Q, first_D, limit_D, pairs_QJG)]
-    improve: Any = _improve
-    return -int(improve(*arrays, num_micro_steps, _SWEEPS * len(len_Q), micro_step_Q))
+    return -int(_improve(*arrays, num_micro_steps, _SWEEPS * len(len_Q), micro_step_Q))
 
 
 def cost(attention_Q: Array, pairs_QJG: Array, rank_D_Q: Array, micro_step_Q: Array) -> int:
@@ -50,7 +47,7 @@ def cost(attention_Q: Array, pairs_QJG: Array, rank_D_Q: Array, micro_step_Q: Ar
     return int(attention_MD.max(axis=1).sum() + UNIT * load_MJG.max(axis=2).sum())
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _top(load_JG, out_JG, in_JG):  # type: ignore[no-untyped-def]
     """Largest rank load, summed over layers, if some pairs left and others came."""
     total = np.int64(0)
@@ -62,7 +59,7 @@ def _top(load_JG, out_JG, in_JG):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _late(amount_D, d, more):  # type: ignore[no-untyped-def]
     """Largest entry if one were so much more."""
     largest = np.int64(0)
@@ -71,7 +68,7 @@ def _late(amount_D, d, more):  # type: ignore[no-untyped-def]
     return largest
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _improve(len_Q, attention_Q, rank_Q, first_D, limit_D, pairs_QJG, M, num_proposals, micro_step_Q):  # type: ignore[no-untyped-def]
     Q, D = len_Q.size, limit_D.size
     tokens_MD, attention_MD, num_MD = np.zeros((M, D), np.int64), np.zeros((M, D), np.int64), np.zeros((M, D), np.int64)
