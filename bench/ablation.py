@@ -20,6 +20,7 @@ from bench.output import command_line, emit, hardware
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import Noisy
+from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
@@ -162,12 +163,12 @@ def table(trace: RoutingTrace, ranks_per_node: int) -> str:
 
 def floor_seconds(problem: Problem) -> float:
     """The update stage takes no less in one node, wherever experts live and whatever replicas there are."""
-    r = problem.cost.rates(problem)
+    r = problem_rates(problem)
     assert problem.load_NGE is not None
     pairs_N = problem.load_NE.sum(axis=1)
     own_N = np.sort(problem.load_NGE, axis=2)[:, :, -problem.S :].sum(axis=(1, 2))
     seconds_N = r.fixed_s + r.peer_pair_s * (pairs_N - own_N) + (r.pair_s - r.late_s) * pairs_N / problem.G
-    return float((seconds_N + r.window_passes * r.window_N).sum())
+    return float((seconds_N + row_times(problem).window_N).sum())
 
 
 def verdict(stage_s: dict[str, float]) -> str:

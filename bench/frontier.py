@@ -23,7 +23,9 @@ from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.split import split_over_sources
 from foremoe.planner.planner import Planner
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import Anneal, Chain, Greedy, LeastLoaded, Lplb, Quota, RankSolver
@@ -94,7 +96,7 @@ def recorded_table() -> Iterable[str]:
             p = Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=1, cost=BALANCE)
             mine_N, static_N = skew_N(p, Chain().solve(p, p.static())), skew_N(p, p.static())
             mean_N = p.load_NE.sum(axis=1) / p.G
-            above_N = mine_N * mean_N / p.cost.load_bound_N(p) - 1.0
+            above_N = mine_N * mean_N / load_bound(p) - 1.0
             yield (
                 f"| {path.stem} | {num_ranks} | {static_N.mean():.4f} | {mine_N.mean():.5f} | {np.quantile(mine_N, 0.99):.4f} |"
                 f" {above_N.mean():.3%} | {np.quantile(above_N, 0.99):.2%} | {p.N} |"
@@ -120,7 +122,7 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
                 p = problem(model, num_ranks, regime="mid", micro_steps=4, seed=seed, redundant=1, cost=cost)
                 placement = p.static() if solver is None else solver.solve(p, p.static())
                 priced = dataclasses.replace(p, cost=CostModel())
-                stage_s = priced.cost.rows(priced, placement).total_s
+                stage_s = price_rows(priced, placement).total_s
                 parts.append(np.column_stack([skew_N(p, placement), copies_N3(p, placement), stage_s]))
             skew, num, far, fan, stage_s = np.concatenate(parts).T
             size = p.model.expert_bytes / 1e9

@@ -15,6 +15,7 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
@@ -104,7 +105,7 @@ def smallest_redundant(workloads: dict[str, Workload], settings: Settings) -> in
 
 def _allowed(workload: Workload, settings: Settings, redundant: int) -> float:
     problem = problem_of(workload, settings, redundant)
-    bound_N = problem.cost.load_bound_N(problem)
+    bound_N = load_bound(problem)
     mean_N = problem.load_NE.sum(axis=1) / problem.G
     before = float(static_skew(workload).mean())
     after = float((bound_N / np.maximum(mean_N, 1.0)).mean())

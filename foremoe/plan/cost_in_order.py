@@ -8,10 +8,12 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.plan.transfers import TransferList, derive_transfers
-from foremoe.problem.bounds import time_bound
-from foremoe.problem.cost import Cost, Rates
+from foremoe.problem.bounds import seconds_bound
+from foremoe.problem.cost import Cost
+from foremoe.problem.objective import price_rows, problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import ResidentSlots
 
@@ -39,19 +41,19 @@ def transfers_in_order(problem: Problem, placement: Placement, order_M: Array) -
     )  # fmt: skip
 
 
-def weight_price(problem: Problem, rates: Rates) -> Array:
+def weight_price(rates: Rates) -> Array:
     """float64 [2]: what sending its weights adds to the price of a replica (`Rates.replica_peer_s` and `replica_rdma_s`)."""
-    return np.array([rates.copy_peer_s, rates.copy_rdma_s]) * (problem.cluster.copy_contention / problem.G)
+    return np.array([rates.copy_peer_s, rates.copy_rdma_s]) * rates.contention
 
 
 def cost_as_sent(problem: Problem, placement: Placement, transfers: TransferList) -> Cost:
-    """`CostModel.rows` with `transfer_s` of the copies in `transfers` alone, [N].
+    """`price_rows` with `transfer_s` of the copies in `transfers` alone, [N].
 
     Copies count on the link to their home, whichever path they are advised to take, in the row that they are sent for: those for
-    forward hide as in `CostModel.rows`, those for backward (re-sent where too few buffers held them) as gradients do.
+    forward hide as in `price_rows`, those for backward (re-sent where too few buffers held them) as gradients do.
     """
-    r = problem.cost.rates(problem)
-    price_2 = weight_price(problem, r)
+    r, times = problem_rates(problem), row_times(problem)
+    price_2 = weight_price(r)
     row_C = transfers.micro_step_C.astype(np.int64) * problem.L + transfers.layer_C
     home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
     at_N, at_G, at_R = np.nonzero(placement.quotas_NGS[:, :, problem.B :] > 0)
@@ -59,24 +61,22 @@ def cost_as_sent(problem: Problem, placement: Placement, transfers: TransferList
     count_N2, _ = _links(problem, at_N, problem.home_LE[at_N % problem.L, replica_X] // problem.B, at_G)
     # The price of a replica is that of its weights and of its gradient; replicas that are kept return gradients all the same.
     transfer_N = count_N2 @ (np.array([r.replica_peer_s, r.replica_rdma_s]) - price_2)
-    for forward, hide_N in ((True, r.hide_forward_N), (False, r.hide_backward_N)):
+    for forward, hide_N in ((True, times.hide_forward_N), (False, times.hide_backward_N)):
         mask_C = (transfers.phase_C == Phase.FORWARD) == forward
         count_N2, fan_N2 = _links(problem, row_C[mask_C], home_C[mask_C], transfers.dst_C[mask_C])
         copy_N = (fan_N2 * [r.copy_peer_s, r.copy_rdma_s]).max(axis=1)
         transfer_N = transfer_N + np.maximum(0.0, copy_N - hide_N) + count_N2 @ price_2
-    return dataclasses.replace(problem.cost.rows(problem, placement), transfer_s=transfer_N)
+    return dataclasses.replace(price_rows(problem, placement), transfer_s=transfer_N)
 
 
 def bound_as_sent(problem: Problem, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row costs less in any sequence, whatever it finds in its buffers."""
-    r = problem.cost.rates(problem)
-    peer, rdma = weight_price(problem, r)
+    r = problem_rates(problem)
+    peer, rdma = weight_price(r)
     r = r._replace(
         copy_peer_s=0.0, copy_rdma_s=0.0, replica_peer_s=r.replica_peer_s - peer, replica_rdma_s=r.replica_rdma_s - rdma
     )
-    # Rounding, as in `CostModel.bound_N`.
-    bound_N: Array = r.base_N + time_bound(problem, r, load_bound_N)
-    return bound_N - 1e-12 * (np.abs(r.base_N) + np.abs(bound_N))
+    return seconds_bound(problem, r, load_bound_N)
 
 
 def _links(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
+from foremoe.problem.objective import peak_bytes as peak_bytes_by_rank
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.workload.skew import skew
@@ -68,9 +69,9 @@ def stage_seconds(plan: Plan, first: int = 0) -> tuple[float, float]:
 
 
 def peak_bytes(problem: Problem, plan: Plan) -> int:
-    """Most bytes on any rank (see `CostModel.peak_bytes_G`)."""
+    """Most bytes on any rank (see `objective.peak_bytes`)."""
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return int(problem.cost.peak_bytes_G(problem, placement).max())
+    return int(peak_bytes_by_rank(problem, placement).max())
 
 
 def max_fanout(plan: Plan, first: int = 0) -> int:

@@ -21,8 +21,10 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.planner.start import starting_placement, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, level_summary
+from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.foresight import Foresight, predicted_load, require_foresight
 from foremoe.problem.laws import placement_violations, slot_violations
+from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -170,11 +172,11 @@ class Planner:
             total = max(1, len(solvers)) * problem.N
             levels: list[LevelSummary] = []
             best = current = first
-            best_N = start_N = seen.cost.objective_N(seen, first)
+            best_N = start_N = row_objective(seen, first)
             if self.guard and start is not None:
                 # A start may be worse than doing nothing; the guard promises to be worse than neither.
                 static = seen.static()
-                static_N = seen.cost.objective_N(seen, static)
+                static_N = row_objective(seen, static)
                 best, best_N = first.where(start_N <= static_N, static), np.minimum(start_N, static_N)
             levels.append(level_summary("start", (0.0, 0.0), seen, first, start_N, 0))
             stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
@@ -189,7 +191,7 @@ class Planner:
                     current = self._completed(solver, seen, solver.solve(seen, current))
                 spent = (time.perf_counter() - at, time.thread_time() - cpu_at)
                 self._verify(solver, seen, current)
-                objective_N = seen.cost.objective_N(seen, current)
+                objective_N = row_objective(seen, current)
                 better_N = objective_N < best_N if self.guard else np.ones(problem.N, bool)
                 level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if current.stop_N is None else current.stop_N
                 stop_N = np.where(objective_N > best_N, Stop.FELL_BACK, level_stop_N) if self.guard else level_stop_N
@@ -279,11 +281,11 @@ class Planner:
         """The plan of finished rows; `order_M` as `in_order` returns it."""
         M, L, G, S = problem.M, problem.L, problem.G, problem.S
         cost = problem.cost
-        load_bound_N = cost.load_bound_N(problem)
-        bound_N = cost.bound_N(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
+        load_bound_N = load_bound(problem)
+        bound_N = row_bound(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
         if proven_N is not None and order_M is None:
             # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
-            objective_N = cost.objective_N(problem, placement)
+            objective_N = row_objective(problem, placement)
             bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
             if cost.objective == "balance":
                 load_bound_N = bound_N
@@ -303,7 +305,7 @@ class Planner:
             quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
             transfers=TransferList.none(),
             order_M=np.arange(M, dtype=np.int32) if order_M is None else order_M,
-            cost_ML=cost.rows(problem, placement).reshape(M, L),
+            cost_ML=price_rows(problem, placement).reshape(M, L),
             bound_ML=bound_N.reshape(M, L),
             load_bound_ML=load_bound_N.reshape(M, L),
             stop_ML=stop_N.reshape(M, L),

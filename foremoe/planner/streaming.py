@@ -19,6 +19,7 @@ from foremoe.plan.header import PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, level_summary
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -187,7 +188,7 @@ class PlanStream:
                 stop_N = np.where(plan.stop_ML.ravel() == Stop.OPTIMAL, Stop.DONE, plan.stop_ML.ravel())
                 plan = planner.assemble(problem, placement, stop_N, None, self._key, order_M)
                 objective_N, spent = plan.objective_ML.ravel(), (time.perf_counter() - at, time.thread_time() - cpu_at)
-                improved = int((objective_N < problem.cost.objective_N(problem, problem.static())).sum())
+                improved = int((objective_N < row_objective(problem, problem.static())).sum())
                 return plan, level_summary(repr(planner.order), spent, problem, placement, objective_N, improved), warnings
         header = dataclasses.replace(plan.header, planner=repr(planner), trace_id=problem.trace_id, dealt=problem.dealt)
         transfers = planner.path.solve(problem, plan.transfers) if plan.executable else plan.transfers

@@ -1,10 +1,28 @@
 """The planning problem: load, machine, limits, price, and proven bounds."""
 
+from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.foresight import Noisy
+from foremoe.problem.objective import peak_bytes, price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 
-__all__ = ["Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "ResidentSlots", "Schedule", "SharedSlots", "Stop"]
+__all__ = [
+    "Cost",
+    "CostModel",
+    "Noisy",
+    "Phase",
+    "Placement",
+    "Problem",
+    "ResidentSlots",
+    "Schedule",
+    "SharedSlots",
+    "Stop",
+    "load_bound",
+    "peak_bytes",
+    "price_rows",
+    "row_bound",
+    "row_objective",
+]

@@ -1,61 +1,57 @@
-"""Lower bounds of every row that hold for every placement that keeps the homes: on the largest rank load, on seconds."""
+"""Lower bounds of every row that hold for every placement that keeps the homes: on the largest rank load, on the objective."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
+from foremoe.problem.kernels.load_bound import load_bound_rows
+from foremoe.problem.kernels.time_bound import Homes, time_bound_rows
+from foremoe.problem.objective import problem_rates, row_times
+from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates
 
-if TYPE_CHECKING:
-    from foremoe.problem.cost import Rates
-    from foremoe.problem.problem import Problem
-
-# Letters: N rows, V nodes, E experts.
-
-# The figures of `Rates` that `time_bound_rows` reads, in its order.
-RATES = (
-    "pair_s", "slot_s", "fixed_s", "peer_pair_s", "rdma_pair_s", "copy_peer_s", "copy_rdma_s", "gradient_peer_s",
-    "gradient_rdma_s", "replica_peer_s", "replica_rdma_s", "sends_backward", "returns_gradients",
-)  # fmt: skip
+# Letters: N rows.
 
 
 def load_bound(problem: Problem) -> Array:
-    """int64 [N]: the largest rank load is no smaller."""
-    from foremoe.problem.kernels.load_bound import load_bound_rows  # solvers import the cost model, which imports this file
+    """float64 [N], whole numbers: the largest rank load cannot be smaller."""
+    bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
+    for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, *homes, bound_N), problem.N, whole=True)
+    return bound_N.astype(np.float64)
 
-    bound_N = np.zeros(problem.N, np.int64)
-    base_NGB, node_G, node_only = problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node"
+
+def row_bound(problem: Problem, load_bound_N: Array | None = None) -> Array:
+    """float64 [N]: no placement has a smaller objective.
+
+    Args:
+        problem: The rows.
+        load_bound_N: Of `load_bound`, if it is known already.
+    """
+    if load_bound_N is None:
+        load_bound_N = load_bound(problem)
+    if problem.cost.objective == "balance":
+        return load_bound_N
+    return seconds_bound(problem, problem_rates(problem), load_bound_N)
+
+
+def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
+    """float64 [N], seconds: no row takes less at `rates`, all parts together."""
+    # Rounding: the bound adds up in another order than `price_rows`, so it gives way by some units in the last place.
+    base_N = row_times(problem).base_N
+    bound_N: Array = base_N + time_bound(problem, rates, load_bound_N)
+    return bound_N - 1e-12 * (np.abs(base_N) + np.abs(bound_N))
+
+
+def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
+    """float64 [N], seconds: all parts of a row but ``base_N`` sum up to no less at `rates`."""
+    bound_N, counts, homes, times = np.zeros(problem.N), problem.counts(), _homes(problem), row_times(problem)
     for_rows(
-        lambda low, high: load_bound_rows(low, high, problem.load_NE, base_NGB, node_G, node_only, problem.R, bound_N),
-        problem.N,
-        whole=True,
+        lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N), problem.N, whole=True
     )
     return bound_N
 
 
-def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
-    """float64 [N], seconds: all parts of a row but its window sum up to no less.
-
-    Args:
-        load_bound_N: pairs, as `load_bound`.
-    """
-    from foremoe.problem.kernels.time_bound import time_bound_rows
-
-    bound_N = np.zeros(problem.N)
-    base_NGB, node_G, node_only = problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node"
-    load_NGE, demand_NVE, located = problem.sources()
-    figures = np.array([getattr(rates, name) for name in RATES], np.float64)
-    hide_N2 = np.stack([rates.hide_forward_N, rates.hide_backward_N], axis=1)
-    load_bound_N = np.asarray(load_bound_N, np.float64)
-
-    def block(low: int, high: int) -> None:
-        time_bound_rows(
-            low, high, problem.load_NE, load_NGE, demand_NVE, located, base_NGB, node_G, node_only, problem.R, figures, hide_N2,
-            load_bound_N, bound_N,
-        )  # fmt: skip
-
-    for_rows(block, problem.N, whole=True)
-    return bound_N
+def _homes(problem: Problem) -> Homes:
+    return Homes(problem.base_NGB, problem.cluster.node_of_rank_G, problem.replicas == "node", problem.R)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import PlanError
 from foremoe.problem.placement import Placement, repeated
+from foremoe.problem.problem import Problem
 from foremoe.problem.slots import ResidentSlots
-
-if TYPE_CHECKING:
-    from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
+from foremoe.problem.kernels.demand import demand_rows
 from foremoe.problem.placement import Placement, repeated
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
 # S = B + R.
 
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
+
+
+# Read-only like the arrays it stands for: kernels compile once for both.
+_UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
+
+
+class Counts(NamedTuple):
+    """Pairs of every row, int32: of each expert, by source rank, by source node; the last two hold nothing unless `located`."""
+
+    load_NE: Array
+    load_NGE: Array
+    demand_NVE: Array
+    located: bool
 
 
 class _Derived:
@@ -254,8 +268,6 @@ class Problem(ArrayValue, _Derived):
             return None
         kept: Array | None = getattr(self, "_demand_NVE", None)
         if kept is None:
-            from foremoe.problem.kernels.demand import demand_rows  # solvers import this file
-
             demand_NVE = np.empty((self.N, self.cluster.num_nodes, self.E), np.int32)
             for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), self.N, whole=True)
             demand_NVE.flags.writeable = False
@@ -263,12 +275,12 @@ class Problem(ArrayValue, _Derived):
             kept = demand_NVE
         return kept
 
-    def sources(self) -> tuple[Array, Array, bool]:
-        """`load_NGE`, `demand_NVE` and True for kernels; two arrays of one zero and False if sources are not known."""
+    def counts(self) -> Counts:
+        """The load as compiled functions read it."""
         load_NGE, demand_NVE = self.load_NGE, self.demand_NVE
         if load_NGE is None or demand_NVE is None:
-            return np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.int32), False
-        return load_NGE, demand_NVE, True
+            return Counts(self.load_NE, _UNKNOWN, _UNKNOWN, False)
+        return Counts(self.load_NE, load_NGE, demand_NVE, True)
 
     @property
     def layer_N(self) -> Array:

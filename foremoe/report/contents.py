@@ -12,6 +12,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
+from foremoe.problem.objective import peak_bytes
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.report.lanes import pack_simulation, pack_timelines
@@ -143,7 +144,7 @@ def memory(problem: Problem, plan: Plan, simulation: Any) -> dict[str, Any]:
     if simulation is not None:
         return {"kind": "simulated", "peak_bytes_G": np.asarray(simulation.peak_bytes_G).tolist()}
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return {"kind": "model", "peak_bytes_G": problem.cost.peak_bytes_G(problem, placement).tolist()}
+    return {"kind": "model", "peak_bytes_G": peak_bytes(problem, placement).tolist()}
 
 
 def planning(report: PlanSummary | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.problem.cost import Cost
+from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
 
@@ -81,7 +82,7 @@ def require_belongs(problem: Problem, plan: Plan) -> None:
 
 def static_cost(problem: Problem) -> Cost:
     """Cost of static placement, [M, L] per part."""
-    return problem.cost.rows(problem, problem.static()).reshape(problem.M, problem.L)
+    return price_rows(problem, problem.static()).reshape(problem.M, problem.L)
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
-from foremoe.problem.cost import activation_bytes, window_seconds
+from foremoe.problem.objective import activation_bytes, window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots

@@ -11,8 +11,8 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
-from foremoe.problem.cost import fixed_bytes
 from foremoe.problem.laws import require_slots
+from foremoe.problem.objective import fixed_bytes
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots

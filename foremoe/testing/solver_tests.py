@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from foremoe.base.parallel import row_runner
 from foremoe.levels import RankSolver
 from foremoe.problem.laws import placement_violations
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
@@ -140,12 +141,12 @@ class SolverTests:
             return
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         mine = with_quotas(problem, placement, True)
-        mine_N = problem.cost.objective_N(problem, mine)
+        mine_N = row_objective(problem, mine)
         # A proof under the time objective is good to the solver's own tolerance.
         slack = 1.0 + 1e-5 if problem.cost.objective == "time" else 1.0
         others = [random_placement(problem, rng), *(random_placement(problem, rng, evenness=20.0) for _ in range(3))]
         for other in (mine, problem.static(), *others):
-            other_N = problem.cost.objective_N(problem, other)
+            other_N = row_objective(problem, other)
             over = np.flatnonzero(bound_N > other_N * CLOSE)
             assert not over.size, (
                 f"{self.solver!r} claims that row {over[0]} costs at least {bound_N[over[0]]}, "

@@ -14,6 +14,7 @@ from examples.grpo.policy import Policy, WholeSequences, positions
 from examples.grpo.rollout import LocalExperts, Samples, rollout
 from examples.grpo.settings import SIZES
 from examples.grpo.task import END, MAX_ANSWER, questions
+from foremoe.problem.bounds import load_bound
 from foremoe.runtime import ExpertBank
 from foremoe.workload.workload import STAGES
 
@@ -137,7 +138,7 @@ def test_the_default_number_of_redundant_slots_is_the_smallest_that_allows_the_r
         for work in workloads.values():
             problem = problem_of(work, SETTINGS, redundant)
             mean_N = problem.load_NE.sum(axis=1) / 2
-            before, after = static_skew(work).mean(), (problem.cost.load_bound_N(problem) / mean_N).mean()
+            before, after = static_skew(work).mean(), (load_bound(problem) / mean_N).mean()
             shares.append((before - after) / (before - 1))
         return min(shares)
 

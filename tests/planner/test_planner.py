@@ -17,6 +17,7 @@ from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import Noisy, predicted_load
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers import (
@@ -137,7 +138,7 @@ def test_what_compiled_code_could_not_read_never_gets_there(monkeypatch, planner
             split.solve(problem, solver.solve(problem, problem.static()).expert_NGS)
     if solver.quotas:
         with pytest.raises(PlanError, match=message):
-            problem.cost.objective_N(problem, solver.solve(problem, problem.static()))
+            row_objective(problem, solver.solve(problem, problem.static()))
 
 
 def test_slots_must_hold_integers():

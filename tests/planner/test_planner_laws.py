@@ -15,6 +15,8 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.bounds import row_bound
+from foremoe.problem.objective import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Exact, RankSolver
 from foremoe.testing.pasteable import describe
@@ -47,7 +49,7 @@ needs_scip = pytest.mark.skipif(importlib.util.find_spec("pyscipopt") is None, r
 
 def objective_N(problem: Problem, plan: Plan) -> np.ndarray:
     """The plan's objective, priced anew."""
-    return problem.cost.objective_N(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+    return row_objective(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
 
 
 def guarded(planner: Planner) -> Planner:
@@ -73,7 +75,7 @@ def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObje
     problem = data.draw(problems(**TINY if name == "exact" else SMALL))
     note(describe(problem))
     plan, _ = guarded(RUNNABLE[name]).plan(problem, num_threads=1)
-    assert (objective_N(problem, plan) <= problem.cost.objective_N(problem, problem.static())).all()
+    assert (objective_N(problem, plan) <= row_objective(problem, problem.static())).all()
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "exact"])
@@ -99,13 +101,13 @@ def test_a_bad_start_still_gives_no_row_worse_than_static(data: st.DataObject) -
     problem = data.draw(problems(**SMALL))
     note(describe(problem))
     plan, _ = Planner().plan(problem, data.draw(placements(problem)), num_threads=1)
-    assert (objective_N(problem, plan) <= problem.cost.objective_N(problem, problem.static())).all()
+    assert (objective_N(problem, plan) <= row_objective(problem, problem.static())).all()
 
 
 def test_the_guard_is_what_keeps_the_law() -> None:
     problem = many_row_problem(8)
     worse = random_placement(problem, np.random.default_rng(0), evenness=0.1)
-    static_N = problem.cost.objective_N(problem, problem.static())
+    static_N = row_objective(problem, problem.static())
     assert (objective_N(problem, plan_of(problem, worse)) > static_N).any()
     kept, _ = Planner(rank=(), guard=True).plan(problem, worse)
     assert (objective_N(problem, kept) <= static_N).all()
@@ -162,14 +164,14 @@ def test_bound_exact_and_every_other_solver_stand_in_order(objective: str, data:
     note(describe(problem))
     exact, _ = Planner(rank=(Exact(),)).plan(problem, num_threads=1)
     exact_N, bound_N = objective_N(problem, exact), exact.bound_ML.ravel()
-    assert (problem.cost.bound_N(problem) <= exact_N * CLOSE).all() and (bound_N <= exact_N * CLOSE).all()
+    assert (row_bound(problem) <= exact_N * CLOSE).all() and (bound_N <= exact_N * CLOSE).all()
     # Rows that a node limit cut short prove nothing about other solvers; their bound still does.
     optimal_N = exact.stop_ML.ravel() == foremoe.Stop.OPTIMAL
     slack = 1.0 + 1e-5 if objective == "time" else 1.0
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     others = {repr(solver): Planner(rank=(solver,), guard=False) for solver in FAST if solver.keeps_homes}
     found = {name: objective_N(problem, planner.plan(problem, num_threads=1)[0]) for name, planner in others.items()}
-    found["random"] = problem.cost.objective_N(problem, random_placement(problem, rng, evenness=20.0))
+    found["random"] = row_objective(problem, random_placement(problem, rng, evenness=20.0))
     for name, other_N in found.items():
         assert (exact_N <= other_N * slack)[optimal_N].all(), name
         assert (bound_N <= other_N * CLOSE).all(), name

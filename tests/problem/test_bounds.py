@@ -12,10 +12,13 @@ from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.planner.planner import Planner
-from foremoe.problem.cost import CostModel, Rates
+from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.problem.cost import CostModel
 from foremoe.problem.kernels.load_bound import bound_row, least_load
 from foremoe.problem.kernels.time_bound import fill_level
+from foremoe.problem.objective import problem_rates, row_objective, row_times
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates, row_rates
 from foremoe.problem.schedule import Schedule
 from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
 from foremoe.synthetic.counts import synthetic_workload
@@ -59,7 +62,7 @@ def best_load(problem: Problem, n: int) -> int:
 def test_the_load_bound_is_below_the_best_of_all_placements(data: st.DataObject) -> None:
     problem = data.draw(problems(**TINY))
     note(describe(problem))
-    bound_N = problem.cost.load_bound_N(problem)
+    bound_N = load_bound(problem)
     for n in range(problem.N):
         assert bound_N[n] <= best_load(problem, n)
         assert bound_N[n] >= -(-problem.load_NE[n].sum() // problem.G)
@@ -147,7 +150,7 @@ def test_the_load_bound_is_often_tight() -> None:
     problem = many_row_problem(32)
     load_MLE = (30 * rng.random(problem.load_MLE.shape) ** 3).astype(np.int32)
     problem = dataclasses.replace(problem, load_MLE=load_MLE)[:2]
-    met = [problem.cost.load_bound_N(problem)[n] == best_load(problem, n) for n in range(problem.N)]
+    met = [load_bound(problem)[n] == best_load(problem, n) for n in range(problem.N)]
     assert sum(met) > len(met) / 2
 
 
@@ -172,7 +175,9 @@ class Reference:
     """`time_bound_rows` of one row, every step written out in plain Python and every minimum taken over all there is."""
 
     def __init__(self, problem: Problem, n: int) -> None:
-        self.problem, self.n, self.r = problem, n, problem.cost.rates(problem)
+        times = row_times(problem)
+        self.problem, self.n, self.base_s = problem, n, times.base_N[n]
+        self.r = row_rates(problem_rates(problem), times, n)
         self.node = problem.cluster.node_of_rank_G.tolist()
         self.home = (problem.home_LE[n % problem.L] // problem.B).tolist()
         self.load = problem.load_NE[n].tolist()
@@ -182,7 +187,7 @@ class Reference:
         r: Rates = self.r
         copy = max(near * r.copy_peer_s, far * r.copy_rdma_s)
         back = max(near * r.gradient_peer_s, far * r.gradient_rdma_s)
-        forward, backward = r.hide_forward_N[self.n], r.hide_backward_N[self.n]
+        forward, backward = r.hide_forward_s, r.hide_backward_s
         late = max(0.0, copy - forward) + r.sends_backward * max(0.0, copy - backward)
         return float(late + r.returns_gradients * max(0.0, back - backward))
 
@@ -247,7 +252,7 @@ class Reference:
                 break
             left[slowest][largest] -= given
             fan[slowest] += 1
-        return float(r.base_N[self.n] + best)
+        return float(self.base_s + best)
 
 
 @given(st.data())
@@ -263,7 +268,7 @@ def test_the_time_bound_is_what_it_says(data: st.DataObject) -> None:
     )
     problem = dataclasses.replace(problem, cluster=cluster)
     note(describe(problem))
-    bound_N, load_bound_N = problem.cost.bound_N(problem), problem.cost.load_bound_N(problem)
+    bound_N, load_bound_N = row_bound(problem), load_bound(problem)
     for n in range(problem.N):
         assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
 
@@ -279,7 +284,7 @@ def test_the_time_bound_is_what_it_says_at_real_sizes(tokens: int, contention: f
         cluster = dataclasses.replace(cluster, copy_contention=contention)
         cost = CostModel(overlap=overlap)
         problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost)
-        bound_N, load_bound_N = cost.bound_N(problem), cost.load_bound_N(problem)
+        bound_N, load_bound_N = row_bound(problem), load_bound(problem)
         for n in range(problem.N):
             assert bound_N[n] == pytest.approx(Reference(problem, n).bound(load_bound_N[n]), rel=1e-9)
 
@@ -290,13 +295,13 @@ def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
     slot_s = data.draw(st.sampled_from([0.0, 1e-6, 1e-4]))
     problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=slot_s))
     note(describe(problem))
-    bound_N = problem.cost.bound_N(problem)
+    bound_N = row_bound(problem)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     made = [random_placement(problem, rng, density=d, evenness=e) for d in (0.1, 0.4, 1.0) for e in (0.1, 50.0)]
     solvers = (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0))
     made += [with_quotas(problem, solver.solve(problem, problem.static())) for solver in solvers]
     for placement in (problem.static(), *made):
-        assert (bound_N <= problem.cost.objective_N(problem, placement) * (1 + 1e-9)).all()
+        assert (bound_N <= row_objective(problem, placement) * (1 + 1e-9)).all()
 
 
 @given(st.data())
@@ -305,8 +310,8 @@ def test_no_optimum_lies_below_the_bound(data: st.DataObject) -> None:
     few = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1}
     problem = data.draw(problems(min_ranks=2, min_redundant=1, **few))
     note(describe(problem))
-    objective_N = problem.cost.objective_N(problem, Exact(node_limit=200).solve(problem, problem.static()))
-    assert (problem.cost.bound_N(problem) <= objective_N * (1 + 1e-9)).all()
+    objective_N = row_objective(problem, Exact(node_limit=200).solve(problem, problem.static()))
+    assert (row_bound(problem) <= objective_N * (1 + 1e-9)).all()
 
 
 def test_static_meets_the_bound_where_no_replica_pays() -> None:
@@ -314,4 +319,4 @@ def test_static_meets_the_bound_where_no_replica_pays() -> None:
     problem = many_row_problem(8)
     cost = dataclasses.replace(problem.cost, objective="time", overlap=0.0)
     problem = dataclasses.replace(problem, cost=cost, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=0.0))
-    np.testing.assert_allclose(cost.bound_N(problem), cost.objective_N(problem, problem.static()), rtol=1e-6)
+    np.testing.assert_allclose(row_bound(problem), row_objective(problem, problem.static()), rtol=1e-6)

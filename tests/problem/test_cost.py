@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
 from foremoe.plan.split import split_over_sources
+from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
+from foremoe.problem.objective import peak_bytes, price_rows, problem_rates, row_objective, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import row_rates
 from foremoe.problem.slots import SharedSlots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement
@@ -23,7 +26,8 @@ CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, float]:
     """Seconds by part of one row, written out from the docstring of `Rates`."""
-    rates, G, S, B = problem.cost.rates(problem), problem.G, problem.S, problem.B
+    times, G, S, B = row_times(problem), problem.G, problem.S, problem.B
+    rates = row_rates(problem_rates(problem), times, n)
     node_G, load_E = problem.cluster.node_of_rank_G, problem.load_NE[n]
     expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n]
     slowest_G, compute_G, peer, rdma = [], [], [], []
@@ -57,14 +61,14 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
 
     copy = max(busiest(peer) * rates.copy_peer_s, busiest(rdma) * rates.copy_rdma_s)
     back = max(busiest(peer) * rates.gradient_peer_s, busiest(rdma) * rates.gradient_rdma_s)
-    transfer = max(0.0, copy - rates.hide_forward_N[n]) + rates.sends_backward * max(0.0, copy - rates.hide_backward_N[n])
+    transfer = max(0.0, copy - rates.hide_forward_s) + rates.sends_backward * max(0.0, copy - rates.hide_backward_s)
     return {
-        "window_s": rates.window_passes * rates.window_N[n],
+        "window_s": times.window_N[n],
         "dispatch_s": exchange / 2,
         "compute_s": slowest - late,
         "combine_s": exchange / 2,
         "transfer_s": transfer + len(peer) * rates.replica_peer_s + len(rdma) * rates.replica_rdma_s,
-        "gradient_s": rates.returns_gradients * max(0.0, back - rates.hide_backward_N[n]),
+        "gradient_s": rates.returns_gradients * max(0.0, back - rates.hide_backward_s),
     }
 
 
@@ -73,7 +77,7 @@ def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
     problem = data.draw(problems())
     note(describe(problem))
     placement = data.draw(placements(problem))
-    parts = problem.cost.rows(problem, placement).parts()
+    parts = price_rows(problem, placement).parts()
     for n in range(problem.N):
         for name, seconds in reference_row(problem, placement, n).items():
             np.testing.assert_allclose(parts[name][n], seconds, rtol=1e-12, atol=1e-20, err_msg=f"{name} of row {n}")
@@ -83,7 +87,7 @@ def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
 def test_parts_add_up(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    cost = problem.cost.rows(problem, placement)
+    cost = price_rows(problem, placement)
     assert all((part >= 0).all() for part in cost.parts().values())
     np.testing.assert_allclose(cost.total_s, np.sum(list(cost.parts().values()), axis=0), rtol=1e-12)
     np.testing.assert_allclose(cost.sum().total_s, cost.total_s.sum(), rtol=1e-12)
@@ -96,9 +100,9 @@ def test_parts_add_up(data: st.DataObject) -> None:
 def test_the_objective_is_the_largest_rank_load_or_the_seconds(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    objective_N = problem.cost.objective_N(problem, placement)
+    objective_N = row_objective(problem, placement)
     if problem.cost.objective == "time":
-        np.testing.assert_array_equal(objective_N, problem.cost.rows(problem, placement).total_s)
+        np.testing.assert_array_equal(objective_N, price_rows(problem, placement).total_s)
     else:
         np.testing.assert_array_equal(objective_N, [max(row_GS.sum() for row_GS in row) for row in placement.quotas_NGS])
 
@@ -109,19 +113,19 @@ def test_no_valid_placement_goes_below_the_bounds(data: st.DataObject) -> None:
     note(describe(problem))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     for objective in ("balance", "time"):
-        cost = dataclasses.replace(problem.cost, objective=objective)
-        bound_N, load_bound_N = cost.bound_N(problem), cost.load_bound_N(problem)
+        problem = dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, objective=objective))
+        bound_N, load_bound_N = row_bound(problem), load_bound(problem)
         for evenness in (0.1, 1.0, 50.0):
             placement = random_placement(problem, rng, density=1.0, evenness=evenness)
-            assert (bound_N <= cost.objective_N(problem, placement) * CLOSE).all(), objective
+            assert (bound_N <= row_objective(problem, placement) * CLOSE).all(), objective
             assert (load_bound_N <= placement.load_NG().max(axis=1)).all()
-        assert (bound_N <= cost.objective_N(problem, problem.static()) * CLOSE).all(), objective
+        assert (bound_N <= row_objective(problem, problem.static()) * CLOSE).all(), objective
 
 
 @given(st.data())
 def test_without_redundant_slots_the_load_bound_is_met_by_static(data: st.DataObject) -> None:
     problem = data.draw(problems(max_redundant=0))
-    assert (problem.cost.load_bound_N(problem) == problem.static().load_NG().max(axis=1)).all()
+    assert (load_bound(problem) == problem.static().load_NG().max(axis=1)).all()
 
 
 @given(st.data())
@@ -129,7 +133,8 @@ def test_hiding_copies_never_costs_more(data: st.DataObject) -> None:
     problem = data.draw(problems(min_ranks=2, min_redundant=1, objectives=("time",)))
     placement = data.draw(placements(problem))
     hidden, half, bare = (
-        dataclasses.replace(problem.cost, overlap=overlap).objective_N(problem, placement) for overlap in (1.0, 0.5, 0.0)
+        row_objective(dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, overlap=overlap)), placement)
+        for overlap in (1.0, 0.5, 0.0)
     )
     assert (hidden <= half).all() and (half <= bare).all()
 
@@ -142,7 +147,7 @@ def test_peak_bytes_count_homes_buffers_and_the_busiest_row(data: st.DataObject)
     per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
     kept = (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
     per_pair = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
-    for g, peak in enumerate(problem.cost.peak_bytes_G(problem, placement)):
+    for g, peak in enumerate(peak_bytes(problem, placement)):
         assert peak == kept + np.ceil(max(row[g].sum() for row in placement.quotas_NGS) * per_pair)
 
 
@@ -159,7 +164,7 @@ def test_copies_are_priced_by_fan_out() -> None:
         for g, e in replicas:
             expert_NGS[:, g, -1], quota_NGS[:, g, -1] = e, 2
             quota_NGS[expert_NGS == e] = 5
-        return float(problem.cost.rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
+        return float(price_rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
 
     assert priced((1, 0)) < priced((1, 0), (2, 6)) < priced((1, 0), (2, 1))
 

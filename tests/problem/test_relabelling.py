@@ -10,6 +10,8 @@ from mutations import copying_plans, mutated
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
+from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.problem.objective import peak_bytes, price_rows, row_objective
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.testing.pasteable import describe
@@ -87,12 +89,11 @@ def rank_permutation(problem: Problem, rng: np.random.Generator) -> Array:
 
 
 def assert_same_price(problem: Problem, placement: Placement, other: Problem, renamed_placement: Placement) -> None:
-    cost = problem.cost
-    np.testing.assert_allclose(cost.objective_N(problem, placement), cost.objective_N(other, renamed_placement), rtol=1e-12)
-    for name, part in cost.rows(problem, placement).parts().items():
-        np.testing.assert_allclose(part, cost.rows(other, renamed_placement).parts()[name], rtol=1e-12, atol=1e-18, err_msg=name)
-    np.testing.assert_allclose(cost.bound_N(problem), cost.bound_N(other), rtol=1e-12)
-    assert (cost.load_bound_N(problem) == cost.load_bound_N(other)).all()
+    np.testing.assert_allclose(row_objective(problem, placement), row_objective(other, renamed_placement), rtol=1e-12)
+    for name, part in price_rows(problem, placement).parts().items():
+        np.testing.assert_allclose(part, price_rows(other, renamed_placement).parts()[name], rtol=1e-12, atol=1e-18, err_msg=name)
+    np.testing.assert_allclose(row_bound(problem), row_bound(other), rtol=1e-12)
+    assert (load_bound(problem) == load_bound(other)).all()
 
 
 @given(st.data())
@@ -104,7 +105,7 @@ def test_renaming_experts_changes_no_price(data: st.DataObject) -> None:
     other = rename_experts(problem, new_E)
     moved = Placement(expert_NGS=renamed(placement.expert_NGS, new_E), quota_NGS=placement.quota_NGS)
     assert_same_price(problem, placement, other, moved)
-    assert (problem.cost.peak_bytes_G(problem, placement) == problem.cost.peak_bytes_G(other, moved)).all()
+    assert (peak_bytes(problem, placement) == peak_bytes(other, moved)).all()
 
 
 @given(st.data())
@@ -117,8 +118,8 @@ def test_renaming_ranks_changes_no_price(data: st.DataObject) -> None:
     assert other.cluster.symmetric
     moved = Placement(expert_NGS=permuted(placement.expert_NGS, new_G, 1), quota_NGS=permuted(placement.quotas_NGS, new_G, 1))
     assert_same_price(problem, placement, other, moved)
-    peak_G = problem.cost.peak_bytes_G(problem, placement)
-    assert (permuted(peak_G, new_G, 0) == problem.cost.peak_bytes_G(other, moved)).all()
+    peak_G = peak_bytes(problem, placement)
+    assert (permuted(peak_G, new_G, 0) == peak_bytes(other, moved)).all()
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
+from foremoe.problem.objective import window_seconds
 from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange
@@ -131,7 +132,7 @@ def test_even_routing_keeps_pairs_and_is_even(problem):
 def test_one_rank_is_the_sum_of_its_work(case):
     problem, plan = case
     found, cluster = simulate(problem, plan), problem.cluster
-    window_ML = problem.cost.rates(problem).window_N.reshape(problem.M, problem.L)
+    window_ML = np.repeat(window_seconds(problem).max(axis=1)[:, None], problem.L, axis=1)
     pair_s = problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
     experts_ML = pair_s * problem.load_MLE.sum(axis=2) + cluster.slot_overhead_s * (problem.load_MLE > 0).sum(axis=2)
     forwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.FORWARD)

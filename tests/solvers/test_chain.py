@@ -13,7 +13,9 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy, LeastLoaded, Lplb, NodeChain, Quota, Static
 from foremoe.solvers.kernels.chain import chain_rows
@@ -41,7 +43,7 @@ def test_valid_and_no_worse_than_the_start_on_maximum_load(data):
         placement = Chain(tries=3).solve(problem, start)
         require_valid(problem, placement)
         assert (placement.load_NG().max(axis=1) <= start.load_NG().max(axis=1)).all()
-        assert (placement.load_NG().max(axis=1) >= problem.cost.load_bound_N(problem)).all()
+        assert (placement.load_NG().max(axis=1) >= load_bound(problem)).all()
         if problem.replicas == "node":
             assert crossing(problem, placement) == 0
 
@@ -53,7 +55,7 @@ def test_costs_no_more_than_the_start(data):
     start = data.draw(placements(problem))
     placement = Chain(tries=2).solve(problem, start)
     require_valid(problem, placement)
-    assert (problem.cost.objective_N(problem, placement) <= problem.cost.objective_N(problem, start)).all()
+    assert (row_objective(problem, placement) <= row_objective(problem, start)).all()
 
 
 @given(problem=problems(), near=st.integers(1, 3), far=st.integers(1, 3), tries=st.integers(1, 6))
@@ -140,7 +142,7 @@ def test_under_time_copies_that_show_are_few():
     problem = workload_problem(32, cost=CostModel(overlap=0.0), tokens_per_rank=2048, model="qwen3-235b-a22b")
     level = Chain().solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
     timed = Chain().solve(problem, problem.static())
-    level_s, timed_s = (problem.cost.objective_N(problem, placement).mean() for placement in (level, timed))
+    level_s, timed_s = (row_objective(problem, placement).mean() for placement in (level, timed))
     assert timed_s < 0.9 * level_s and timed.num_replicas_N(problem.B).mean() < level.num_replicas_N(problem.B).mean()
 
 
@@ -148,7 +150,7 @@ def test_under_time_replicas_bring_tokens_nearer():
     problem = workload_problem(64, cost=CostModel())
     level = Chain().solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
     timed = Chain().solve(problem, problem.static())
-    level_s, timed_s = (problem.cost.rows(problem, placement).dispatch_s.sum() for placement in (level, timed))
+    level_s, timed_s = (price_rows(problem, placement).dispatch_s.sum() for placement in (level, timed))
     assert timed_s < 0.96 * level_s and mean_skew(timed) < 1.005
 
 
@@ -156,15 +158,15 @@ def test_under_time_replicas_bring_tokens_nearer():
 def test_under_time_polish_only_helps(problem):
     plain, polished = (Chain(polish=size).solve(problem, problem.static()) for size in (0, 128))
     require_valid(problem, polished)
-    plain_N, polished_N = (problem.cost.objective_N(problem, placement) for placement in (plain, polished))
+    plain_N, polished_N = (row_objective(problem, placement) for placement in (plain, polished))
     assert (polished_N <= plain_N * (1 + 1e-12)).all()
 
 
 @given(problem=problems())
 def test_under_time_no_baseline_costs_less(problem):
-    mine_N = problem.cost.objective_N(problem, Chain().solve(problem, problem.static()))
+    mine_N = row_objective(problem, Chain().solve(problem, problem.static()))
     for solver in (Static(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb()):
-        theirs_N = problem.cost.objective_N(problem, solver.solve(problem, problem.static()))
+        theirs_N = row_objective(problem, solver.solve(problem, problem.static()))
         assert (mine_N <= theirs_N * (1 + 1e-12)).all(), solver
 
 
@@ -173,7 +175,7 @@ def test_being_allowed_to_leave_the_node_never_costs_time(tokens_per_rank):
     anywhere = workload_problem(16, cost=CostModel(), tokens_per_rank=tokens_per_rank, model="gpt-oss-20b")
     inside = dataclasses.replace(anywhere, replicas="node")
     any_s, node_s = (
-        float(problem.cost.objective_N(problem, Chain().solve(problem, problem.static())).sum()) for problem in (anywhere, inside)
+        float(row_objective(problem, Chain().solve(problem, problem.static())).sum()) for problem in (anywhere, inside)
     )
     assert any_s <= node_s * (1 + 1e-9)
 

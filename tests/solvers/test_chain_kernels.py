@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from solver_util import balance, make_problem, placed_rows, problems, require_split
 
 from foremoe.problem.kernels.load_bound import bound_row
+from foremoe.problem.objective import price_rows
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.price import demand_row, price_row
 from foremoe.solvers.kernels.prune import prune_row
@@ -230,8 +231,8 @@ def test_the_price_of_a_row_is_the_cost_model(data):
     """Up to what is the same for all placements of a row."""
     problem = data.draw(problems())
     first, second = problem.static(), data.draw(placements(problem))
-    cost_N = problem.cost.rows(problem, second).total_s - problem.cost.rows(problem, first).total_s
-    scale_N = problem.cost.rows(problem, second).total_s + problem.cost.rows(problem, first).total_s
+    cost_N = price_rows(problem, second).total_s - price_rows(problem, first).total_s
+    scale_N = price_rows(problem, second).total_s + price_rows(problem, first).total_s
     price_N = price_of(problem, second) - price_of(problem, first)
     assert np.abs(price_N - cost_N).max() <= 1e-9 * scale_N.max()
 

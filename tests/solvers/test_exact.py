@@ -15,6 +15,8 @@ from solver_util import make_problem, require_valid
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.planner.parsing import parse
+from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.solvers import Chain, Greedy, LeastLoaded, Quota
 from foremoe.solvers.rank.exact import exact as exact_module
@@ -52,15 +54,15 @@ def test_rows_are_valid_bounded_and_never_worse_than_the_start(data):
     start = data.draw(placements(problem))
     found = Exact(node_limit=200).solve(problem, start)
     require_valid(problem, found)
-    before_N, after_N = (problem.cost.objective_N(problem, p) for p in (start, found))
+    before_N, after_N = (row_objective(problem, p) for p in (start, found))
     assert (after_N <= before_N).all() and (found.bound_N <= after_N).all()
-    assert (found.bound_N >= problem.cost.bound_N(problem) * (1 - CLOSE)).all()
+    assert (found.bound_N >= row_bound(problem) * (1 - CLOSE)).all()
     assert np.isin(found.stop_N, [Stop.OPTIMAL, Stop.LIMIT]).all()
     same_N = after_N == before_N
     assert (found.expert_NGS[same_N] == start.expert_NGS[same_N]).all()
     cold = Exact(node_limit=200).solve(problem, problem.static())
     both_N = (found.stop_N == Stop.OPTIMAL) & (cold.stop_N == Stop.OPTIMAL)
-    np.testing.assert_allclose(problem.cost.objective_N(problem, cold)[both_N], after_N[both_N], rtol=2 * CLOSE)
+    np.testing.assert_allclose(row_objective(problem, cold)[both_N], after_N[both_N], rtol=2 * CLOSE)
     assert (cold.bound_N <= after_N * (1 + CLOSE)).all()
 
 
@@ -69,7 +71,7 @@ def test_the_program_prices_every_placement_as_the_cost_model_does(data):
     problem = data.draw(problems(**SMALL))
     note(describe(problem))
     placement = data.draw(placements(problem))
-    objective_N = problem.cost.objective_N(problem, placement)
+    objective_N = row_objective(problem, placement)
     row_of = rows_of(problem, objective_N)
     for n in range(problem.N):
         row = row_of(n)
@@ -91,9 +93,9 @@ def test_optima_are_those_of_brute_force(data):
     problem = data.draw(problems(**few))
     note(describe(problem))
     found = Exact().solve(problem, problem.static())
-    best = min(problem.cost.objective_N(problem, placement)[0] for placement in all_placements(problem))
+    best = min(row_objective(problem, placement)[0] for placement in all_placements(problem))
     assert found.stop_N[0] == Stop.OPTIMAL
-    assert problem.cost.objective_N(problem, found)[0] == pytest.approx(best, rel=2 * CLOSE)
+    assert row_objective(problem, found)[0] == pytest.approx(best, rel=2 * CLOSE)
     assert found.bound_N[0] <= best
 
 
@@ -135,25 +137,25 @@ def test_optima_within_a_budget_are_those_of_brute_force(data):
     num, cross = copies(problem, found)
     assert num <= budget.get("max_replicas", 2) and cross <= budget.get("max_cross_node", 2)
     best = min(
-        problem.cost.objective_N(problem, placement)[0]
+        row_objective(problem, placement)[0]
         for placement in all_placements(problem)
         for num, cross in [copies(problem, placement)]
         if num <= budget.get("max_replicas", 2) and cross <= budget.get("max_cross_node", 2)
     )
     assert found.stop_N[0] in (Stop.DONE, Stop.OPTIMAL)
-    assert problem.cost.objective_N(problem, found)[0] == pytest.approx(best, rel=2 * CLOSE)
+    assert row_objective(problem, found)[0] == pytest.approx(best, rel=2 * CLOSE)
     # The bound is of all placements, within the budget or not.
-    assert found.bound_N[0] <= min(problem.cost.objective_N(problem, p)[0] for p in all_placements(problem)) * (1 + CLOSE)
+    assert found.bound_N[0] <= min(row_objective(problem, p)[0] for p in all_placements(problem)) * (1 + CLOSE)
 
 
 @pytest.mark.parametrize("objective", ["balance", "time"])
 def test_a_larger_budget_never_costs_more(objective):
     problem = with_objective(make_problem(random_loads(3, 12, seed=9), [0, 0, 1, 1], 1), objective)
-    free_N = problem.cost.objective_N(problem, Exact().solve(problem, problem.static()))
-    last_N = problem.cost.objective_N(problem, problem.static())
+    free_N = row_objective(problem, Exact().solve(problem, problem.static()))
+    last_N = row_objective(problem, problem.static())
     for most in (0, 1, 2, 4):
         found = Exact(max_replicas=most).solve(problem, problem.static())
-        objective_N = problem.cost.objective_N(problem, found)
+        objective_N = row_objective(problem, found)
         assert (objective_N <= last_N * (1 + CLOSE)).all() and (objective_N >= free_N * (1 - CLOSE)).all()
         assert ((found.expert_NGS[:, :, problem.B :] >= 0).sum(axis=(1, 2)) <= most).all()
         last_N = objective_N
@@ -166,10 +168,10 @@ def test_exact_lies_between_the_bound_and_every_heuristic(data):
     problem = data.draw(problems(**SMALL))
     note(describe(problem))
     found = Exact(node_limit=500).solve(problem, problem.static())
-    exact_N, proven_N = problem.cost.objective_N(problem, found), found.stop_N == Stop.OPTIMAL
-    assert (problem.cost.bound_N(problem) <= exact_N * (1 + CLOSE)).all()
+    exact_N, proven_N = row_objective(problem, found), found.stop_N == Stop.OPTIMAL
+    assert (row_bound(problem) <= exact_N * (1 + CLOSE)).all()
     for heuristic in (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0)):
-        objective_N = problem.cost.objective_N(problem, with_quotas(problem, heuristic.solve(problem, problem.static())))
+        objective_N = row_objective(problem, with_quotas(problem, heuristic.solve(problem, problem.static())))
         assert (exact_N[proven_N] <= objective_N[proven_N] * (1 + CLOSE)).all(), heuristic
 
 
@@ -211,7 +213,7 @@ def test_optima_are_those_of_highs(num_experts, node_G, redundant, replicas):
     found = Exact().solve(problem, problem.static())
     assert (found.stop_N == Stop.OPTIMAL).all()
     for n, load_E in enumerate(problem.load_NE):
-        assert problem.cost.objective_N(problem, found)[n] == highs_balance(load_E, 4, redundant, node_G, replicas == "node")
+        assert row_objective(problem, found)[n] == highs_balance(load_E, 4, redundant, node_G, replicas == "node")
 
 
 def with_objective(problem, objective):
@@ -249,13 +251,13 @@ def test_a_cancelled_row_keeps_its_start():
     assert rows == [1, 1]
     assert (found.stop_N[2:] == Stop.CANCELLED).all() and (found.stop_N[:2] == Stop.OPTIMAL).all()
     assert (found.quotas_NGS[2:] == start.quotas_NGS[2:]).all() and (found.expert_NGS[2:] == start.expert_NGS[2:]).all()
-    assert (found.bound_N == problem.cost.load_bound_N(problem))[2:].all()
+    assert (found.bound_N == load_bound(problem))[2:].all()
 
 
 def test_a_limit_is_said_and_still_leaves_a_bound():
     problem = with_objective(make_problem(random_loads(2, 24, seed=5, sigma=1.3), [0, 0, 0, 1, 1, 1], 1), "time")
     found = Exact(node_limit=1).solve(problem, problem.static())
-    objective_N = problem.cost.objective_N(problem, found)
+    objective_N = row_objective(problem, found)
     assert (found.stop_N == Stop.LIMIT).all() and (found.bound_N < objective_N).all() and (found.bound_N > 0).all()
     require_valid(problem, found)
     loose = Exact(gap=0.5).solve(problem, problem.static())
@@ -267,7 +269,7 @@ def test_a_failing_row_falls_back_to_its_start(monkeypatch):
     monkeypatch.setattr(Program, "solve", lambda self, **limits: None)
     found = Exact().solve(problem, problem.static())
     assert (found.stop_N == Stop.FELL_BACK).all() and (found.expert_NGS == problem.static().expert_NGS).all()
-    assert (found.bound_N <= problem.cost.objective_N(problem, found)).all()
+    assert (found.bound_N <= row_objective(problem, found)).all()
 
 
 def test_only_a_wall_clock_limit_drops_determinism():

@@ -13,6 +13,7 @@ from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Exact
 from foremoe.solvers.kernels.polish import polish_row, set_quotas
@@ -252,7 +253,7 @@ def test_finds_the_best_of_all_sets(shape, overlap):
         prepared = Prepared(problem)
         found = Chain().solve(problem, problem.static())
         require_valid(problem, found)
-        static_s = float(problem.cost.objective_N(problem, problem.static())[0])
+        static_s = float(row_objective(problem, problem.static())[0])
         over_s = prepared.price(found.expert_NGS[0], found.quotas_NGS[0]) - least_of_all(prepared)
         assert over_s <= 1e-3 * static_s
 
@@ -264,7 +265,7 @@ def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
     problem = small(*shape, redundant, tokens, overlap=0.0, seed=2)
     found = Chain().solve(problem, problem.static())
     bound_N = Exact(node_limit=20_000).solve(problem, found).bound_N
-    assert (problem.cost.objective_N(problem, found) <= bound_N * 1.001).all()
+    assert (row_objective(problem, found) <= bound_N * 1.001).all()
 
 
 def test_copies_that_pay_only_together_are_found():

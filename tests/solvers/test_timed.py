@@ -33,7 +33,7 @@ def test_replicas_inside_nodes_save_no_more_than_ranks_serve_on_their_own(data):
     problem = dataclasses.replace(data.draw(problems(replicas=("node",))), cost=CostModel())
     placement = random_placement(problem, np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))))
     node_G, S = problem.cluster.node_of_rank_G, problem.S
-    load_NGE, demand_NVE, located = problem.sources()
+    _, load_NGE, demand_NVE, located = problem.counts()
     for n, rate_K in enumerate(rates_of(problem)):
         expert_GS, quota_GS = placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy()
         home_E = np.empty(problem.E, np.int64)

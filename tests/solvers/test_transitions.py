@@ -15,7 +15,9 @@ from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent, transfers_in
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import price_rows, problem_rates, row_objective, row_times
 from foremoe.problem.placement import Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
@@ -84,7 +86,7 @@ def test_a_sequence_never_costs_more_than_rows_planned_alone(level: Transitions,
 @given(problem=sequences(plain=True))
 def test_rows_keep_law_4_where_passes_of_a_micro_step_stay_together(level: Transitions, problem: Problem) -> None:
     plan, alone = made(problem, level), made(problem, None)
-    static_N = problem.cost.objective_N(problem, problem.static())
+    static_N = row_objective(problem, problem.static())
     assert total_s(plan) <= total_s(alone) * CLOSE
     if not level.invest:
         assert (plan.objective_ML.ravel() <= static_N * CLOSE).all()
@@ -99,7 +101,7 @@ def test_law_7_a_start_is_never_made_worse(data: st.DataObject) -> None:
     problem = data.draw(sequences(plain=True))
     start = data.draw(placements(problem))
     plan, _ = Planner(order=Transitions()).plan(problem, start, num_threads=1)
-    assert (plan.objective_ML.ravel() <= problem.cost.objective_N(problem, start) * CLOSE).all()
+    assert (plan.objective_ML.ravel() <= row_objective(problem, start) * CLOSE).all()
 
 
 @some
@@ -121,7 +123,7 @@ def test_a_reordered_plan_computes_what_the_dense_model_does(data: st.DataObject
 
 def slow_transfer_s(problem: Problem, plan: Plan, n: int) -> float:
     """`transfer_s` of one row, copy by copy."""
-    r, t = problem.cost.rates(problem), plan.transfers
+    r, times, t = problem_rates(problem), row_times(problem), plan.transfers
     price = problem.cluster.copy_contention / problem.G
     node_G, m, layer = problem.cluster.node_of_rank_G, n // problem.L, n % problem.L
     seconds = 0.0
@@ -131,7 +133,7 @@ def slow_transfer_s(problem: Problem, plan: Plan, n: int) -> float:
                 home = problem.home_LE[layer, plan.expert_NGS[n, g, s]] // problem.B
                 near = node_G[home] == node_G[g]
                 seconds += r.replica_peer_s - price * r.copy_peer_s if near else r.replica_rdma_s - price * r.copy_rdma_s
-    for forward, hide_N in ((True, r.hide_forward_N), (False, r.hide_backward_N)):
+    for forward, hide_N in ((True, times.hide_forward_N), (False, times.hide_backward_N)):
         busy: dict[tuple[str, bool, int], float] = {}
         for c in range(len(t)):
             if (t.micro_step_C[c], t.layer_C[c], t.phase_C[c] == Phase.FORWARD) != (m, layer, forward):
@@ -152,13 +154,13 @@ def test_the_cost_as_sent_equals_the_slow_reference_and_bounds_hold(data: st.Dat
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=data.draw(st.sampled_from([1.0, 0.4])), evenness=20.0)
     plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
-    cost, full = cost_as_sent(problem, placement, plan.transfers), problem.cost.rows(problem, placement)
+    cost, full = cost_as_sent(problem, placement, plan.transfers), price_rows(problem, placement)
     np.testing.assert_allclose(
         cost.transfer_s, [slow_transfer_s(problem, plan, n) for n in range(problem.N)], rtol=1e-9, atol=1e-15
     )
     for name, part in full.parts().items():
         assert name == "transfer_s" or np.array_equal(part, cost.parts()[name])
-    assert (bound_as_sent(problem, problem.cost.load_bound_N(problem)) <= cost.total_s * CLOSE).all()
+    assert (bound_as_sent(problem, load_bound(problem)) <= cost.total_s * CLOSE).all()
 
 
 @given(data=st.data())
@@ -175,7 +177,7 @@ def test_kernels_hold_and_price_what_transfers_say(data: st.DataObject) -> None:
         )
     }
     cost_N = cost_as_sent(problem, placement, transfers).total_s
-    rate_NK, r = rates_of(problem), problem.cost.rates(problem)
+    rate_NK, r = rates_of(problem), problem_rates(problem)
     weight_2 = np.array([r.copy_peer_s, r.copy_rdma_s]) * problem.cluster.copy_contention / problem.G
     node_G, B = problem.cluster.node_of_rank_G, problem.B
     for layer in range(problem.L):
@@ -203,7 +205,7 @@ def test_kernels_hold_and_price_what_transfers_say(data: st.DataObject) -> None:
                         expert_GS, quota_GS, load_G,
                     )
                 )  # fmt: skip
-            want = cost_N[n] - problem.cost.objective_N(problem, other)[n]
+            want = cost_N[n] - row_objective(problem, other)[n]
             assert prices[0] - prices[1] == pytest.approx(want, rel=1e-6, abs=1e-9 * cost_N[n])
             for g, s in itertools.product(range(problem.G), range(B, problem.S)):
                 e = int(placement.expert_NGS[n, g, s])

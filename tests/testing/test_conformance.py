@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import foremoe.solvers
 from foremoe.base.arrays import Array
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers import HomeSolver, RankSolver, RowSolver, SplitSolver
@@ -60,7 +61,7 @@ class Remembers(RankSolver):
 @dataclasses.dataclass(frozen=True)
 class BoastsOfBounds(RankSolver):
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        return with_quota(start, start.quotas_NGS, bound_N=problem.cost.objective_N(problem, start) + 1.0)
+        return with_quota(start, start.quotas_NGS, bound_N=row_objective(problem, start) + 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,111 +1,123 @@
-"""Row kernel of the cost model: what the closed form needs to know of a placement, in one pass over the slots."""
+"""Row kernel of the closed form: what it needs of a placement, in one pass over the slots."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 
-# Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank, F features (see cost.FEATURES).
+# Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank.
+
+
+class Held(NamedTuple):
+    """A placement, its homes, and the node of every rank."""
+
+    home_LE: Array
+    node_G: Array
+    num_base: int
+    expert_NGS: Array
+    quota_NGS: Array
+
+
+class Features(NamedTuple):
+    """What the closed form needs of a placement, float64 [N] each.
+
+    A copy is any slot that holds, with a quota, an expert whose home is another rank. Without source ranks sources count as
+    uniform.
+
+    Attributes:
+        slowest_N: Seconds of the slowest rank at ``pair_s`` per pair.
+        compute_N: The same without exchange, ``late_s`` per pair less.
+        peer_pairs_N: Pairs served on another rank of their node.
+        rdma_pairs_N: Pairs served in another node.
+        peer_fan_N: Most copies through one rank and direction on peer links.
+        rdma_fan_N: The same on RDMA links.
+        peer_copies_N: Copies inside nodes.
+        rdma_copies_N: Copies across nodes.
+    """
+
+    slowest_N: Array
+    compute_N: Array
+    peer_pairs_N: Array
+    rdma_pairs_N: Array
+    peer_fan_N: Array
+    rdma_fan_N: Array
+    peer_copies_N: Array
+    rdma_copies_N: Array
 
 
 @kernel
-def feature_rows(  # type: ignore[no-untyped-def]
-    low,
-    high,
-    load_NE,
-    load_NGE,
-    demand_NVE,
-    located,
-    home_LE,
-    node_G,
-    num_base,
-    expert_NGS,
-    quota_NGS,
-    pair_s,
-    work_s,
-    slot_s,
-    out_NF,
-):
-    """Fills ``out_NF[low:high]``: seconds of the slowest rank at `pair_s`, and at `work_s`, per pair; pairs; pairs served on
-    their own rank; inside their own node (own rank included); largest number of copies through one rank and direction on peer
-    links; on RDMA links; copies by peer; copies by RDMA.
+def _read_row(n, counts, held, rates, served_VE, fan_4G):  # type: ignore[no-untyped-def]
+    """Adds up what nodes serve and the copies of row `n`; both start at zero.
 
-    A copy is any slot that holds, with a quota, an expert whose home is another rank. Without source ranks (``located``
-    False) sources count as uniform.
+    Returns:
+        Seconds of the slowest rank, the same without exchange, and pairs served on their own rank (if located).
     """
-    G, S = expert_NGS.shape[1], expert_NGS.shape[2]
-    E, L = load_NE.shape[1], home_LE.shape[0]
-    num_nodes = 0
-    for g in range(G):
-        num_nodes = max(num_nodes, node_G[g] + 1)
-    served_VE = np.zeros((num_nodes, E), np.int32)
-    fan = np.zeros((4, G), np.int64)  # peer out, peer in, rdma out, rdma in
-    ranks_V = np.zeros(num_nodes, np.int64)
-    for g in range(G):
-        ranks_V[node_G[g]] += 1
+    expert_GS, quota_GS, node_G, num_base = held.expert_NGS[n], held.quota_NGS[n], held.node_G, held.num_base
+    load_E, home_E, located = counts.load_NE[n], held.home_LE[n % held.home_LE.shape[0]], counts.located
+    load_GE = counts.load_NGE[n if located else 0]
+    slowest_s, compute_s, work_s, local_pairs = 0.0, 0.0, rates.pair_s - rates.late_s, 0
+    for g in range(node_G.size):
+        load = busy = 0
+        for s in range(expert_GS.shape[1]):
+            e, quota = expert_GS[g, s], quota_GS[g, s]
+            if e < 0:
+                continue
+            load += quota
+            served_VE[node_G[g], e] += quota
+            if quota > 0 or (s < num_base and load_E[e] > 0):
+                busy += 1
+            if located:
+                local_pairs += min(load_GE[g, e], quota)
+            home = home_E[e] // num_base
+            if home != g and quota > 0:
+                link = 0 if node_G[home] == node_G[g] else 2
+                fan_4G[link, home] += 1
+                fan_4G[link + 1, g] += 1
+        slowest_s = max(slowest_s, rates.pair_s * load + rates.slot_s * busy)
+        compute_s = max(compute_s, work_s * load + rates.slot_s * busy)
+    return slowest_s, compute_s, local_pairs
+
+
+@kernel
+def feature_rows(low, high, counts, held, rates, out):  # type: ignore[no-untyped-def]
+    """Fills rows [low, high) of the `Features` `out`.
+
+    Args:
+        low: First row.
+        high: Row after the last.
+        counts: `Counts` of the problem.
+        held: `Held`, the placement.
+        rates: `Rates` of the problem.
+        out: Written; zero before.
+    """
+    G, E, ranks_V = held.node_G.size, counts.load_NE.shape[1], np.bincount(held.node_G)
+    served_VE = np.zeros((ranks_V.size, E), np.int32)
+    fan_4G = np.zeros((4, G), np.int64)  # peer out, peer in, rdma out, rdma in
     for n in range(low, high):
-        l = n % L  # noqa: E741
         served_VE[:] = 0
-        fan[:] = 0
-        pairs = 0
+        fan_4G[:] = 0
+        pairs = np.int64(0)
         for e in range(E):
-            pairs += load_NE[n, e]
-        local_pairs = 0.0
-        node_pairs = 0.0
-        slowest = 0.0
-        compute = 0.0
-        peer_copies = 0
-        rdma_copies = 0
-        for g in range(G):
-            load = 0
-            busy = 0
-            node = node_G[g]
-            for s in range(S):
-                e = expert_NGS[n, g, s]
-                if e < 0:
-                    continue
-                quota = quota_NGS[n, g, s]
-                load += quota
-                served_VE[node, e] += quota
-                if quota > 0 or (s < num_base and load_NE[n, e] > 0):
-                    busy += 1
-                if located:
-                    local_pairs += min(load_NGE[n, g, e], quota)
-                home = home_LE[l, e] // num_base
-                if home != g and quota > 0:
-                    if node_G[home] == node:
-                        peer_copies += 1
-                        fan[0, home] += 1
-                        fan[1, g] += 1
-                    else:
-                        rdma_copies += 1
-                        fan[2, home] += 1
-                        fan[3, g] += 1
-            slowest = max(slowest, pair_s * load + slot_s * busy)
-            compute = max(compute, work_s * load + slot_s * busy)
-        if located:
+            pairs += counts.load_NE[n, e]
+        out.slowest_N[n], out.compute_N[n], local_pairs = _read_row(n, counts, held, rates, served_VE, fan_4G)
+        if counts.located:
             inside = np.int64(0)
-            for node in range(num_nodes):
-                demand_E, served_E = demand_NVE[n, node], served_VE[node]
+            for node in range(ranks_V.size):
+                demand_E, served_E = counts.demand_NVE[n, node], served_VE[node]
                 for e in range(E):
                     inside += min(demand_E[e], served_E[e])
-            node_pairs += inside
+            out.peer_pairs_N[n], out.rdma_pairs_N[n] = inside - local_pairs, pairs - inside
         else:
-            local_pairs = pairs / G
-            for node in range(num_nodes):
+            node_pairs = 0.0
+            for node in range(ranks_V.size):
                 node_pairs += pairs * (ranks_V[node] / G) * (ranks_V[node] / G)
-        peer_fan = 0
-        rdma_fan = 0
+            out.peer_pairs_N[n], out.rdma_pairs_N[n] = node_pairs - pairs / G, pairs - node_pairs
         for g in range(G):
-            peer_fan = max(peer_fan, max(fan[0, g], fan[1, g]))
-            rdma_fan = max(rdma_fan, max(fan[2, g], fan[3, g]))
-        out_NF[n, 0] = slowest
-        out_NF[n, 1] = compute
-        out_NF[n, 2] = pairs
-        out_NF[n, 3] = local_pairs
-        out_NF[n, 4] = node_pairs
-        out_NF[n, 5] = peer_fan
-        out_NF[n, 6] = rdma_fan
-        out_NF[n, 7] = peer_copies
-        out_NF[n, 8] = rdma_copies
+            out.peer_fan_N[n] = max(out.peer_fan_N[n], max(fan_4G[0, g], fan_4G[1, g]))
+            out.rdma_fan_N[n] = max(out.rdma_fan_N[n], max(fan_4G[2, g], fan_4G[3, g]))
+            out.peer_copies_N[n] += fan_4G[0, g]
+            out.rdma_copies_N[n] += fan_4G[2, g]

@@ -7,15 +7,24 @@ sum.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.problem.rates import exposed_s, row_rates
 
 # Letters: N rows, G ranks, B base slots, E experts, V nodes, K numbers of replicas from 0.
 
-# Where `time_bound_rows` finds the figures of `Rates` in its array, in the order of `bounds.RATES`.
-PAIR, SLOT, FIXED, PEER_PAIR, RDMA_PAIR, COPY_PEER, COPY_RDMA, GRAD_PEER, GRAD_RDMA, REPLICA_PEER, REPLICA_RDMA = range(11)
-SENDS_BACKWARD, RETURNS_GRADIENTS = 11, 12
+
+class Homes(NamedTuple):
+    """Where experts live, and where replicas may: `node_only` inside their home's node, `redundant` on a rank."""
+
+    base_NGB: Array
+    node_G: Array
+    node_only: bool
+    redundant: int
 
 
 @kernel
@@ -29,18 +38,6 @@ def fill_level(pairs, active_G, pair_s, slot_s):  # type: ignore[no-untyped-def]
         if i + 1 == floor_G.size or level <= floor_G[i + 1]:
             return max(level, floor_G[-1])
     return 0.0
-
-
-@kernel
-def exposed_s(peer_fan, rdma_fan, rates, hide_forward_s, hide_backward_s):  # type: ignore[no-untyped-def]
-    """Seconds by which the copies and gradients of the busiest rank do not hide; the closed form of `CostModel.rows`."""
-    copy_s = max(peer_fan * rates[COPY_PEER], rdma_fan * rates[COPY_RDMA])
-    late_s = max(0.0, copy_s - hide_forward_s)
-    if rates[SENDS_BACKWARD] != 0.0:
-        late_s += max(0.0, copy_s - hide_backward_s)
-    if rates[RETURNS_GRADIENTS] != 0.0:
-        late_s += max(0.0, max(peer_fan * rates[GRAD_PEER], rdma_fan * rates[GRAD_RDMA]) - hide_backward_s)
-    return late_s
 
 
 @kernel
@@ -118,48 +115,48 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
 
 
 @kernel
-def copies_s(own_K, node_K, far, num_ranks, pairs, rates, hide_forward_s, hide_backward_s, plain_K, late_K):  # type: ignore[no-untyped-def]
+def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):  # type: ignore[no-untyped-def]
     """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without what does not hide
     of copies, `late_K` with what does not hide of k copies however they are spread over ranks.
 
     Args:
         far: replicas may be in other nodes than the home's.
     """
-    peer, rdma = rates[PEER_PAIR], rates[RDMA_PAIR]
+    peer, rdma = rates.peer_pair_s, rates.rdma_pair_s
     # Where RDMA is faster than peer links, leaving the node costs less, and only a rank's own pairs save anything.
     own_s, node_s = min(peer, rdma), max(0.0, rdma - peer)
-    excess_s = rates[REPLICA_RDMA] - rates[REPLICA_PEER]
+    excess_s = rates.replica_rdma_s - rates.replica_peer_s
     none_far = -node_s * node_K[0]
     some_far = some_far_late = np.inf  # the best number of replicas in other nodes, from 1
-    near_late = exposed_s(1.0, 0.0, rates, hide_forward_s, hide_backward_s)
+    near_late = exposed_s(1.0, 0.0, rates)
     for k in range(own_K.size):
         if k and far:
             far_s = k * excess_s - node_s * node_K[k]
             some_far = min(some_far, far_s)
             # Every rank sends out 1 / num_ranks of the copies on average.
             fan = float((k + num_ranks - 1) // num_ranks)
-            some_far_late = min(some_far_late, far_s + exposed_s(0.0, fan, rates, hide_forward_s, hide_backward_s))
-        near_s = rates[FIXED] + rdma * pairs - own_s * own_K[k] + k * rates[REPLICA_PEER]
+            some_far_late = min(some_far_late, far_s + exposed_s(0.0, fan, rates))
+        near_s = rates.fixed_s + rdma * pairs - own_s * own_K[k] + k * rates.replica_peer_s
         plain_K[k] = near_s + min(none_far, some_far)
         late_K[k] = near_s + min(none_far + (near_late if k else 0.0), some_far_late)
     for k in range(own_K.size - 1, -1, -1):
         for least_K in (plain_K, late_K):
-            least_K[k] = max(least_K[k], rates[FIXED])
+            least_K[k] = max(least_K[k], rates.fixed_s)
             if k + 1 < own_K.size:
                 least_K[k] = min(least_K[k], least_K[k + 1])
 
 
 @kernel
-def fan_s(fan, most_near, rates, hide_forward_s, hide_backward_s):  # type: ignore[no-untyped-def]
+def fan_s(fan, most_near, rates):  # type: ignore[no-untyped-def]
     """The least seconds that do not hide where a rank sends `fan` copies, at most `most_near` of them inside its node."""
     least = np.inf
     for near in range(min(fan, most_near) + 1):
-        least = min(least, exposed_s(float(near), float(fan - near), rates, hide_forward_s, hide_backward_s))
+        least = min(least, exposed_s(float(near), float(fan - near), rates))
     return least
 
 
 @kernel
-def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s, plain_K, late_K):  # type: ignore[no-untyped-def]
+def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: ignore[no-untyped-def]
     """The smallest sum of compute, dispatch and copies over how many replicas there are.
 
     Replicas are made one by one, each of the largest expert, or what is left of it, of the slowest rank: after j of them no
@@ -172,7 +169,7 @@ def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s
         near_G: the most copies that a rank can send inside its node.
     """
     G, B = load_GB.shape
-    pair_s, slot_s = rates[PAIR], rates[SLOT]
+    pair_s, slot_s = rates.pair_s, rates.slot_s
     compute_G, fan_G = np.zeros(G), np.zeros(G, np.int64)
     busy, least_active = 0, B
     for g in range(G):
@@ -201,42 +198,30 @@ def least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s
         left_GB[slowest, b] -= given
         compute_G[slowest] -= pair_s * given
         fan_G[slowest] += 1
-        late_s = max(late_s, fan_s(fan_G[slowest], near_G[slowest], rates, hide_forward_s, hide_backward_s))
+        late_s = max(late_s, fan_s(fan_G[slowest], near_G[slowest], rates))
     return best
 
 
 @kernel
-def time_bound_rows(  # type: ignore[no-untyped-def]
-    low,
-    high,
-    load_NE,
-    load_NGE,
-    demand_NVE,
-    located,
-    base_NGB,
-    node_G,
-    node_only,
-    redundant,
-    rates,
-    hide_N2,
-    load_bound_N,
-    bound_N,
-):
-    """Fills ``bound_N[low:high]`` with the least seconds of rows without their windows.
+def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N):  # type: ignore[no-untyped-def]
+    """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
 
     Args:
-        load_NGE, demand_NVE: read if `located`; otherwise sources count as uniform.
-        hide_N2: seconds under which copies hide in forward and in backward.
+        low: First row.
+        high: Row after the last.
+        counts: `Counts`; sources count as uniform where they are not known.
+        homes: `Homes`.
+        rates: `Rates` of the problem.
+        times: `RowTimes`.
         load_bound_N: float64, the largest rank load is no smaller.
+        bound_N: Written.
     """
-    G, B = base_NGB.shape[1], base_NGB.shape[2]
-    E = load_NE.shape[1]
-    num_replicas = G * min(redundant, E)
-    ranks_V = np.zeros(node_G.max() + 1, np.int64)
-    for g in range(G):
-        ranks_V[node_G[g]] += 1
-    far = not node_only and ranks_V.size > 1
-    near_G = (ranks_V[node_G] - 1) * min(redundant, B)
+    node_G = homes.node_G
+    G, B = homes.base_NGB.shape[1], homes.base_NGB.shape[2]
+    num_replicas = G * min(homes.redundant, counts.load_NE.shape[1])
+    ranks_V = np.bincount(node_G)
+    far = not homes.node_only and ranks_V.size > 1
+    near_G = (ranks_V[node_G] - 1) * min(homes.redundant, B)
     share = 0.0
     for node in range(ranks_V.size):
         share += (ranks_V[node] / G) * (ranks_V[node] / G)
@@ -244,19 +229,21 @@ def time_bound_rows(  # type: ignore[no-untyped-def]
     plain_K, late_K = np.empty(num_replicas + 1), np.empty(num_replicas + 1)
     load_GB, active_G = np.empty((G, B), np.int64), np.empty(G, np.int64)
     for n in range(low, high):
+        of_row = row_rates(rates, times, n)
         pairs = 0.0
         for g in range(G):
             active_G[g] = 0
             for b in range(B):
-                load_GB[g, b] = load_NE[n, base_NGB[n, g, b]]
+                load_GB[g, b] = counts.load_NE[n, homes.base_NGB[n, g, b]]
                 pairs += load_GB[g, b]
                 active_G[g] += load_GB[g, b] > 0
         own_K[:], node_K[:] = pairs / G, pairs * share
-        if located:
-            near_pairs(load_NGE[n], demand_NVE[n], base_NGB[n], node_G, node_only, redundant, own_K, node_K)
-        hide_forward_s, hide_backward_s = hide_N2[n, 0], hide_N2[n, 1]
-        copies_s(own_K, node_K, far, G, pairs, rates, hide_forward_s, hide_backward_s, plain_K, late_K)
-        floor_s = max(
-            rates[PAIR] * load_bound_N[n] + rates[SLOT] * active_G.min(), fill_level(pairs, active_G, rates[PAIR], rates[SLOT])
-        )
-        bound_N[n] = least_row_s(floor_s, load_GB, near_G, rates, hide_forward_s, hide_backward_s, plain_K, late_K)
+        if counts.located:
+            near_pairs(
+                counts.load_NGE[n], counts.demand_NVE[n], homes.base_NGB[n], node_G, homes.node_only, homes.redundant, own_K,
+                node_K,
+            )  # fmt: skip
+        copies_s(own_K, node_K, far, G, pairs, of_row, plain_K, late_K)
+        floor_s = rates.pair_s * load_bound_N[n] + rates.slot_s * active_G.min()
+        floor_s = max(floor_s, fill_level(pairs, active_G, rates.pair_s, rates.slot_s))
+        bound_N[n] = least_row_s(floor_s, load_GB, near_G, of_row, plain_K, late_K)

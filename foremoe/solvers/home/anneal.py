@@ -11,8 +11,9 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import HomeSolver, RankSolver
-from foremoe.problem.cost import Rates
+from foremoe.problem.objective import problem_rates
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates
 from foremoe.solvers.home.lpt import few_moves, home_slots
 from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 from foremoe.solvers.home.swaps import anneal, draws, scaled, settle_inside
@@ -102,7 +103,7 @@ class Anneal(HomeSolver):
     def solve(self, problem: Problem) -> Array:
         """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
         home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
-        timed, rates = problem.cost.objective == "time", problem.cost.rates(problem)
+        timed, rates = problem.cost.objective == "time", problem_rates(problem)
 
         def block(low: int, high: int) -> None:
             for layer in range(low, high):
@@ -144,7 +145,7 @@ class Anneal(HomeSolver):
         # Moves spread over the ranks: each holds up all of them for its share of the time.
         move_2 = np.array(move_seconds(problem, self.state_bytes)) / problem.G
         mean_L1 = problem.load_MLE.sum(axis=(0, 2), dtype=np.float64)[:, None] / problem.G
-        balanced_L1 = problem.cost.rates(problem).pair_s * mean_L1
+        balanced_L1 = problem_rates(problem).pair_s * mean_L1
         return np.divide(move_2, balanced_L1, out=np.zeros((problem.L, 2)), where=balanced_L1 > 0.0)
 
     def _send_EV(self, problem: Problem, layer: int, domain_G: Array, rates: Rates) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.levels import RankSolver
+from foremoe.problem.objective import row_objective
 from foremoe.problem.problem import Problem
 
 # Letters: L layers, G ranks, E experts, C experts that move.
@@ -50,11 +51,11 @@ def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...]
         # What slots hold belongs to the present homes; both sides start from empty ones.
         step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE, resident_LGS=None)
         start = placement = step.static()
-        best_N = step.cost.objective_N(step, start)
+        best_N = row_objective(step, start)
         if problem.R >= 1 and problem.G >= 2:
             for solver in rank:
                 placement = solver.solve(step, placement)
-                best_N = np.minimum(best_N, step.cost.objective_N(step, placement))
+                best_N = np.minimum(best_N, row_objective(step, placement))
         seconds_L += best_N
     result: Array = seconds_L * (problem.M / len(chosen))
     return result

@@ -1,4 +1,4 @@
-"""What a placement costs in seconds, up to what is the same for all: `CostModel.rows` of one row, without a pass over experts."""
+"""Seconds of a placement, up to what is the same for all: `price_rows` of one row, without a pass over experts."""
 
 from __future__ import annotations
 

@@ -12,9 +12,11 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
 from foremoe.plan.cost_in_order import cost_as_sent, transfers_in_order, weight_price
-from foremoe.problem.cost import CostModel, Rates
+from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import problem_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
 from foremoe.solvers.kernels.walk import distances, shortest_path, walk_layer
 from foremoe.solvers.rank.chain import Chain, rates_of
@@ -84,12 +86,11 @@ class _KeptCopies(CostModel):
     # About what a replica costs per micro-step if it stays for three; other shares from 0.1 to 0.5 came out alike.
     share: float = 0.3
 
-    def rates(self, problem: Problem) -> Rates:
-        r = CostModel.rates(self, problem)
-        peer, rdma = (1.0 - self.share) * weight_price(problem, r)
-        return r._replace(
-            copy_peer_s=self.share * r.copy_peer_s, copy_rdma_s=self.share * r.copy_rdma_s,
-            replica_peer_s=r.replica_peer_s - peer, replica_rdma_s=r.replica_rdma_s - rdma,
+    def adjust(self, rates: Rates) -> Rates:
+        peer, rdma = (1.0 - self.share) * weight_price(rates)
+        return rates._replace(
+            copy_peer_s=self.share * rates.copy_peer_s, copy_rdma_s=self.share * rates.copy_rdma_s,
+            replica_peer_s=rates.replica_peer_s - peer, replica_rdma_s=rates.replica_rdma_s - rdma,
         )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def _walk(problem: Problem, placement: Placement, order_M: Array, hint_XNGR: Arr
     start_LGP = np.full((L, G, problem.slots.num_buffers(R, 1)), -1, np.int64)
     if problem.resident_LGS is not None:
         start_LGP[:, :, :R] = problem.resident_LGS[:, :, problem.B :]
-    rate_NK, weight_2 = rates_of(problem), weight_price(problem, problem.cost.rates(problem))
+    rate_NK, weight_2 = rates_of(problem), weight_price(problem_rates(problem))
     node_G, node_only = problem.cluster.node_of_rank_G, problem.replicas == "node"
 
     def block(low: int, high: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
+from foremoe.problem.objective import problem_rates, row_objective, row_times
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
@@ -98,7 +99,7 @@ class Chain(RowSolver):
             return super().solve(problem, start)
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
-        load_NGE, demand_NVE, located = problem.sources()
+        _, load_NGE, demand_NVE, located = problem.counts()
         rate_NK, node_G = rates_of(problem), problem.cluster.node_of_rank_G
 
         def block(low: int, high: int) -> None:
@@ -139,14 +140,14 @@ class Chain(RowSolver):
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
         """The cheaper of `found` and what other solvers make, row by row."""
         done_N = np.asarray(found.stop_N != Stop.CANCELLED)
-        best, best_N = found, problem.cost.objective_N(problem, found)
+        best, best_N = found, row_objective(problem, found)
         where = [problem]
         if problem.replicas == "any" and problem.cluster.num_nodes > 1:
             where.append(dataclasses.replace(problem, replicas="node"))
         for among in where:
             for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
                 other = solver.solve(among, problem.static())
-                other_N = problem.cost.objective_N(problem, other)
+                other_N = row_objective(problem, other)
                 better_N = done_N & (other_N < best_N)
                 best, best_N = other.where(better_N, best), np.minimum(best_N, other_N)
         return dataclasses.replace(best, stop_N=found.stop_N)
@@ -154,14 +155,14 @@ class Chain(RowSolver):
 
 def rates_of(problem: Problem) -> Array:
     """float64 [N, NUM_RATES]: the closed form's coefficients in the order of `kernels.price`."""
-    r = problem.cost.rates(problem)
+    r, times = problem_rates(problem), row_times(problem)
     one = [
         r.pair_s, r.slot_s, r.peer_pair_s, r.rdma_pair_s, r.copy_peer_s, r.copy_rdma_s, r.gradient_peer_s, r.gradient_rdma_s,
         r.replica_peer_s, r.replica_rdma_s, r.sends_backward, r.returns_gradients,
     ]  # fmt: skip
     out_NK = np.empty((problem.N, NUM_RATES))
     out_NK[:, : len(one)] = one
-    out_NK[:, len(one)], out_NK[:, len(one) + 1] = r.hide_forward_N, r.hide_backward_N
+    out_NK[:, len(one)], out_NK[:, len(one) + 1] = times.hide_forward_N, times.hide_backward_N
     return out_NK
 
 

@@ -13,6 +13,8 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
+from foremoe.problem.bounds import row_bound
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.rank.exact.model import Outcome, Program
@@ -83,9 +85,9 @@ class Exact(RankSolver):
         """
         if importlib.util.find_spec("pyscipopt") is None:
             raise InputError("Exact needs the module pyscipopt, which is not installed; run pip install 'foremoe[exact]'.")
-        cost, balance = problem.cost, problem.cost.objective == "balance"
+        balance = problem.cost.objective == "balance"
         start = start.where(self._within_N(problem, start), problem.static())
-        before_N, bound_N = cost.objective_N(problem, start), cost.bound_N(problem)
+        before_N, bound_N = row_objective(problem, start), row_bound(problem)
         proven_N = bound_N.copy()  # of placements within the budget
         row_of, base_NGB = rows_of(problem, before_N), problem.base_NGB
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
@@ -105,7 +107,7 @@ class Exact(RankSolver):
 
         done_N = for_rows(block, problem.N, rows_per_block=1)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-        found_N = cost.objective_N(problem, found)
+        found_N = row_objective(problem, found)
         better_N = found_N < before_N
         best_N = np.where(better_N, found_N, before_N)
         closed_N, optimal_N = (

@@ -2,7 +2,7 @@
 
 Binary ``x[e, g]``: rank g holds a replica of expert e. ``y[e, g]``: pairs that it serves; what is left of an expert's load stays
 at its home. Everything is counted in pairs: seconds of the time objective are divided by the seconds of one pair, so that the
-numbers are of the size that floating-point solvers are built for. `CostModel.rates` has the closed form.
+numbers are of the size that floating-point solvers are built for. `Rates` has the closed form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.problem.cost import Rates
+from foremoe.problem.rates import Rates
 from foremoe.solvers.rank.exact.row import Pair, Row
 
 # Letters: G ranks, V nodes, E experts.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.problem.bounds import time_bound
-from foremoe.problem.cost import Rates
+from foremoe.problem.bounds import load_bound, time_bound
+from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates
 
 # Letters: N rows, L layers, G ranks, E experts.
 
@@ -31,7 +32,7 @@ class Row:
         rates: None under the objective balance.
         least_load: the largest rank load cannot be smaller.
         most_load: nor can it be larger in anything better than the start.
-        window_s, hide_forward_s, hide_backward_s: the row's own entries of `Rates` (`base_N` for the window).
+        window_s, hide_forward_s, hide_backward_s: the row's own entries of `RowTimes` (`base_N` for the window).
     """
 
     load_E: Array
@@ -65,15 +66,15 @@ class Row:
 def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
     """A function from row number to its `Row`; `objective_N` is what the start has reached."""
     time = problem.cost.objective == "time"
-    rates = problem.cost.rates(problem) if time else None
-    least_N = problem.cost.load_bound_N(problem)
+    rates = problem_rates(problem) if time else None
+    least_N = load_bound(problem)
     # Seconds that all parts but compute and window take at least.
     rest_N = None if rates is None else time_bound(problem, rates._replace(pair_s=0.0, slot_s=0.0), least_N)
-    base_N = None if rates is None else rates.base_N
+    times = None if rates is None else row_times(problem)
     home_LE = problem.home_LE // problem.B
 
     def row(n: int) -> Row:
-        window_s = 0.0 if base_N is None else float(base_N[n])
+        window_s = 0.0 if times is None else float(times.base_N[n])
         most_load = float(objective_N[n])
         if rates is not None and rest_N is not None:
             most_load = (most_load - window_s - float(rest_N[n])) / rates.pair_s
@@ -87,8 +88,8 @@ def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
             least_load=float(least_N[n]),
             most_load=math.floor(most_load * (1.0 + 1e-9) + 1e-6),
             window_s=window_s,
-            hide_forward_s=0.0 if rates is None else float(rates.hide_forward_N[n]),
-            hide_backward_s=0.0 if rates is None else float(rates.hide_backward_N[n]),
+            hide_forward_s=0.0 if times is None else float(times.hide_forward_N[n]),
+            hide_backward_s=0.0 if times is None else float(times.hide_backward_N[n]),
         )
 
     return row

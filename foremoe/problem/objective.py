@@ -1,0 +1,165 @@
+"""Seconds per row in closed form, part by part, and the objective that solvers minimise.
+
+The closed form is row-separable by definition: a row's copies hide under that row's own time, and what couples rows (slot
+rings, links shared by neighbouring layers) is left to simulation. A mixed-integer program can express every part. Its constants
+come from `Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.parallel import for_rows
+from foremoe.machine.model import Model
+from foremoe.problem.cost import Cost
+from foremoe.problem.kernels.features import Features, Held, feature_rows
+from foremoe.problem.laws import require_slots
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.rates import Rates, RowTimes
+from foremoe.problem.slots import SharedSlots
+
+# Uses of a layer by which an engine's copies are ahead by default; see `transfer.Engine`.
+PREFETCH = 2
+
+# Letters: N rows, M micro-steps, G ranks.
+
+
+def problem_rates(problem: Problem) -> Rates:
+    """The coefficients of the closed form for `problem`, without what differs by row."""
+    model, cluster = problem.model, problem.cluster
+    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+    gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
+    comm_passes = 1.0 + backward + reforward
+    rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
+    copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
+    # Across nodes a copy may also come from the node's host store, whichever is faster.
+    host_s = model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s
+    copy_rdma_s = min(model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s, host_s)
+    gradient_peer_s = model.gradient_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
+    gradient_rdma_s = model.gradient_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+    sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
+    sends = 1.0 + sends_backward
+    contention = cluster.copy_contention / problem.G
+    late_s = cluster.late_byte_s * (2.0 * comm_passes * model.token_bytes)
+    rates = Rates(
+        hide_forward_s=0.0,
+        hide_backward_s=0.0,
+        pair_s=_pair_seconds(problem) * gemm_passes + late_s,
+        late_s=late_s,
+        slot_s=cluster.slot_overhead_s * gemm_passes,
+        fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
+        peer_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.peer_bytes_per_s),
+        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * rdma_bytes_per_s),
+        copy_peer_s=copy_peer_s,
+        copy_rdma_s=copy_rdma_s,
+        gradient_peer_s=gradient_peer_s,
+        gradient_rdma_s=gradient_rdma_s,
+        replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
+        replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s),
+        contention=contention,
+        sends_backward=sends_backward,
+        returns_gradients=bool(backward),
+    )
+    return problem.cost.adjust(rates)
+
+
+def row_times(problem: Problem) -> RowTimes:
+    """What of the closed form differs by row."""
+    cluster = problem.cluster
+    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+    window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
+    all_passes_N = (1.0 + cluster.window_backward_ratio * backward + reforward) * window_N
+    mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
+    # With room to prefetch, copies also run under the layers before; their balanced time stands for it.
+    ahead = min(PREFETCH, problem.slots.depth - 1) if isinstance(problem.slots, SharedSlots) else PREFETCH
+    hide_N = problem.cost.overlap * (ahead * (window_N + _pair_seconds(problem) * mean_N) if ahead else window_N)
+    return RowTimes(
+        window_N=all_passes_N,
+        mean_N=mean_N,
+        base_N=all_passes_N - problem_rates(problem).late_s * mean_N,
+        hide_forward_N=hide_N,
+        hide_backward_N=(cluster.backward_ratio + reforward) * hide_N,
+    )
+
+
+def row_objective(problem: Problem, placement: Placement) -> Array:
+    """float64 [N], what solvers minimise: pairs on the busiest rank under balance, seconds of the row under time."""
+    if problem.cost.objective == "balance":
+        return placement.load_NG().max(axis=1).astype(np.float64)
+    return price_rows(problem, placement).total_s
+
+
+def price_rows(problem: Problem, placement: Placement) -> Cost:
+    """Cost of every row, [N], whatever the objective."""
+    r, times = problem_rates(problem), row_times(problem)
+    f = _features(problem, placement, r)
+    # The slowest rank by compute and exchange together; what is not its compute is exchange.
+    slowest_N = f.slowest_N - r.late_s * times.mean_N
+    late_N = np.maximum(0.0, slowest_N - f.compute_N)
+    exchange_N = (r.fixed_s + r.peer_pair_s * f.peer_pairs_N + r.rdma_pair_s * f.rdma_pairs_N + late_N) / 2.0
+    copy_N = np.maximum(f.peer_fan_N * r.copy_peer_s, f.rdma_fan_N * r.copy_rdma_s)
+    transfer_N = np.maximum(0.0, copy_N - times.hide_forward_N)
+    if r.sends_backward:
+        transfer_N = transfer_N + np.maximum(0.0, copy_N - times.hide_backward_N)
+    transfer_N = transfer_N + r.replica_peer_s * f.peer_copies_N + r.replica_rdma_s * f.rdma_copies_N
+    gradient_N = np.zeros(problem.N)
+    if r.returns_gradients:
+        back_N = np.maximum(f.peer_fan_N * r.gradient_peer_s, f.rdma_fan_N * r.gradient_rdma_s)
+        gradient_N = np.maximum(0.0, back_N - times.hide_backward_N)
+    return Cost(
+        window_s=times.window_N,
+        dispatch_s=exchange_N,
+        compute_s=slowest_N - late_N,
+        combine_s=exchange_N,
+        transfer_s=transfer_N,
+        gradient_s=gradient_N,
+    )
+
+
+def peak_bytes(problem: Problem, placement: Placement) -> Array:
+    """int64 [G]: expert weights and gradients at home, slot buffers, and the activations of the rank's busiest row.
+
+    Attention, optimizer state and activations kept for backward are the trainer's and not counted.
+    """
+    busiest_G = placement.load_NG().max(axis=0)
+    return fixed_bytes(problem) + np.ceil(busiest_G * activation_bytes(problem.model)).astype(np.int64)
+
+
+def window_seconds(problem: Problem) -> Array:
+    """float64 [M, G]: seconds of one forward that precede a layer's experts: attention, and what every layer takes."""
+    cluster = problem.cluster
+    if problem.tokens_MG is None:
+        return np.full((problem.M, problem.G), cluster.layer_overhead_s)
+    squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
+    flops_MG = problem.model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
+    return np.asarray(flops_MG / cluster.attention_flops_per_s + cluster.layer_overhead_s)
+
+
+def fixed_bytes(problem: Problem) -> int:
+    """Bytes of every rank that do not change over the stage: expert weights, gradients and slot buffers."""
+    model = problem.model
+    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
+    return (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
+
+
+def activation_bytes(model: Model) -> float:
+    """Bytes of the activations of one (token, expert) pair."""
+    return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
+
+
+def _pair_seconds(problem: Problem) -> float:
+    """Seconds of expert compute of one pair in one forward."""
+    return problem.model.flops_per_pair / problem.cluster.expert_flops_per_s + problem.cluster.pair_overhead_s
+
+
+def _features(problem: Problem, placement: Placement, rates: Rates) -> Features:
+    """What the closed form needs of a placement."""
+    expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
+    require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    held = Held(problem.home_LE, problem.cluster.node_of_rank_G, problem.B, expert_NGS, quota_NGS)
+    counts = problem.counts()
+    out = Features(*np.zeros((len(Features._fields), problem.N)))
+    for_rows(lambda low, high: feature_rows(low, high, counts, held, rates, out), problem.N, whole=True)
+    return out

@@ -1,0 +1,86 @@
+"""The coefficients of the closed form: what a pair, a slot, a copy and a gradient cost in one problem, in seconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+
+# Letters: N rows.
+
+
+class Rates(NamedTuple):
+    """Coefficients of the closed form, in seconds; plain numbers, so that compiled functions take them as they are.
+
+    A row costs ``base_N + fixed_s + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
+    for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus
+    ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_s)`` (and for sends in backward ``hide_backward_s``) where t is
+    the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
+
+    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for
+    exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top. Of
+    ``replica_*_s``, ``contention`` times ``copy_*_s`` is for each time that weights are sent. The two ``hide_*_s`` differ by
+    row: zero until `row_rates` sets them.
+    """
+
+    hide_forward_s: float
+    hide_backward_s: float
+    pair_s: float
+    late_s: float
+    slot_s: float
+    fixed_s: float
+    peer_pair_s: float
+    rdma_pair_s: float
+    copy_peer_s: float
+    copy_rdma_s: float
+    gradient_peer_s: float
+    gradient_rdma_s: float
+    replica_peer_s: float
+    replica_rdma_s: float
+    contention: float
+    sends_backward: bool
+    returns_gradients: bool
+
+
+class RowTimes(NamedTuple):
+    """What differs by row, float64 [N].
+
+    Attributes:
+        window_N: Seconds of all passes before the layer on the slowest rank.
+        mean_N: Mean load of a rank, in pairs.
+        base_N: Seconds that no placement changes: windows, less the mean load's exchange, which ``pair_s`` counts again.
+        hide_forward_N: Seconds under which copies hide in forward.
+        hide_backward_N: The same in backward.
+    """
+
+    window_N: Array
+    mean_N: Array
+    base_N: Array
+    hide_forward_N: Array
+    hide_backward_N: Array
+
+
+@kernel
+def row_rates(rates, times, n):  # type: ignore[no-untyped-def]
+    """The `Rates` of row `n`, with its own ``hide_*_s`` from `RowTimes`."""
+    return Rates(times.hide_forward_N[n], times.hide_backward_N[n], *rates[2:])  # type: ignore[call-arg]
+
+
+@kernel
+def exposed_s(peer_fan, rdma_fan, rates):  # type: ignore[no-untyped-def]
+    """Seconds of copies and gradients that do not hide in a row.
+
+    Args:
+        peer_fan: Most copies on peer links through one rank and direction.
+        rdma_fan: The same on RDMA links.
+        rates: `Rates` of the row.
+    """
+    copy_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
+    late_s = max(0.0, copy_s - rates.hide_forward_s)
+    if rates.sends_backward:
+        late_s += max(0.0, copy_s - rates.hide_backward_s)
+    if rates.returns_gradients:
+        back_s = max(peer_fan * rates.gradient_peer_s, rdma_fan * rates.gradient_rdma_s)
+        late_s += max(0.0, back_s - rates.hide_backward_s)
+    return late_s
