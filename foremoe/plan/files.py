@@ -1,9 +1,10 @@
-"""Plan files: the plan's arrays and one JSON header."""
+"""Plan files: the plan's arrays and one JSON header; docs/plan-format.md is their contract."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.arrays import Array
@@ -13,50 +14,89 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.header import FORMAT_VERSION, PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
-from foremoe.plan.transfers import TRANSFER_DTYPES, TransferList
+from foremoe.plan.transfers import TransferList
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.workload.workload import Dealt
 
-_ARRAYS = ("home_LE", "load_MLE", "expert_MLGS", "quota_MLGS", "order_M", "bound_ML", "load_bound_ML", "stop_ML")
-_SCHEDULE = ("micro_step_X", "phase_X", "chunk_X")
-_SCHEDULE_LAYERS = ("chunk_L", "block_L")  # where given
-_SLOTS: dict[str, Any] = {"SharedSlots": SharedSlots, "ResidentSlots": ResidentSlots}
+
+def _names(words: str) -> dict[str, str]:
+    """Names in the file, each with the attribute that it holds: ``name``, or ``name=attribute`` where they differ."""
+    return {name: attribute or name for name, _, attribute in (word.partition("=") for word in words.split())}
+
+
+# A file keeps its names for ever. Where an attribute is renamed, write `name_in_file=new_attribute` here.
+PLAN = _names("home_LE load_MLE expert_MLGS quota_MLGS order_M bound_ML load_bound_ML stop_ML resident_LGS")
+TRANSFERS = _names("micro_step_C layer_C phase_C expert_C src_C dst_C slot_C link_C buffer_C need_C after_C")
+COST = _names("window_s dispatch_s compute_s combine_s transfer_s gradient_s")
+SCHEDULE_ARRAYS = _names("micro_step_X phase_X chunk_X chunk_L block_L")
+HEADER_ARRAYS = _names("moe_layer_L")
+HEADER = _names("planner redundant replicas keeps_homes trace_id")
+KEY = _names("step stage mini_batch ep_group")
+SCHEDULE = _names("num_chunks reforward")
+COST_MODEL = _names("objective overlap")
+DEALT = _names("tokens_per_rank packer seed over_budget dropped_micro_steps")
+SLOTS: dict[str, tuple[Any, dict[str, str]]] = {
+    "SharedSlots": (SharedSlots, _names("depth")),
+    "ResidentSlots": (ResidentSlots, _names("copies")),
+}
+# The keys of a model's and a cluster's TOML table.
+MODEL = _names(
+    "name num_layers first_moe_layer num_experts num_topk hidden_size ffn_size num_matrices bytes_per_weight"
+    " bytes_per_gradient bytes_per_activation attention_params num_heads qk_head_dim v_head_dim num_expert_groups source"
+)
+CLUSTER = _names(
+    "name num_ranks ranks_per_node node_of_rank flops_per_s compute_efficiency slot_overhead_s peer_bytes_per_s"
+    " rdma_bytes_per_s host_bytes_per_s peer_latency_s rdma_latency_s host_latency_s nic_sharing copy_contention memory_bytes"
+    " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated source"
+)
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes `plan`; the bytes are a function of the plan alone."""
-    tensors: dict[str, Array] = {name: getattr(plan, name) for name in _ARRAYS}
-    tensors |= {f"transfers.{name}": getattr(plan.transfers, name) for name in TRANSFER_DTYPES}
-    tensors |= {f"cost.{name}": part for name, part in plan.cost_ML.parts().items()}
-    tensors |= {f"schedule.{name}": getattr(plan.header.schedule, name) for name in _SCHEDULE}
-    for name in _SCHEDULE_LAYERS:
-        if getattr(plan.header.schedule, name) is not None:
-            tensors[f"schedule.{name}"] = getattr(plan.header.schedule, name)
-    tensors["moe_layer_L"] = plan.header.moe_layer_L
-    if plan.resident_LGS is not None:
-        tensors["resident_LGS"] = plan.resident_LGS
+    """Writes `plan`; the bytes are a function of the plan alone.
+
+    Args:
+        plan: What to write.
+        path: Where to; by custom it ends in ``.safetensors``.
+
+    Raises:
+        InputError: The place cannot be written.
+    """
     head = plan.header
-    header: dict[str, Any] = {
-        "key": dataclasses.asdict(head.key),
-        "planner": head.planner,
-        "model": head.model.to_dict(),
-        "cluster": head.cluster.to_dict(),
-        "cost": dataclasses.asdict(head.cost),
-        "slots": {"kind": type(head.slots).__name__, **dataclasses.asdict(head.slots)},
-        "schedule": {"num_chunks": head.schedule.num_chunks, "reforward": head.schedule.reforward},
-        "redundant": head.redundant,
-        "replicas": head.replicas,
-        "keeps_homes": head.keeps_homes,
-        "trace_id": head.trace_id,
-        "dealt": None if head.dealt is None else dataclasses.asdict(head.dealt),
+    arrays = (
+        _stored(plan, PLAN)
+        | _stored(plan.transfers, TRANSFERS, "transfers.")
+        | _stored(plan.cost_ML, COST, "cost.")
+        | _stored(head.schedule, SCHEDULE_ARRAYS, "schedule.")
+        | _stored(head, HEADER_ARRAYS)
+    )
+    kind = next(kind for kind, (policy, _) in SLOTS.items() if isinstance(head.slots, policy))
+    header = {
+        **_stored(head, HEADER),
+        "key": _stored(head.key, KEY),
+        "model": _stored(head.model.to_dict(), MODEL),
+        "cluster": _stored(head.cluster.to_dict(), CLUSTER),
+        "cost": _stored(head.cost, COST_MODEL),
+        "slots": {"kind": kind, **_stored(head.slots, SLOTS[kind][1])},
+        "schedule": _stored(head.schedule, SCHEDULE),
+        "dealt": None if head.dealt is None else _stored(head.dealt, DEALT),
     }
-    write_tensors(path, "plan", FORMAT_VERSION, header, tensors)
+    write_tensors(path, "plan", FORMAT_VERSION, header, {name: array for name, array in arrays.items() if array is not None})
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Reads what `save_plan` wrote; every fault of the file is one InputError."""
+    """Reads what `save_plan` wrote; ignores tensors and header keys that it does not know.
+
+    Args:
+        path: A plan file.
+
+    Returns:
+        The plan, equal to what was saved.
+
+    Raises:
+        InputError: No such file, or it is truncated, changed, of a newer format, or lacks a field.
+    """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     try:
         return _plan_of(header, tensors)
@@ -67,32 +107,35 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
-    slots = dict(header["slots"])
+    policy, options = SLOTS[header["slots"]["kind"]]
     dealt = header["dealt"]
     if dealt is not None:
-        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in dealt.items()}
-        dealt = Dealt(**fields)
-    passes: dict[str, Any] = {name: tensors[f"schedule.{name}"] for name in _SCHEDULE}
-    layers: dict[str, Any] = {name: tensors.get(f"schedule.{name}") for name in _SCHEDULE_LAYERS}
-    schedule = Schedule(**passes, **layers, **header["schedule"])
+        dealt = Dealt(**_loaded({**dealt, "over_budget": tuple(dealt["over_budget"])}, DEALT))
     return Plan(
         header=PlanHeader(
-            key=PlanKey(**header["key"]),
-            planner=header["planner"],
-            model=Model.from_dict(header["model"], "the plan's model"),
-            cluster=Cluster.from_dict(header["cluster"], "the plan's cluster"),
-            cost=CostModel(**header["cost"]),
-            slots=_SLOTS[slots.pop("kind")](**slots),
-            schedule=schedule,
-            redundant=header["redundant"],
-            replicas=header["replicas"],
-            keeps_homes=header["keeps_homes"],
-            moe_layer_L=tensors["moe_layer_L"],
-            trace_id=header["trace_id"],
+            **_loaded(header, HEADER),
+            **_loaded(tensors, HEADER_ARRAYS),
+            key=PlanKey(**_loaded(header["key"], KEY)),
+            model=Model.from_dict(_loaded(header["model"], MODEL), "the plan's model"),
+            cluster=Cluster.from_dict(_loaded(header["cluster"], CLUSTER), "the plan's cluster"),
+            cost=CostModel(**_loaded(header["cost"], COST_MODEL)),
+            slots=policy(**_loaded(header["slots"], options)),
+            schedule=Schedule(**_loaded(tensors, SCHEDULE_ARRAYS, "schedule."), **_loaded(header["schedule"], SCHEDULE)),
             dealt=dealt,
         ),
-        **{name: tensors[name] for name in _ARRAYS},
-        transfers=TransferList(**{name: tensors[f"transfers.{name}"] for name in TRANSFER_DTYPES}),
-        cost_ML=Cost(**{f.name: tensors[f"cost.{f.name}"] for f in dataclasses.fields(Cost)}),
-        resident_LGS=tensors.get("resident_LGS"),
+        **_loaded(tensors, PLAN),
+        transfers=TransferList(**_loaded(tensors, TRANSFERS, "transfers.")),
+        cost_ML=Cost(**_loaded(tensors, COST, "cost.")),
     )
+
+
+def _stored(value: Any, names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """What the file holds of a value (attributes) or of a table (keys; absent ones stay absent)."""
+    if not isinstance(value, dict):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {prefix + name: value[attribute] for name, attribute in names.items() if attribute in value}
+
+
+def _loaded(stored: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """Attributes by name; what the file lacks keeps its default."""
+    return {attribute: stored[prefix + name] for name, attribute in names.items() if prefix + name in stored}

@@ -1,0 +1,195 @@
+"""The contract of plan files: docs/plan-format.md, the header's schema and the golden files say the same as what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import importlib.resources
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from complete_plan import complete_plan
+from safetensors.numpy import load
+
+import foremoe
+from foremoe.base.tensor_file import read_tensors, write_tensors
+from foremoe.plan import files
+from foremoe.plan.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "plan-format.md").read_text()
+SCHEMA = json.loads(importlib.resources.files("foremoe.plan").joinpath("header.schema.json").read_text())
+# A golden file is never written again: the digest says so.
+GOLDEN = {1: "d73a9b72b6e95f0c11c499aeeb5b40b43e1f33f747ba400a9d34b26fb9c2a8bf"}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    complete = complete_plan()
+    plain = foremoe.Workload.from_counts(np.ones((1, 4, 4, 8), np.int32), num_topk=2, model="tiny")
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=4)
+    problem = foremoe.Problem.of(plain, cluster, model=complete.header.model, redundant=1)
+    return {"complete": complete, "plain": foremoe.Planner().plan(problem)[0]}
+
+
+def written(plan: Plan, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    plan.save(path)
+    return read_tensors(path, "plan", files.FORMAT_VERSION)
+
+
+def lines_of(section: str) -> list[list[str]]:
+    """The cells of a section's table, code marks removed."""
+    table = re.search(r"\| --- .*\n((?:\|.*\n)+)", PAGE.split(f"### {section}\n")[1])
+    assert table
+    return [[cell.strip().strip("`") for cell in line.strip("|\n").split("|")] for line in table[1].splitlines()]
+
+
+def flat_keys(header: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in header.items():
+        if isinstance(value, dict):
+            flat |= flat_keys(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def faults(value: Any, schema: dict[str, Any], at: str = "header") -> list[str]:
+    """What JSON Schema says against `value`, for the keywords that the header's schema uses."""
+    kinds = {
+        "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int, "number": (int, float),
+    }  # fmt: skip
+    known = {"$schema", "title", "description", "type", "enum", "pattern", "minimum", "exclusiveMinimum", "maximum", "required"}
+    assert set(schema) <= known | {"properties", "items", "oneOf"}, at
+    names = np.atleast_1d(schema.get("type", [])).tolist()
+    fits = [isinstance(value, kinds[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]
+    if names and not any(fits):
+        return [f"{at}: {value!r} is not of type {names}"]
+    bad = []
+    if "enum" in schema and value not in schema["enum"]:
+        bad.append(f"{at}: {value!r} is not one of {schema['enum']}")
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        bad.append(f"{at}: {value!r} does not match")
+    if isinstance(value, int | float):
+        low, above, high = (schema.get(key, value) for key in ("minimum", "exclusiveMinimum", "maximum"))
+        if not low <= value <= high or ("exclusiveMinimum" in schema and value <= above):
+            bad.append(f"{at}: {value} is out of range")
+    if isinstance(value, dict):
+        bad += [f"{at} lacks {key}" for key in schema.get("required", []) if key not in value]
+        for key, part in schema.get("properties", {}).items():
+            bad += faults(value[key], part, f"{at}.{key}") if key in value else []
+    for i, item in enumerate(value) if isinstance(value, list) else ():
+        bad += faults(item, schema["items"], f"{at}[{i}]")
+    if "oneOf" in schema and sum(not faults(value, part, at) for part in schema["oneOf"]) != 1:
+        bad.append(f"{at} does not fit exactly one of {schema['oneOf']}")
+    return bad
+
+
+def test_the_page_lists_the_tensors_that_are_written(plans, tmp_path):
+    listed = {name: (dtype, axes, meaning) for name, dtype, axes, meaning in lines_of("Tensors")}
+    stored = {case: written(plan, tmp_path / case)[1] for case, plan in plans.items()}
+    assert set(listed) == set(stored["complete"])
+    assert set(stored["plain"]) == {name for name, (*_, meaning) in listed.items() if not meaning.startswith("optional")}
+    for case, plan in plans.items():
+        size = {"M": plan.M, "L": plan.L, "G": plan.G, "E": plan.E, "S": plan.S}
+        size |= {"C": len(plan.transfers), "X": len(plan.header.schedule.phase_X)}
+        for name, array in stored[case].items():
+            dtype, axes, _ = listed[name]
+            assert (array.dtype.name, array.shape) == (dtype, tuple(size[axis] for axis in re.findall(r"\w", axes))), name
+
+
+def test_the_page_and_the_schema_list_the_header_keys_that_are_written(plans, tmp_path):
+    types = {}
+
+    def walk(schema: dict[str, Any], prefix: str) -> None:
+        for key, part in schema["properties"].items():
+            kind = part["type"]
+            if kind != "object":
+                text = " or ".join(kind) if isinstance(kind, list) else kind
+                types[prefix + key] = f"array of {part['items']['type']}s" if text == "array" else text
+            if "properties" in part:
+                walk(part, f"{prefix}{key}.")
+
+    walk(SCHEMA, "")
+    assert {key: kind for key, kind, _ in lines_of("Header")} == types
+    headers = [written(plan, tmp_path / case)[0] for case, plan in plans.items()]
+    assert set().union(*(flat_keys(header) for header in headers)) == set(types)
+
+
+def test_the_page_lists_every_value_of_every_enumeration():
+    values: list[type[enum.IntEnum]] = [foremoe.Link, foremoe.Phase, foremoe.Stop]
+    expected = [[kind.__name__, str(item.value), item.name] for kind in values for item in kind]
+    assert [line[:3] for line in lines_of("Values")] == expected
+    for kind, key in (("SharedSlots", "depth"), ("ResidentSlots", "copies")):
+        assert [*files.SLOTS[kind][1]] == [key]
+    assert SCHEMA["properties"]["slots"]["properties"]["kind"]["enum"] == list(files.SLOTS)
+
+
+@pytest.mark.parametrize("case", ["complete", "plain"])
+def test_written_headers_obey_the_schema(plans, tmp_path, case):
+    header, _ = written(plans[case], tmp_path / "plan")
+    assert faults(header, SCHEMA) == []
+    for key in header:
+        assert faults({k: v for k, v in header.items() if k != key}, SCHEMA), key
+        assert faults({**header, key: 1.5}, SCHEMA), key
+
+
+def test_the_tables_of_names_cover_every_field():
+    for names, kind in (
+        (files.TRANSFERS, foremoe.TransferList), (files.COST, foremoe.Cost), (files.KEY, foremoe.PlanKey),
+        (files.COST_MODEL, foremoe.CostModel), (files.DEALT, foremoe.workload.Dealt), (files.MODEL, foremoe.Model),
+        ({**files.SCHEDULE, **files.SCHEDULE_ARRAYS}, foremoe.Schedule),
+    ):  # fmt: skip
+        assert set(names.values()) == {field.name for field in dataclasses.fields(kind)}, kind
+
+
+@pytest.mark.parametrize("version", GOLDEN)
+def test_golden_files_load_and_check(version, tmp_path):
+    path = Path(__file__).parent / "golden" / f"plan_v{version}.safetensors"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == GOLDEN[version], "golden files are never written again"
+    plan = Plan.load(path)
+    plan.check()
+    assert plan.executable and len(plan.transfers) == 26
+    assert plan.header.dealt is not None and plan.header.dealt.over_budget == (1, 4)
+    plan.save(tmp_path / "again")
+    assert Plan.load(tmp_path / "again").same_as(plan)
+
+
+def test_every_version_has_a_golden_file():
+    assert list(GOLDEN) == list(range(1, files.FORMAT_VERSION + 1))
+
+
+def test_unknown_tensors_and_keys_are_ignored(plans, tmp_path):
+    header, tensors = written(plans["complete"], tmp_path / "plan")
+    header = {key: value for key, value in header.items() if key != "checksum"}
+    for part in (header, *(value for value in header.values() if isinstance(value, dict))):
+        part["of_a_later_foremoe"] = [1, {"a": None}]
+    later = {**tensors, "of_a_later_foremoe": np.zeros(3), "transfers.of_a_later_foremoe": np.zeros((2, 2), np.int64)}
+    write_tensors(tmp_path / "later", "plan", 1, header, later)
+    assert Plan.load(tmp_path / "later").same_as(plans["complete"])
+
+
+def test_the_reader_on_the_page_opens_plans_without_foremoe(plans, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.split("### A reader without foremoe")[1], re.DOTALL)
+    assert "foremoe" not in re.sub(r'"foremoe"', "", code) and len(code.splitlines()) <= 35
+    space: dict[str, Any] = {}
+    exec(code, space)
+    for case, plan in plans.items():
+        path = tmp_path / case
+        header, tensors = written(plan, path)
+        found, arrays = space["read_plan"](path)
+        assert found == header and set(arrays) == set(tensors)
+        assert all(
+            np.array_equal(arrays[name], tensor) and arrays[name].dtype == tensor.dtype for name, tensor in tensors.items()
+        )
+        payload = bytearray(path.read_bytes())
+        payload[-1] ^= 1
+        path.write_bytes(payload)
+        assert load(bytes(payload))
+        with pytest.raises(ValueError, match="changed"):
+            space["read_plan"](path)
