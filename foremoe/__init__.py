@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from foremoe import distributed as distributed
     from foremoe import integrations as integrations
     from foremoe import levels as levels
+    from foremoe import machine as machine
+    from foremoe import plan as plan
+    from foremoe import planner as planner
+    from foremoe import problem as problem
     from foremoe import report as report
+    from foremoe import routing as routing
     from foremoe import runtime as runtime
     from foremoe import simulate as simulate
     from foremoe import solvers as solvers
+    from foremoe import synthetic as synthetic
     from foremoe import testing as testing
     from foremoe import transfer as transfer
+    from foremoe import workload as workload
     from foremoe.base.errors import InputError as InputError
     from foremoe.base.errors import PlanError as PlanError
     from foremoe.base.errors import StaleWeights as StaleWeights
@@ -65,92 +72,25 @@ _NAMES = {
     "machine": ("Cluster", "Model"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
     "planner": (
-        "LevelSummary",
-        "PlanStream",
-        "PlanSummary",
-        "Planner",
-        "STRATEGIES",
-        "ablate",
-        "compare",
-        "parse",
-        "resolve",
+        "STRATEGIES", "LevelSummary", "PlanStream", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve",
         "row_solver",
     ),
     "problem": (
-        "Cost",
-        "CostModel",
-        "Noisy",
-        "Phase",
-        "Placement",
-        "Problem",
-        "ResidentSlots",
-        "Schedule",
-        "SharedSlots",
-        "Stop",
+        "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "ResidentSlots", "Schedule", "SharedSlots", "Stop",
     ),
     "routing": ("RoutingTrace",),
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
     "workload": ("Workload", "count_workload", "from_routed_experts", "skew_statistics"),
-    "calibrate": (),
-    "distributed": (),
-    "integrations": (),
-    "levels": (),
-    "report": (),
-    "runtime": (),
-    "simulate": (),
-    "solvers": (),
-    "testing": (),
-    "transfer": (),
-}
+    "calibrate": (), "distributed": (), "integrations": (), "levels": (), "report": (), "runtime": (), "simulate": (),
+    "solvers": (), "testing": (), "transfer": (),
+}  # fmt: skip
 __all__ = [
-    "STRATEGIES",
-    "Cluster",
-    "Cost",
-    "CostModel",
-    "InputError",
-    "LevelSummary",
-    "Link",
-    "Model",
-    "Noisy",
-    "Phase",
-    "Placement",
-    "Plan",
-    "PlanError",
-    "PlanKey",
-    "PlanStream",
-    "PlanSummary",
-    "Planner",
-    "Problem",
-    "Regime",
-    "ResidentSlots",
-    "RoutingTrace",
-    "Schedule",
-    "SharedSlots",
-    "StaleWeights",
-    "Stop",
-    "TransferError",
-    "TransferList",
-    "Workload",
-    "ablate",
-    "calibrate",
-    "compare",
-    "count_workload",
-    "distributed",
-    "from_routed_experts",
-    "integrations",
-    "levels",
-    "parse",
-    "report",
-    "resolve",
-    "row_solver",
-    "runtime",
-    "simulate",
-    "skew_statistics",
-    "solvers",
-    "synthetic_trace",
-    "synthetic_workload",
-    "testing",
-    "transfer",
+    "STRATEGIES", "Cluster", "Cost", "CostModel", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase", "Placement",
+    "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "ResidentSlots",
+    "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "TransferError", "TransferList", "Workload", "ablate",
+    "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
+    "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
+    "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0.dev0"
 

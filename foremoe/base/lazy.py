@@ -13,9 +13,9 @@ def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[st
 
     Args:
         package: Its ``__name__``.
-        names: Per submodule of the package, the names that it defines; none: the submodule itself.
+        names: Per submodule of the package, the names that it defines. Submodules are loaded by their own name too.
     """
-    home = {name: module for module, its in names.items() for name in its} | {m: "" for m, its in names.items() if not its}
+    home = {name: module for module, its in names.items() for name in its} | {name: "" for name in names if "." not in name}
 
     def load(name: str) -> Any:
         if name not in home:
