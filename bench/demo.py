@@ -1,4 +1,4 @@
-"""Runs `foremoe demo` and prints its figures as markdown.
+"""Runs `python -m examples.grpo` and prints its figures as markdown.
 
     python -m bench.demo [--steps 12] [--out bench/results/demo_HARDWARE_DATE.md]
 
@@ -24,7 +24,7 @@ MEASURES = {"s": "wall", "cpu_s": "expert CPU"}
 def report(figures: dict[str, Any], command: str, total_s: float) -> str:
     """Markdown: the table of both stages, and what else is worth knowing."""
     lines = [
-        "# `foremoe demo`",
+        "# `python -m examples.grpo`",
         "",
         f"`{command}`: {figures['ranks']} ranks, {figures['steps']} GRPO steps, {figures['redundant']} redundant slots per rank;"
         f" {total_s:.0f} s in all. Measured on: {hardware()}, torch {figures['versions']['torch']}.",

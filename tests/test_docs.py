@@ -1,0 +1,41 @@
+"""Pages name files and functions that exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+# What a page shows as an output or a placeholder, not as a file of the tree.
+NOT_FILES = re.compile(r"mine\.py|HARDWARE_DATE")
+# It lists old names beside the new ones.
+EXEMPT = {"CHANGELOG.md"}
+ENTRY_POINTS = {"foremoe.solvers", "foremoe.backends"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"\b(?:foremoe|tests|bench|docs|examples)/[\w/.-]*\w\.(?:py|md|toml|json|sh)\b", text))
+    linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+    missing = [name for name in named if not NOT_FILES.search(name) and not (ROOT / name).exists()]
+    missing += [link for link in linked if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in EXEMPT], ids=lambda path: path.name)
+def test_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
+    for name in sorted(set(re.findall(r"(?<![\w.])foremoe(?:\.[A-Za-z_]\w*)+", page.read_text())) - ENTRY_POINTS):
+        parts = name.split(".")
+        if parts[-1] == "mine":
+            continue
+        if parts[1] == "integrations":  # needs the trainer
+            assert not parts[3:] or parts[3] in (ROOT / Path(*parts[:3]) / "__init__.py").read_text(), name
+            continue
+        value = importlib.import_module("foremoe")
+        for at, part in enumerate(parts[1:], 2):
+            value = getattr(value, part) if hasattr(value, part) else importlib.import_module(".".join(parts[:at]))
