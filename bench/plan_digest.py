@@ -56,14 +56,8 @@ from foremoe.workload.workload import Workload
 BALANCE, TIME = CostModel(objective="balance"), CostModel()
 
 
-def chain(**options: Any) -> Chain:
-    """`Chain` with those of the options that it has."""
-    known = {f.name for f in dataclasses.fields(Chain)}
-    return Chain(**{name: value for name, value in options.items() if name in known})
-
-
 # The search alone; what small rows try besides has settings of its own.
-PLAIN = chain(polish=0, portfolio=0)
+PLAIN = Chain(portfolio=0)
 
 
 @functools.cache
@@ -156,11 +150,11 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "reforward", plan(of(schedule=Schedule.accumulate(4, reforward=True)))
     yield "1f1b", plan(of(schedule=Schedule.one_f_one_b(4, 2, 0)))
     yield "sources unknown", plan(lambda: dataclasses.replace(problem("qwen3-30b-a3b", 16), load_MLGE=None))
-    yield "slack", plan(of(cost=BALANCE), rank=(chain(polish=0, portfolio=0, slack=0.02),))
-    yield "one try, no relays", plan(of(), rank=(chain(polish=0, portfolio=0, tries=1, relay=False),))
+    yield "slack", plan(of(cost=BALANCE), rank=(Chain(portfolio=0, slack=0.02),))
+    yield "one try, no relays", plan(of(), rank=(Chain(portfolio=0, tries=1, relay=False),))
     yield (
         "node, then inside",
-        plan(of(cost=BALANCE), rank=(NodeChain(max_per_rank=0.2), chain(polish=0, portfolio=0, inside=True))),
+        plan(of(cost=BALANCE), rank=(NodeChain(max_per_rank=0.2), Chain(portfolio=0, inside=True))),
     )
     yield "relays", plan(of(), path=Deadline(relay=1))
     yield "foresight previous", plan(of(), foresight="previous")
@@ -185,7 +179,7 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     # What small rows try besides.
     small = functools.partial(functools.partial, problem)
     for model, ranks in (("mixtral-8x7b", 8), ("gpt-oss-20b", 8), ("gpt-oss-20b", 16), ("deepseek-v2-lite", 16)):
-        yield f"portfolio {model} EP{ranks}", plan(small(model, ranks), rank=(chain(polish=0),))
+        yield f"portfolio {model} EP{ranks}", plan(small(model, ranks), rank=(Chain(),))
 
 
 def digest(plan: Any) -> str:

@@ -3,7 +3,8 @@
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
-node, rank  `Static`, `Eplb`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `NodeChain`, `Chain`, `Exact`
+node, rank  `Static`, `Eplb`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `NodeChain`, `Chain`,
+            `Polish`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -28,6 +29,7 @@ from foremoe.solvers.rank.greedy import Greedy
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
 from foremoe.solvers.rank.node import NodeChain
+from foremoe.solvers.rank.polish import Polish
 from foremoe.solvers.rank.quota import Quota
 from foremoe.solvers.rank.static import Static
 from foremoe.solvers.split.even import Even
@@ -38,5 +40,6 @@ from foremoe.workload.packing import AsGiven
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit",
     "ExpertAware", "Greedy", "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver",
-    "PathSolver", "Permute", "Quota", "RankSolver", "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "PathSolver", "Permute", "Polish", "Quota", "RankSolver", "RowSolver", "SplitSolver", "Static", "Transitions",
+    "WaterFill",
 ]  # fmt: skip

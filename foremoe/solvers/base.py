@@ -77,22 +77,29 @@ class RowSolver(RankSolver):
             InputError: numba cannot compile `edit`.
         """
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
-        params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
-        rows, load_NE = self.rows(), problem.load_NE
-        node_G = problem.cluster.node_of_rank_G
+        done_N = self.run(problem, problem.replicas == "node", problem.load_NE, expert_NGS, quota_NGS)
+        stop_N = np.where(done_N, Stop.DONE, Stop.CANCELLED)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
+
+    def run(self, problem: Problem, node_only: bool, load_NE: Array, expert_NGS: Array, quota_NGS: Array) -> Array:
+        """Runs the row function over any rows, in place; bool [N], False for rows that a cancel left out.
+
+        Raises:
+            InputError: numba cannot compile `edit`.
+        """
+        params, rows = np.array([node_only, *self.params(problem)], np.float64), self.rows()
+        node_G, num_base = problem.cluster.node_of_rank_G, problem.B
 
         def block(low: int, high: int) -> None:
-            rows(low, high, load_NE, node_G, problem.B, params, expert_NGS, quota_NGS)
+            rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS)
 
         try:
-            done_N = for_rows(block, problem.N)
+            return for_rows(block, len(load_NE))
         except (NumbaError, UnsupportedBytecodeError) as error:
             raise InputError(
                 f"numba cannot compile the edit of {self!r} ({' '.join(str(error).split())[:300]}); write it in what numba"
                 " supports, or set compiled = False."
             ) from error
-        stop_N = np.where(done_N, Stop.DONE, Stop.CANCELLED)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
 
 
 @functools.cache

@@ -13,13 +13,13 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
-from foremoe.problem.bounds import load_bound
+from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy, LeastLoaded, Lplb, NodeChain, Quota, Static
 from foremoe.solvers.kernels.chain import chain_rows
-from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.chain import GAP, Chain
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import placements
 
@@ -155,19 +155,12 @@ def test_under_time_replicas_bring_tokens_nearer():
 
 
 @given(problem=problems())
-def test_under_time_polish_only_helps(problem):
-    plain, polished = (Chain(polish=size).solve(problem, problem.static()) for size in (0, 128))
-    require_valid(problem, polished)
-    plain_N, polished_N = (row_objective(problem, placement) for placement in (plain, polished))
-    assert (polished_N <= plain_N * (1 + 1e-12)).all()
-
-
-@given(problem=problems())
 def test_under_time_no_baseline_costs_less(problem):
     mine_N = row_objective(problem, Chain().solve(problem, problem.static()))
+    good_N = (1.0 + GAP) * row_bound(problem)
     for solver in (Static(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Greedy(), Lplb()):
         theirs_N = row_objective(problem, solver.solve(problem, problem.static()))
-        assert (mine_N <= theirs_N * (1 + 1e-12)).all(), solver
+        assert (mine_N <= np.maximum(theirs_N * (1 + 1e-12), good_N)).all(), solver
 
 
 @pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])
@@ -200,7 +193,7 @@ def test_small_and_empty_rows(node_G):
     "options",
     [
         {"tries": 0}, {"tries": 1.5}, {"tries": True}, {"spread": 2.0}, {"spread": float("nan")}, {"slack": -0.1}, {"relay": 1},
-        {"inside": 1}, {"polish": -1}, {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
+        {"inside": 1}, {"portfolio": -1}, {"portfolio": 1.5}, {"portfolio": True},
     ],
 )  # fmt: skip
 def test_refuses_options_that_make_no_sense(options):

@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from solver_util import make_problem, problems, require_split, require_valid
+from solver_util import balance, make_problem, problems, require_split, require_valid
 
+from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Exact
+from foremoe.solvers import Chain, Exact, Polish
 from foremoe.solvers.kernels.polish import polish_row, set_quotas
 from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, RDMA_PAIR, SLOT, demand_row, price_row
 from foremoe.solvers.kernels.quota_flow import cheapest_flow
 from foremoe.solvers.kernels.replica_bounds import Bounds, Held, hold, renew, renew_two, row_of
 from foremoe.solvers.kernels.replica_changes import best_change, fans_s, make_change
-from foremoe.solvers.rank.chain import STEPS, Chain, rates_of
+from foremoe.solvers.rank.chain import rates_of
 from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, K bounds.
@@ -33,6 +34,11 @@ def small(experts, ranks, per_node, redundant, tokens, overlap=1.0, seed=1, laye
     work = synthetic_workload(model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=1, num_layers=layers, seed=seed)
     cluster = Cluster.preset("8xh100", num_ranks=ranks, ranks_per_node=per_node)
     return Problem.of(work, cluster, model=model, redundant=redundant, cost=CostModel(overlap=overlap))
+
+
+def polished(problem):
+    """The usual two steps."""
+    return Polish().solve(problem, Chain().solve(problem, problem.static()))
 
 
 @st.composite
@@ -238,6 +244,26 @@ def changed(prepared, expert_GR, until_EG, t):
 # --- the search
 
 
+@given(problem=problems())
+def test_only_helps(problem):
+    plain = Chain().solve(problem, problem.static())
+    found = Polish(steps=60).solve(problem, plain)
+    require_valid(problem, found)
+    plain_N, found_N = (row_objective(problem, placement) for placement in (plain, found))
+    assert (found_N <= plain_N * (1 + 1e-12)).all()
+
+
+def test_leaves_balance_alone():
+    problem = balance(make_problem([[[70, 20, 80, 90, 20, 20]]], [0, 0, 0], 1))
+    start = problem.static()
+    assert Polish().solve(problem, start).same_as(start)
+
+
+def test_refuses_options_that_make_no_sense():
+    with pytest.raises(InputError, match="needs steps"):
+        Polish(steps=0)
+
+
 def least_of_all(prepared):
     """The least price of every set of one replica per rank, each with its cheapest quotas."""
     problem = prepared.problem
@@ -251,7 +277,7 @@ def test_finds_the_best_of_all_sets(shape, overlap):
     for tokens in (512, 2048, 8192):
         problem = small(*shape, 1, tokens, overlap, seed=tokens, layers=1)
         prepared = Prepared(problem)
-        found = Chain().solve(problem, problem.static())
+        found = polished(problem)
         require_valid(problem, found)
         static_s = float(row_objective(problem, problem.static())[0])
         over_s = prepared.price(found.expert_NGS[0], found.quotas_NGS[0]) - least_of_all(prepared)
@@ -263,7 +289,7 @@ def test_finds_the_best_of_all_sets(shape, overlap):
 def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
     pytest.importorskip("pyscipopt")
     problem = small(*shape, redundant, tokens, overlap=0.0, seed=2)
-    found = Chain().solve(problem, problem.static())
+    found = polished(problem)
     bound_N = Exact(node_limit=20_000).solve(problem, found).bound_N
     assert (row_objective(problem, found) <= bound_N * 1.001).all()
 
@@ -281,7 +307,7 @@ def test_copies_that_pay_only_together_are_found():
             alone_s.append(prepared.price(*prepared.with_replicas(one_GR)))
     expert_GS, quota_GS, load_G = prepared.expert_GS.copy(), prepared.quota_GS.copy(), prepared.load_G.copy()
     found_s = polish_row(
-        STEPS, prepared.load_E, prepared.load_GE, prepared.demand_VE, prepared.node_G, False, problem.B, prepared.rate_K,
+        500, prepared.load_E, prepared.load_GE, prepared.demand_VE, prepared.node_G, False, problem.B, prepared.rate_K,
         prepared.slot_E, prepared.busy_G, expert_GS, quota_GS, load_G,
     )  # fmt: skip
     assert found_s == prepared.price(expert_GS, quota_GS)
@@ -290,9 +316,9 @@ def test_copies_that_pay_only_together_are_found():
 
 def test_the_same_bytes_from_one_thread_and_two():
     problem = small(16, 4, 2, 2, 2048, layers=6)
-    found = Chain().solve(problem, problem.static())
+    found = polished(problem)
     with row_runner(2):
-        assert found.same_as(Chain().solve(problem, problem.static()))
+        assert found.same_as(polished(problem))
 
 
 @pytest.mark.parametrize("sources", (False, True))
@@ -302,4 +328,4 @@ def test_rows_without_load_or_choice(sources):
             load_MLGE = np.zeros((problem.M, problem.L, problem.G, problem.E), np.int32)
             load_MLGE[:, :, 0] = problem.load_MLE
             problem = dataclasses.replace(problem, load_MLGE=load_MLGE)
-        require_valid(problem, Chain().solve(problem, problem.static()))
+        require_valid(problem, polished(problem))

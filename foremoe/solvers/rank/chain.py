@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
+from foremoe.problem.bounds import row_bound
 from foremoe.problem.objective import problem_rates, row_objective, row_times
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.kernels.chain import chain_row, chain_rows, inside_rows
-from foremoe.solvers.kernels.polish import polish_rows
 from foremoe.solvers.kernels.price import NUM_RATES
 from foremoe.solvers.kernels.timed import UNLIMITED, timed_rows
 from foremoe.solvers.rank.greedy import Greedy
@@ -27,8 +26,8 @@ from foremoe.solvers.rank.quota import Quota
 
 # Letters: N rows, G ranks, S slots per rank, V nodes, K rates.
 
-# Changes of replicas that `polish` makes in a row.
-STEPS = 500
+# A row whose cost exceeds its lower bound by no more than this share does not try the portfolio: nothing is left to save.
+GAP = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,16 @@ class Chain(RowSolver):
     are settled with as many copies per link as hide, then with more while less load may pay for them; across nodes, giver and
     expert are those whose tokens gain most. The last moves are taken back if they cost more than they save. Where that leaves
     load above the bound, each limit on copies per link is searched anew. All candidates, bare homes and the start are priced by
-    the cost model's closed form; the cheapest stays. Small rows also try what `portfolio` finds. The method is our own.
+    the cost model's closed form; the cheapest stays. Small rows above their lower bound also try `portfolio`. The method is our
+    own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
         spread: how far apart the weights of givers lie in repeated tries, in [0, 2).
         slack: a maximum load this share above the mean is good enough and takes fewer replicas, at least 0.
         relay: let node mates pass load on, to save replicas across nodes.
-        portfolio: under ``"time"``, problems of at most this many experts times ranks also try `Greedy`, `Quota`, `LeastLoaded`
-            and `Lplb`, which take a few microseconds there.
-        polish: under ``"time"``, in problems of at most this many experts times ranks a search over sets of replicas with their
-            cheapest quotas follows: a few milliseconds a row.
+        portfolio: under ``"time"``, in problems of at most this many experts times ranks, rows that cost over 1 % more than
+            their lower bound also try `Greedy`, `Quota`, `LeastLoaded` and `Lplb`, which take a few microseconds there.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
@@ -65,7 +63,6 @@ class Chain(RowSolver):
     slack: float = 0.0
     relay: bool = True
     portfolio: int = 1024
-    polish: int = 128
     inside: bool = False
 
     edit = staticmethod(chain_row)
@@ -80,10 +77,8 @@ class Chain(RowSolver):
         for name in ("relay", "inside"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"Chain needs {name} True or False; got {getattr(self, name)!r}.")
-        for name in ("portfolio", "polish"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"Chain needs {name} of at least 0; got {value!r}.")
+        if isinstance(self.portfolio, bool) or not isinstance(self.portfolio, int) or self.portfolio < 0:
+            raise InputError(f"Chain needs portfolio of at least 0; got {self.portfolio!r}.")
 
     def rows(self) -> Callable[..., None]:
         """The compiled driver of `kernels.chain`."""
@@ -110,47 +105,26 @@ class Chain(RowSolver):
 
         done_N = for_rows(block, problem.N)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
-        size = problem.E * problem.G
-        if size <= self.portfolio:
-            found = self._against_portfolio(problem, found)
-        if size > self.polish:
-            return found
-        expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
-        node_only = problem.replicas == "node"
-
-        def polish(low: int, high: int) -> None:
-            polish_rows(
-                low,
-                high,
-                STEPS,
-                problem.load_NE,
-                load_NGE,
-                located,
-                node_G,
-                node_only,
-                problem.B,
-                rate_NK,
-                expert_NGS,
-                quota_NGS,
-            )
-
-        for_rows(polish, problem.N)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
+        return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
 
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
-        """The cheaper of `found` and what other solvers make, row by row."""
-        done_N = np.asarray(found.stop_N != Stop.CANCELLED)
-        best, best_N = found, row_objective(problem, found)
-        where = [problem]
-        if problem.replicas == "any" and problem.cluster.num_nodes > 1:
-            where.append(dataclasses.replace(problem, replicas="node"))
-        for among in where:
+        """The cheaper of `found` and what other solvers make, row by row, where `found` is above its lower bound."""
+        node_only = problem.replicas == "node"
+        best_N = row_objective(problem, found)
+        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + GAP) * row_bound(problem)))
+        if open_I.size == 0:
+            return found
+        static = problem.static()
+        for inside in (node_only,) if node_only or problem.cluster.num_nodes == 1 else (False, True):
             for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
-                other = solver.solve(among, problem.static())
+                expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
+                expert_IGS, quota_IGS = static.expert_NGS[open_I], static.quotas_NGS[open_I]
+                solver.run(problem, inside, problem.load_NE[open_I], expert_IGS, quota_IGS)
+                expert_NGS[open_I], quota_NGS[open_I] = expert_IGS, quota_IGS
+                other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
                 other_N = row_objective(problem, other)
-                better_N = done_N & (other_N < best_N)
-                best, best_N = other.where(better_N, best), np.minimum(best_N, other_N)
-        return dataclasses.replace(best, stop_N=found.stop_N)
+                found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
+        return found
 
 
 def rates_of(problem: Problem) -> Array:
