@@ -19,7 +19,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
-    """Which part of training a plan is for."""
+    """Which part of training a plan is for.
+
+    Attributes:
+        step: Number of the RL step.
+        stage: ``"recompute"`` or ``"update"``.
+        mini_batch: Number of the mini-batch in the step.
+        ep_group: Number of the EP group.
+    """
 
     step: int = 0
     stage: str = "update"
@@ -32,9 +39,19 @@ class PlanHeader(ArrayValue):
     """What a plan was made from. No clock, host name or weight version: a plan is a function of its input.
 
     Attributes:
-        key: `PlanKey`.   planner: repr of the planner.   model, cluster, cost, slots, schedule: as in the problem.
-        redundant: R.   replicas: "any" or "node".   keeps_homes: False for plans that are scored, never executed.
-        moe_layer_L: int32, the model's layer numbers.   trace_id, dealt: where the load came from and how it was dealt.
+        key: Part of training that the plan is for.
+        planner: Text of the planner, its repr.
+        model: Sizes of the model.
+        cluster: The ranks and their links.
+        cost: Objective, and how much hides copies.
+        slots: Slot policy.
+        schedule: Order of the passes.
+        redundant: R, redundant slots per rank.
+        replicas: ``"any"``, or ``"node"``: none leaves its home's node.
+        keeps_homes: False for plans that are scored, never executed.
+        moe_layer_L: int32 [L], the model's own layer numbers.
+        trace_id: Id of the trace that was counted, or empty.
+        dealt: How whole sequences were dealt, or None.
     """
 
     key: PlanKey
