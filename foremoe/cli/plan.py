@@ -48,9 +48,10 @@ def plan(
     require_writable(outputs, case_options.files)
 
     from foremoe.cli.figures import plan_figures, report_figures
-    from foremoe.cli.inputs import build_case
+    from foremoe.cli.inputs import build_case, packer_of
 
     planner = planner_of(planner_name)
+    planner = planner.using(packer_of(planner.pack, case_options))
     case = build_case(case_options, planner.pack, threads)
     # The home level acts once per step, outside of planning; this command's case is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))

@@ -149,9 +149,10 @@ class _Shown:
 
 def _planned(options: CaseOptions, name: str, redundant: Sequence[int], threads: int | None, progress: Progress) -> _Shown:
     """The case, planned now."""
-    from foremoe.cli.inputs import build_case
+    from foremoe.cli.inputs import build_case, packer_of
 
     planner = planner_of(name)
+    planner = planner.using(packer_of(planner.pack, options))
     case = build_case(options, planner.pack, threads)
     _require_possible(case.problem, redundant)
     for warning in case.warnings:

@@ -31,6 +31,7 @@ from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import Slots
+from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks.
@@ -200,7 +201,8 @@ def _plan_layers(
 ) -> tuple[Plan, Array]:
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
     problem = task.problem(workload, layers)
-    plan, _ = planner.plan(problem, num_threads=num_threads, cancel=cancel)
+    # `homes_together` runs the home level, over all stages; these layers alone could be decided otherwise.
+    plan, _ = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
         raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")

@@ -1,13 +1,12 @@
-"""Planner: composes the levels into one plan, keeps the best of them per row, and says how it went."""
+"""Planner: composes the levels into one plan, and keeps the best of them per row."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +14,26 @@ from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError, PlanError
 from foremoe.base.parallel import row_runner
 from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
-from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent, refusal
+from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.header import PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
-from foremoe.plan.transfers import TransferList
+from foremoe.planner.assembly import assemble
+from foremoe.planner.before import pack_that_ran, require_decided, whole_step
+from foremoe.planner.best import BestRows
 from foremoe.planner.start import starting_placement, with_quotas
-from foremoe.planner.summary import LevelSummary, PlanSummary, level_summary
-from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, predicted_load, require_foresight
 from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.problem.schedule import Schedule
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
 
@@ -46,11 +43,17 @@ class Planner:
     """A composition of levels; every field takes a solver instance, and its repr names it in tables and files.
 
     Attributes:
-        pack, home, rank, split, order, path: the levels. `rank` holds node- and rank-level solvers, each starting from the one
-            before. `split` None keeps the solvers' quotas and fills missing ones exactly. `order` None plans every row alone, in
-            the order given, and prices it with all its copies sent.
-        foresight: which load the levels see; see `foresight.predicted_load`. Quotas are always split on the real load.
-        guard: per row, keep the best of static, the start and every level's output under the objective.
+        pack: Deals sequences to micro-steps and source ranks, in `workload`.
+        home: Decides where experts live for a step, in `homes`.
+        rank: Node- and rank-level solvers, each starting from the one before.
+        split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
+        order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
+        path: Chooses the link of every copy.
+        foresight: Load that the levels see (`foresight.predicted_load`). Quotas are always split on the real load.
+        guard: Per row, keep the best of static, the start and every level's output under the objective.
+
+    Raises:
+        InputError: A level of the wrong kind, or levels that exclude each other.
     """
 
     pack: PackSolver = field(default_factory=AsGiven)
@@ -103,29 +106,21 @@ class Planner:
         return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
 
     def homes(self, *problems: Problem, num_threads: int | None = None) -> Array:
-        """int32 [L, E] home slots for a whole step, decided over all its stages together; never called by `plan`.
+        """Decides home slots for a whole step over all its stages together; `plan` never calls it.
 
         Args:
-            num_threads: default: every core; the result is the same.
+            problems: One problem per stage, of the same layers, experts and ranks.
+            num_threads: Default: every core; the result is the same.
+
+        Returns:
+            Home slot g*B + b of every expert, int32 [L, E], to be given to the problems as ``home_LE``.
+
+        Raises:
+            InputError: No problem, or problems of different sizes.
         """
-        if not problems:
-            raise InputError("homes needs at least one problem.")
-        first = problems[0]
-        for other in problems[1:]:
-            if (other.L, other.E, other.G) != (first.L, first.E, first.G):
-                raise InputError(
-                    f"homes are decided for one set of layers, experts and ranks; got {first.L}, {first.E}, {first.G} and"
-                    f" {other.L}, {other.E}, {other.G}."
-                )
-        load_MLE = np.concatenate([p.load_MLE for p in problems])
-        make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
-        known: dict[str, Any] = {}
-        for name in ("load_MLGE", "tokens_MG", "attention_MG"):
-            parts = [getattr(p, name) for p in problems]
-            known[name] = None if any(part is None for part in parts) else np.concatenate(parts)
-        together = dataclasses.replace(first, load_MLE=load_MLE, schedule=make(len(load_MLE)), **known)
+        together = whole_step(problems)
         with row_runner(num_threads):
-            return self.home.solve(first if len(problems) == 1 else together)
+            return self.home.solve(together)
 
     def plan(
         self,
@@ -138,91 +133,90 @@ class Planner:
         progress: Callable[[int, int], None] | None = None,
         cancel: Event | None = None,
     ) -> tuple[Plan, PlanSummary]:
-        """Plans every layer of every micro-step.
+        """Plans every layer of every micro-step with the levels rank, split, order and path.
 
         Never raises for a hard instance: rows that a limit or a cancel cut short hold the best valid placement found, and
-        ``Plan.stop_ML`` says so.
+        ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels, before.
 
         Args:
-            problem: what to plan.
-            start: a plan or placement to start from (default: static); on another load its quotas are split anew.
-            key: which part of training this is; default: step 0 of the problem's stage.
-            history_LE: int32, an earlier step's load, for foresight "previous".
-            num_threads: default: every core.   progress: called with (rows done, rows in all).   cancel: stops early when set.
+            problem: What to plan.
+            start: Plan or placement to start from; default: static. On another load its quotas are split again.
+            key: Which part of training this is; default: step 0 of the problem's stage.
+            history_LE: An earlier step's load for foresight "previous", int32 [L, E].
+            num_threads: Default: every core.
+            progress: Called with (rows done, rows in all).
+            cancel: Stops early when set.
+
+        Returns:
+            The plan, whose header names the levels that ran, and how planning went.
 
         Raises:
-            InputError: the start or history does not fit.   PlanError: a solver returned an invalid placement.
+            InputError: The start or history does not fit, or the pack or home level of this planner has not run (see `what_ran`).
+            PlanError: A solver returned an invalid placement.
         """
-        began = time.perf_counter()
-        warnings: list[str] = []
+        watch, warnings = Stopwatch(), list[str]()
         if key is not None and key.stage != problem.stage:
             raise InputError(f"the key is of stage {key.stage} but the problem of stage {problem.stage}; make them equal.")
         with row_runner(num_threads) as runner:
+            ran = self.what_ran(problem)
             seen = self._seen(problem, history_LE)
-            first = starting_placement(seen, start, self.split or ExactSplit())
+            current = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
-            done = 0
-
-            def step(rows: int) -> None:
-                nonlocal done
-                done += rows
-                if progress is not None:
-                    progress(min(done, total), total)
-
-            total = max(1, len(solvers)) * problem.N
-            levels: list[LevelSummary] = []
-            best = current = first
-            best_N = start_N = row_objective(seen, first)
-            if self.guard and start is not None:
-                # A start may be worse than doing nothing; the guard promises to be worse than neither.
-                static = seen.static()
-                static_N = row_objective(seen, static)
-                best, best_N = first.where(start_N <= static_N, static), np.minimum(start_N, static_N)
-            levels.append(level_summary("start", (0.0, 0.0), seen, first, start_N, 0))
-            stop_N, kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
-            proven_N = np.full(problem.N, -np.inf)
+            # A start may be worse than doing nothing; the guard promises to be worse than neither.
+            best = BestRows(seen, current, seen.static() if self.guard and start is not None else None)
+            count = _counter(progress, max(1, len(solvers)) * problem.N)
             for solver in solvers:
                 if cancel is not None and cancel.is_set():
-                    stop_N[:] = Stop.CANCELLED
+                    best.stop_N[:] = Stop.CANCELLED
                     warnings.append(f"cancelled before {solver!r} ran.")
                     break
-                at, cpu_at = time.perf_counter(), time.thread_time()
-                with row_runner(runner.num_threads, step, cancel):
+                level = Stopwatch()
+                with row_runner(runner.num_threads, count, cancel):
                     current = self._completed(solver, seen, solver.solve(seen, current))
-                spent = (time.perf_counter() - at, time.thread_time() - cpu_at)
+                spent = level.spent()
                 self._verify(solver, seen, current)
-                objective_N = row_objective(seen, current)
-                better_N = objective_N < best_N if self.guard else np.ones(problem.N, bool)
-                level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if current.stop_N is None else current.stop_N
-                stop_N = np.where(objective_N > best_N, Stop.FELL_BACK, level_stop_N) if self.guard else level_stop_N
-                stop_N = np.where(level_stop_N == Stop.CANCELLED, Stop.CANCELLED, stop_N)
-                if current.bound_N is not None and solver.keeps_homes:
-                    proven_N = np.maximum(proven_N, current.bound_N)
-                best, best_N = current.where(better_N, best), np.where(better_N, objective_N, best_N)
-                kept_N &= ~better_N
-                improved = int((objective_N < start_N).sum())
-                levels.append(level_summary(repr(solver), spent, seen, best, best_N, improved))
-            if (stop_N == Stop.CANCELLED).any() and not warnings:
-                warnings.append(
-                    f"cancelled; {int((stop_N == Stop.CANCELLED).sum())} of {problem.N} rows hold what they started from."
-                )
-            at, cpu_at = time.perf_counter(), time.thread_time()
+                best.take(solver, current, spent, guard=self.guard)
+            num_cancelled = int((best.stop_N == Stop.CANCELLED).sum())
+            if num_cancelled and not warnings:
+                warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
             with row_runner(runner.num_threads, None, cancel):
-                order_M, best = self.in_order(problem, best, warnings, cancel)
-            spent = (time.perf_counter() - at, time.thread_time() - cpu_at)
-            if seen is not problem or order_M is not None:
-                # What is optimal for a predicted load, or for a row alone, proves nothing on the real one, or in a sequence.
-                stop_N = np.where(stop_N == Stop.OPTIMAL, Stop.DONE, stop_N)
-            placement = self._on_real_load(problem, seen, best, history_LE)
-            plan = self.assemble(problem, placement, stop_N, proven_N if seen is problem else None, key, order_M)
-            if order_M is not None:
-                objective_N = plan.objective_ML.ravel()
-                improved = int((objective_N < start_N).sum())
-                levels.append(level_summary(repr(self.order), spent, problem, placement, objective_N, improved))
-        stops = {stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()}
+                ordered = ran.in_order(problem, best.placement, best.stop_N, best.start_N, key, warnings, cancel)
+            if ordered is None:
+                header = dataclasses.replace(ran, order=None).header(problem, key)
+                if seen is problem:
+                    plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)
+                else:
+                    # What is optimal for a predicted load proves nothing on the real one.
+                    placement = self._on_real_load(problem, best.placement, history_LE)
+                    plan = assemble(header, self.path, problem, placement, _unproven(best.stop_N))
+            else:
+                plan, summary = ordered
+                best.levels.append(summary)
         return plan, PlanSummary(
-            plan_s=time.perf_counter() - began, levels=tuple(levels), rows=problem.N,
-            rows_kept_at_start=int(kept_N.sum()), stops=stops, warnings=tuple(warnings),
+            plan_s=watch.spent()[0], levels=tuple(best.levels), rows=problem.N, rows_kept_at_start=int(best.kept_N.sum()),
+            stops=count_stops(plan.stop_ML), warnings=tuple(warnings),
+        )  # fmt: skip
+
+    def what_ran(self, problem: Problem) -> Planner:
+        """The planner whose pack and home levels made `problem`; `plan` records it in the plan.
+
+        `workload` runs the pack level and `homes` the home level; `plan` runs neither. A pack level is left out where nothing
+        says how the load was dealt. A home level counts as run where homes are no longer in order, or where it would leave them
+        so.
+
+        Raises:
+            InputError: Another pack level dealt this problem, or the home level has not run and would move experts.
+        """
+        require_decided(self.home, problem)
+        return dataclasses.replace(self, pack=pack_that_ran(self.pack, problem))
+
+    def header(self, problem: Problem, key: PlanKey | None) -> PlanHeader:
+        """The header of a plan by this planner."""
+        return PlanHeader(
+            key=key if key is not None else PlanKey(stage=problem.stage),
+            planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost, slots=problem.slots,
+            schedule=problem.schedule, redundant=problem.R, replicas=problem.replicas, keeps_homes=self.keeps_homes,
+            moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
         )  # fmt: skip
 
     def _seen(self, problem: Problem, history_LE: Array | None) -> Problem:
@@ -249,10 +243,8 @@ class Planner:
         if broken:
             raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
-    def _on_real_load(self, problem: Problem, seen: Problem, placement: Placement, history_LE: Array | None) -> Placement:
+    def _on_real_load(self, problem: Problem, placement: Placement, history_LE: Array | None) -> Placement:
         """The placement with its quotas split on the real load, which is all that a prediction can leave to do."""
-        if seen is problem:
-            return placement
         expert_NGS = placement.expert_NGS
         if self.foresight == "previous" and history_LE is None:
             expert_NGS = expert_NGS.copy()
@@ -260,60 +252,51 @@ class Planner:
         return with_quotas(problem, expert_NGS, self.split or ExactSplit(), self.keeps_homes)
 
     def in_order(
-        self, problem: Problem, placement: Placement, warnings: list[str], cancel: Event | None
-    ) -> tuple[Array | None, Placement]:
-        """What the order level makes of finished rows; None for the order if there is no such level, or a warning why not."""
+        self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
+        cancel: Event | None,
+    ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
+        """The plan that the order level makes of finished rows; None if there is no such level, or a warning says why not.
+
+        Args:
+            problem: What is planned.
+            placement: Placement of every row by itself.
+            stop_N: Why each row stopped, uint8 [N].
+            start_N: Objective of the start, float64 [N].
+            key: Key of the plan.
+            warnings: Takes the reason where the level is left out.
+            cancel: Leaves the level out when set.
+        """
         if self.order is None:
-            return None, placement
-        cancelled = cancel is not None and cancel.is_set()
-        why_not = refusal(problem, self.keeps_homes) or "the plan was cancelled." * cancelled
-        if why_not:
-            warnings.append(f"{self.order!r} was left out: {why_not}")
-            return None, placement
+            return None
+        reason = refusal(problem, self.keeps_homes)
+        if not reason and cancel is not None and cancel.is_set():
+            reason = "the plan was cancelled."
+        if reason:
+            warnings.append(f"{self.order!r} was left out: {reason}")
+            return None
+        watch = Stopwatch()
         order_M, placement = self.order.solve(problem, placement)
         self._verify(self.order, problem, placement)
-        return order_M, placement
+        spent = watch.spent()
+        # What is optimal for a row alone proves nothing in a sequence.
+        plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
+        objective_N = plan.objective_ML.ravel()
+        improved = int((objective_N < start_N).sum())
+        return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
 
-    def assemble(
-        self, problem: Problem, placement: Placement, stop_N: Array, proven_N: Array | None, key: PlanKey | None,
-        order_M: Array | None,
-    ) -> Plan:  # fmt: skip
-        """The plan of finished rows; `order_M` as `in_order` returns it."""
-        M, L, G, S = problem.M, problem.L, problem.G, problem.S
-        cost = problem.cost
-        load_bound_N = load_bound(problem)
-        bound_N = row_bound(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
-        if proven_N is not None and order_M is None:
-            # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
-            objective_N = row_objective(problem, placement)
-            bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
-            if cost.objective == "balance":
-                load_bound_N = bound_N
-                # Meeting a lower bound is a proof, whichever solver found the row.
-                settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & self.keeps_homes
-                stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
-        plan = Plan(
-            header=PlanHeader(
-                key=key if key is not None else PlanKey(stage=problem.stage),
-                planner=repr(self), model=problem.model, cluster=problem.cluster, cost=cost, slots=problem.slots,
-                schedule=problem.schedule, redundant=problem.R, replicas=problem.replicas, keeps_homes=self.keeps_homes,
-                moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
-            ),
-            home_LE=problem.home_LE,
-            load_MLE=problem.load_MLE,
-            expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
-            quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
-            transfers=TransferList.none(),
-            order_M=np.arange(M, dtype=np.int32) if order_M is None else order_M,
-            cost_ML=price_rows(problem, placement).reshape(M, L),
-            bound_ML=bound_N.reshape(M, L),
-            load_bound_ML=load_bound_N.reshape(M, L),
-            stop_ML=stop_N.reshape(M, L),
-            resident_LGS=problem.resident_LGS,
-        )  # fmt: skip
-        if not self.keeps_homes:
-            return plan
-        plan = plan.rederived()
-        if order_M is not None:
-            plan = dataclasses.replace(plan, cost_ML=cost_as_sent(problem, placement, plan.transfers).reshape(M, L))
-        return dataclasses.replace(plan, transfers=self.path.solve(problem, plan.transfers))
+
+def _unproven(stop_N: Array) -> Array:
+    return np.where(stop_N == Stop.OPTIMAL, Stop.DONE, stop_N)
+
+
+def _counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """Adds up rows and reports them."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(min(done, total), total)
+
+    return count

@@ -18,11 +18,11 @@ from foremoe.machine.cluster import Cluster
 from foremoe.plan.header import PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
-from foremoe.planner.summary import LevelSummary, PlanSummary, level_summary
-from foremoe.problem.objective import row_objective
-from foremoe.problem.placement import Placement, Stop
+from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
+from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
+from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, N rows.
@@ -71,6 +71,8 @@ class PlanStream:
         unknown = set(options) - {"redundant", "model", "home_LE", "cost", "slots", "replicas", "resident_LGS"}
         if unknown:
             raise InputError(f"a PlanStream has no option {', '.join(sorted(unknown))}; the schedule goes to finish().")
+        if planner.home != Keep() and options.get("home_LE") is None:
+            raise InputError(f"a PlanStream has no load to decide homes by; give home_LE, or leave home={planner.home!r} out.")
         self._planner, self._cluster, self._options = planner, cluster, options
         self._reforward, self._key, self._num_threads = reforward, key, num_threads
         self._works: list[Workload] = []
@@ -166,7 +168,8 @@ class PlanStream:
             return None
         work = _joined(works)
         problem = Problem.of(work, self._cluster, schedule=self._passes(work), **options)
-        rows = dataclasses.replace(self._planner, order=None)
+        # Homes hold for the whole step; `finish` compares them with the planner's home level.
+        rows = dataclasses.replace(self._planner, order=None, home=Keep())
         return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
 
     def _passes(self, work: Workload) -> Schedule:
@@ -178,20 +181,16 @@ class PlanStream:
                 future.result()
 
     def _join(self, problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, LevelSummary | None, list[str]]:
-        planner, warnings = self._planner, list[str]()
+        ran, warnings = self._planner.what_ran(problem), list[str]()
         plan = Plan.join(plans, problem.schedule)
         placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-        at, cpu_at = time.perf_counter(), time.thread_time()
+        static_N = problem.cost.objective_N(problem, problem.static())
         with row_runner(self._num_threads):
-            order_M, placement = planner.in_order(problem, placement, warnings, None)
-            if order_M is not None:
-                stop_N = np.where(plan.stop_ML.ravel() == Stop.OPTIMAL, Stop.DONE, plan.stop_ML.ravel())
-                plan = planner.assemble(problem, placement, stop_N, None, self._key, order_M)
-                objective_N, spent = plan.objective_ML.ravel(), (time.perf_counter() - at, time.thread_time() - cpu_at)
-                improved = int((objective_N < row_objective(problem, problem.static())).sum())
-                return plan, level_summary(repr(planner.order), spent, problem, placement, objective_N, improved), warnings
-        header = dataclasses.replace(plan.header, planner=repr(planner), trace_id=problem.trace_id, dealt=problem.dealt)
-        transfers = planner.path.solve(problem, plan.transfers) if plan.executable else plan.transfers
+            ordered = ran.in_order(problem, placement, plan.stop_ML.ravel(), static_N, self._key, warnings, None)
+        if ordered is not None:
+            return *ordered, warnings
+        header = dataclasses.replace(ran, order=None).header(problem, plan.header.key)
+        transfers = ran.path.solve(problem, plan.transfers) if plan.executable else plan.transfers
         return dataclasses.replace(plan, header=header, transfers=transfers), None, warnings
 
 
@@ -242,6 +241,6 @@ def _merged(
         levels=tuple(levels if sequenced is None else [*levels, sequenced]),
         rows=plan.N,
         rows_kept_at_start=sum(report.rows_kept_at_start for report in reports),
-        stops={stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()},
+        stops=count_stops(plan.stop_ML),
         warnings=tuple(all_warnings),
     )

@@ -12,6 +12,7 @@ from foremoe.base.arrays import Array
 from foremoe.plan.figures import peak_bytes, stage_seconds
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
+from foremoe.solvers.home.keep import Keep
 
 
 def what_if(
@@ -37,12 +38,14 @@ def what_if(
     """
     if simulated:
         from foremoe.simulate import simulate
+    # The problem's homes are decided, whatever R they were decided for.
+    settled = dataclasses.replace(planner, home=Keep())
     rows = []
     for slots in redundant:
         # Resident contents are of another number of slots; the stage begins with empty ones.
         varied = dataclasses.replace(problem, redundant=slots, resident_LGS=None)
         report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
-        plan, _ = planner.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
+        plan, _ = settled.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
         row = {
             "redundant": slots,
             "skew_mean": float(plan.skew_ML.mean()),

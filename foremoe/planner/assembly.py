@@ -1,0 +1,68 @@
+"""A plan from finished rows: bounds, proofs, prices, copies and their links."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.levels import PathSolver
+from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent
+from foremoe.plan.header import PlanHeader
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import TransferList
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots.
+
+
+def assemble(
+    header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
+    proven_N: Array | None = None, order_M: Array | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of finished rows.
+
+    Args:
+        header: Header of the plan.
+        path: Chooses the link of every copy.
+        problem: What was planned.
+        placement: Placement of every row, with quotas on the problem's load.
+        stop_N: Why each row stopped, uint8 [N].
+        proven_N: Lower bounds on the objective that solvers proved, float64 [N].
+        order_M: Order that the order level chose, int32 [M]; its plans are priced as their weights are sent.
+    """
+    M, L, G, S = problem.M, problem.L, problem.G, problem.S
+    cost = problem.cost
+    load_bound_N = cost.load_bound_N(problem)
+    bound_N = cost.bound_N(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
+    if proven_N is not None and order_M is None:
+        # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
+        objective_N = cost.objective_N(problem, placement)
+        bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
+        if cost.objective == "balance":
+            load_bound_N = bound_N
+            # Meeting a lower bound is a proof, whichever solver found the row.
+            settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & header.keeps_homes
+            stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
+    plan = Plan(
+        header=header,
+        home_LE=problem.home_LE,
+        load_MLE=problem.load_MLE,
+        expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
+        quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
+        transfers=TransferList.none(),
+        order_M=np.arange(problem.M, dtype=np.int32) if order_M is None else order_M,
+        cost_ML=cost.rows(problem, placement).reshape(M, L),
+        bound_ML=bound_N.reshape(M, L),
+        load_bound_ML=load_bound_N.reshape(M, L),
+        stop_ML=stop_N.reshape(M, L),
+        resident_LGS=problem.resident_LGS,
+    )
+    if not header.keeps_homes:
+        return plan
+    plan = plan.rederived()
+    if order_M is not None:
+        plan = dataclasses.replace(plan, cost_ML=cost_as_sent(problem, placement, plan.transfers).reshape(M, L))
+    return dataclasses.replace(plan, transfers=path.solve(problem, plan.transfers))

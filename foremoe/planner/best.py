@@ -1,0 +1,56 @@
+"""The best placement of every row so far, level by level."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.levels import RankSolver
+from foremoe.planner.summary import LevelSummary, level_summary
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+
+# Letters: N rows.
+
+
+class BestRows:
+    """What planning holds while rank solvers run.
+
+    Attributes:
+        placement: Best placement of every row.
+        objective_N: Its objective, float64 [N].
+        start_N: Objective of the start, float64 [N].
+        stop_N: `Stop` of every row, uint8 [N].
+        kept_N: Rows where no level beat the start, bool [N].
+        proven_N: Lower bounds that solvers proved, float64 [N]; -inf without one.
+        levels: `LevelSummary` of the start and of every solver so far.
+    """
+
+    def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
+        self._problem = problem
+        self.placement = start
+        self.objective_N = self.start_N = problem.cost.objective_N(problem, start)
+        if static is not None:
+            static_N = problem.cost.objective_N(problem, static)
+            self.placement = start.where(self.start_N <= static_N, static)
+            self.objective_N = np.minimum(self.start_N, static_N)
+        self.stop_N, self.kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
+        self.proven_N = np.full(problem.N, -np.inf)
+        self.levels: list[LevelSummary] = [level_summary("start", (0.0, 0.0), problem, start, self.start_N, 0)]
+
+    def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:
+        """Takes a solver's valid output: all of it, or with `guard` the rows that beat the best so far."""
+        problem = self._problem
+        objective_N = problem.cost.objective_N(problem, placement)
+        level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if placement.stop_N is None else placement.stop_N
+        better_N, self.stop_N = np.ones(problem.N, bool), level_stop_N
+        if guard:
+            better_N = objective_N < self.objective_N
+            self.stop_N = np.where(objective_N > self.objective_N, Stop.FELL_BACK, level_stop_N)
+        self.stop_N = np.where(level_stop_N == Stop.CANCELLED, Stop.CANCELLED, self.stop_N)
+        if placement.bound_N is not None and solver.keeps_homes:
+            self.proven_N = np.maximum(self.proven_N, placement.bound_N)
+        self.placement = placement.where(better_N, self.placement)
+        self.objective_N = np.where(better_N, objective_N, self.objective_N)
+        self.kept_N &= ~better_N
+        improved = int((objective_N < self.start_N).sum())
+        self.levels.append(level_summary(repr(solver), spent, problem, self.placement, self.objective_N, improved))

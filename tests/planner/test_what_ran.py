@@ -1,0 +1,89 @@
+"""A plan names the levels that ran; a level that should have run and has not is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from planning import problem_of
+
+import foremoe
+from foremoe.base.errors import InputError
+from foremoe.planner.planner import Planner
+from foremoe.problem.slots import ResidentSlots
+from foremoe.solvers import Anneal, AsGiven, ExpertAware, Keep, Lpt, Transitions
+from foremoe.synthetic.tokens import synthetic_trace
+
+
+@pytest.fixture(scope="module")
+def trace() -> foremoe.RoutingTrace:
+    return synthetic_trace("mixtral-8x7b", num_sequences=24, mean_length=40.0, num_layers=2, seed=0)
+
+
+def test_a_home_level_that_has_not_run_is_refused_with_the_cure():
+    problem = problem_of()
+    with pytest.raises(InputError, match=r"home=Lpt\(\) has not run: it would move \d+ experts; decide homes with Planner.homes"):
+        Planner(home=Lpt()).plan(problem)
+    planner = Planner(home=Lpt())
+    decided = dataclasses.replace(problem, home_LE=planner.homes(problem))
+    plan, _ = planner.plan(decided)
+    plan.check(decided)
+    assert plan.header.planner == repr(planner)
+
+
+def test_a_home_level_that_moves_nothing_has_run():
+    still = Anneal(move_price=1e9)
+    problem = problem_of()
+    assert (Planner(home=still).homes(problem) == problem.home_LE).all()
+    plan, _ = Planner(home=still).plan(problem)
+    assert plan.header.planner == repr(Planner(home=still))
+
+
+def test_a_pack_level_that_has_not_dealt_is_refused_with_the_cure(trace):
+    planner, cluster = Planner(pack=ExpertAware()), foremoe.Cluster.preset("8xh100", num_ranks=4)
+    sizes = {"num_ranks": 4, "tokens_per_rank": 100}
+    as_given = foremoe.Problem.of(Planner().workload(trace, **sizes), cluster)
+    with pytest.raises(InputError, match=r"AsGiven\(shuffle=False\) dealt this problem, not pack=ExpertAware"):
+        planner.plan(as_given)
+    problem = foremoe.Problem.of(planner.workload(trace, **sizes), cluster)
+    problem = dataclasses.replace(problem, home_LE=planner.homes(problem))
+    plan, _ = planner.plan(problem)
+    assert plan.header.planner == repr(planner) and plan.header.dealt.packer == repr(planner.pack)
+    # Whoever dealt it: a planner without a pack level takes any problem.
+    assert Planner().plan(problem)[0].header.planner == repr(Planner())
+
+
+def test_counts_from_elsewhere_were_dealt_by_nobody_known():
+    problem = problem_of()
+    assert problem.dealt is None
+    plan, _ = Planner(pack=ExpertAware()).plan(problem)
+    assert plan.header.planner == repr(Planner(pack=AsGiven()))
+
+
+def test_an_order_level_that_was_left_out_is_not_in_the_header():
+    problem = problem_of()
+    planner = Planner(order=Transitions())
+    plan, summary = planner.plan(problem)
+    assert plan.header.planner == repr(Planner()) and "was left out" in summary.warnings[0]
+    resident = dataclasses.replace(problem, slots=ResidentSlots(), cost=foremoe.CostModel())
+    plan, summary = planner.plan(resident)
+    assert plan.header.planner == repr(planner) and not summary.warnings
+
+
+def test_a_stream_asks_for_homes_at_once():
+    problem = problem_of()
+    with pytest.raises(InputError, match="has no load to decide homes by; give home_LE"):
+        foremoe.PlanStream(Planner(home=Lpt()), problem.cluster)
+    home_LE = Planner(home=Lpt()).homes(problem)
+    work = foremoe.Workload.from_counts(
+        np.broadcast_to(problem.load_MLE[:, :, None] // problem.G, (problem.M, problem.L, problem.G, problem.E)),
+        num_topk=problem.model.num_topk, moe_layer_L=problem.moe_layer_L,
+    )  # fmt: skip
+    with foremoe.PlanStream(Planner(home=Lpt()), problem.cluster, home_LE=home_LE, model=problem.model) as stream:
+        stream.add(work[:1])
+        stream.add(work[1:])
+        plan, _ = stream.finish()
+    whole, _ = Planner(home=Lpt()).plan(stream.problem)
+    assert plan.same_as(whole) and plan.header == whole.header
+    assert Planner(home=Keep()) == Planner()
