@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from planner_problems import problem_of
 
 import foremoe
 import foremoe.plan.split
@@ -36,16 +37,6 @@ from foremoe.solvers import (
 )
 from foremoe.solvers.split import kernels as split_kernels
 from foremoe.testing.samples import random_placement
-
-
-def problem_of(seed: int = 0, objective: str = "balance", micro_steps: int = 3, layers: int = 4, redundant: int = 1) -> Problem:
-    model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=layers)
-    rng = np.random.default_rng(seed)
-    rate = rng.lognormal(2.0, 1.0, (micro_steps, layers, 1, model.num_experts))
-    load_MLGE = rng.poisson(rate, (micro_steps, layers, 8, model.num_experts)).astype(np.int32)
-    work = foremoe.Workload.from_counts(load_MLGE, num_topk=model.num_topk)
-    cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=4)
-    return Problem.of(work, cluster, model=model, redundant=redundant, cost=foremoe.CostModel(objective=objective))
 
 
 @dataclass(frozen=True)
