@@ -1,4 +1,4 @@
-"""The figures of one finished plan, counted from its arrays: what every row of `compare` shows."""
+"""The figures of one finished plan, counted from its arrays: what every line of `compare` shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from foremoe.plan.transfers import Link
 from foremoe.problem.objective import peak_bytes as peak_bytes_by_rank
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.workload.skew import skew
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
 
@@ -24,29 +23,30 @@ FIGURES = (
 _LINKS = {Link.PEER: "peer", Link.RDMA: "rdma", Link.HOST: "host"}
 
 
-def plan_figures(
-    name: str, problem: Problem, plan: Plan, *, first: int, static_s: float, sends: float | None = None
-) -> dict[str, Any]:
-    """One row of `compare`, over the micro-steps from `first` on; ``plan_us_per_layer`` is left to who timed it.
+def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None) -> dict[str, Any]:
+    """One line of `compare`; the caller fills in ``plan_us_per_layer``.
 
     Args:
-        first: micro-steps left out at the front.
-        static_s: predicted seconds of static placement over the same rows.
-        sends: how often weights travel per replica; default: as the plan's transfers say.
+        name: Name of the planner.
+        problem: What was planned.
+        plan: Its plan.
+        static_s: Predicted seconds of static placement over the same rows.
+        counted_ML: Rows that count, bool [M, L]; default: all.
     """
-    skip = first * plan.L
-    skew_N = skew(plan.load_NG)[skip:]
-    moves, bytes_by_link = traffic(problem, plan, first, sends)
-    stage_s, transfer_s = stage_seconds(plan, first)
+    counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
+    num_rows = int(counted_ML.sum())
+    skew_N = plan.skew_ML[counted_ML]
+    moves, bytes_by_link = traffic(problem, plan, counted_ML)
+    stage_s, transfer_s = stage_seconds(plan, counted_ML)
     return {
         "solver": name,
         "skew_mean": float(skew_N.mean()),
         "skew_p99": float(np.quantile(skew_N, 0.99)),
         "skew_max": float(skew_N.max()),
-        "gap_mean": float(plan.load_gap_ML[first:].mean()),
-        "replicas_per_layer": float((plan.quota_MLGS[first:, ..., plan.B :] > 0).sum() / (plan.N - skip)),
+        "gap_mean": float(plan.load_gap_ML[counted_ML].mean()),
+        "replicas_per_layer": float((plan.quota_MLGS[counted_ML][..., plan.B :] > 0).sum() / num_rows),
         "moves_per_layer": moves,
-        "max_fanout": max_fanout(plan, first),
+        "max_fanout": max_fanout(plan, counted_ML),
         "bytes_per_layer": sum(bytes_by_link.values()),
         "bytes_by_link": bytes_by_link,
         "predicted_stage_s": stage_s,
@@ -54,16 +54,17 @@ def plan_figures(
         "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
         "peak_bytes": peak_bytes(problem, plan),
         "plan_us_per_layer": None,
-        "n_solved": plan.N - skip,
+        "n_solved": num_rows,
     }
 
 
-def stage_seconds(plan: Plan, first: int = 0) -> tuple[float, float]:
-    """Predicted seconds from micro-step `first` on, and those of weight and gradient transfer among them.
+def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, float]:
+    """Predicted seconds of the counted rows (default: all), and those of weight and gradient transfer among them.
 
-    Where homes move, the weights' way is not in the first figure: such plans are scored for their balance.
+    Where homes move, the first figure leaves weight transfer out: such plans are scored for their balance.
     """
-    parts = {name: float(part[first:].sum()) for name, part in plan.cost_ML.parts().items()}
+    counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
+    parts = {name: float(part[counted_ML].sum()) for name, part in plan.cost_ML.parts().items()}
     transfer_s = parts["transfer_s"] + parts["gradient_s"]
     return sum(parts.values()) - (0.0 if plan.executable else transfer_s), transfer_s
 
@@ -74,46 +75,41 @@ def peak_bytes(problem: Problem, plan: Plan) -> int:
     return int(peak_bytes_by_rank(problem, placement).max())
 
 
-def max_fanout(plan: Plan, first: int = 0) -> int:
-    """Largest number of copies that leave one rank for one row: slots that serve an expert away from its home."""
-    at_M, at_L, at_G, at_S = np.nonzero(plan.quota_MLGS[first:] > 0)
-    home = plan.home_LE[at_L, plan.expert_MLGS[first:][at_M, at_L, at_G, at_S]] // plan.B
-    away = home != at_G
-    if not away.any():
+def max_fanout(plan: Plan, counted_ML: Array) -> int:
+    """Largest number of copies that leave one rank for one counted row: slots that serve an expert away from its home."""
+    row_X, rank_X, slot_X = np.nonzero((plan.quota_NGS > 0) & counted_ML.reshape(-1, 1, 1))
+    home_X = plan.home_LE[row_X % plan.L, plan.expert_NGS[row_X, rank_X, slot_X]] // plan.B
+    away_X = home_X != rank_X
+    if not away_X.any():
         return 0
-    row = at_M[away] * plan.L + at_L[away]
-    return int(np.bincount(row * plan.G + home[away]).max())
+    return int(np.bincount((row_X * plan.G + home_X)[away_X]).max())
 
 
-def traffic(problem: Problem, plan: Plan, first: int = 0, sends: float | None = None) -> tuple[float, dict[str, float]]:
-    """Moves per row, and bytes per row by link class: weights for every pass and gradients home.
+def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:
+    """Moves per counted row (default: all), and bytes per row by link class: weights for every pass and gradients home.
 
     Moves are replicas made; where homes move, slots whose expert their rank did not hold in the micro-step before.
     """
-    rows = plan.N - first * plan.L
-    counts = _copied(problem, plan, first, sends) if plan.executable else _re_placed(problem, plan, first)
-    moves, link = counts
-    return moves / rows, {name: total / rows for name, total in link.items()}
+    counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
+    num_rows = counted_ML.sum()
+    moves, link = (_copied if plan.executable else _re_placed)(problem, plan, counted_ML)
+    return float(moves / num_rows), {name: float(total / num_rows) for name, total in link.items()}
 
 
-def _copied(problem: Problem, plan: Plan, first: int, sends: float | None) -> tuple[int, dict[str, float]]:
-    model, node_G = problem.model, problem.cluster.node_of_rank_G
-    counted_C = plan.transfers.micro_step_C >= first
-    at_M, at_L, at_G, at_S = np.nonzero(plan.quota_MLGS[first:, ..., plan.B :] > 0)
-    copies = {name: float((counted_C & (plan.transfers.link_C == path)).sum()) for path, name in _LINKS.items()}
-    if sends is not None and counted_C.any():
-        scale = sends * len(at_M) / float(counted_C.sum())
-        copies = {name: count * scale for name, count in copies.items()}
-    link = {name: count * model.expert_bytes for name, count in copies.items()}
+def _copied(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
+    model, node_G, t = problem.model, problem.cluster.node_of_rank_G, plan.transfers
+    counted_C = counted_ML[t.micro_step_C, t.layer_C]
+    row_X, rank_X, slot_X = np.nonzero((plan.quota_NGS[..., plan.B :] > 0) & counted_ML.reshape(-1, 1, 1))
+    link = {name: float((counted_C & (t.link_C == path)).sum()) * model.expert_bytes for path, name in _LINKS.items()}
     if problem.stage == "update":
-        home = plan.home_LE[at_L, plan.expert_MLGS[first:, ..., plan.B :][at_M, at_L, at_G, at_S]] // plan.B
-        near = int((node_G[home] == node_G[at_G]).sum())
-        link["peer"] += near * model.gradient_bytes
-        link["rdma"] += (len(home) - near) * model.gradient_bytes
-    return len(at_M), link
+        home_X = plan.home_LE[row_X % plan.L, plan.expert_NGS[row_X, rank_X, plan.B + slot_X]] // plan.B
+        num_near = int((node_G[home_X] == node_G[rank_X]).sum())
+        link["peer"] += num_near * model.gradient_bytes
+        link["rdma"] += (len(home_X) - num_near) * model.gradient_bytes
+    return len(row_X), link
 
 
-def _re_placed(problem: Problem, plan: Plan, first: int) -> tuple[int, dict[str, float]]:
+def _re_placed(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
     """An expert that comes to a rank travels inside the node if any rank of it held the expert before."""
     model, node_G = problem.model, problem.cluster.node_of_rank_G
     link, moves = dict.fromkeys(_LINKS.values(), 0.0), 0
@@ -122,13 +118,12 @@ def _re_placed(problem: Problem, plan: Plan, first: int) -> tuple[int, dict[str,
     before_LGE[at_L, plan.home_LE[at_L, at_E] // plan.B, at_E] = True
     for m in range(plan.M):
         now_LGE = _held(plan, m)
-        if m >= first:
-            at_L, at_G, at_E = np.nonzero(now_LGE & ~before_LGE)
-            in_node = np.stack([before_LGE[:, node_G == node].any(axis=1) for node in range(problem.cluster.num_nodes)])
-            near = int(in_node[node_G[at_G], at_L, at_E].sum())
-            moves += len(at_L)
-            link["peer"] += near * model.expert_bytes
-            link["rdma"] += (len(at_L) - near) * model.expert_bytes
+        at_L, at_G, at_E = np.nonzero(now_LGE & ~before_LGE & counted_ML[m, :, None, None])
+        in_node = np.stack([before_LGE[:, node_G == node].any(axis=1) for node in range(problem.cluster.num_nodes)])
+        num_near = int(in_node[node_G[at_G], at_L, at_E].sum())
+        moves += len(at_L)
+        link["peer"] += num_near * model.expert_bytes
+        link["rdma"] += (len(at_L) - num_near) * model.expert_bytes
         before_LGE = now_LGE
     return moves, link
 

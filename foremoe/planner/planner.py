@@ -118,9 +118,8 @@ class Planner:
         Raises:
             InputError: No problem, or problems of different sizes.
         """
-        together = whole_step(problems)
         with row_runner(num_threads):
-            return self.home.solve(together)
+            return self.home.solve(whole_step(problems))
 
     def plan(
         self,

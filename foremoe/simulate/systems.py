@@ -188,7 +188,7 @@ def _run(
 def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
     """`FIGURES` over all groups and stages."""
     pairs: list[tuple[Problem, Plan]] = [(stage.problem, stage.plan) for group in done for stage in group.stages]
-    rows = [plan_figures(name, problem, plan, first=0, static_s=0.0) for problem, plan in pairs]
+    rows = [plan_figures(name, problem, plan, static_s=0.0) for problem, plan in pairs]
     skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
     mean = lambda key: float(np.mean([row[key] for row in rows]))  # noqa: E731
     per_group = [max(stage_seconds(stage.plan)[0] for stage in group.stages) + group.moves_s for group in done]

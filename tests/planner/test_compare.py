@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 import foremoe
+from foremoe.base.errors import InputError
 from foremoe.plan.figures import FIGURES, traffic
 from foremoe.planner.comparison import ablate, compare
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.solvers import Chain, Exact, Greedy
+from foremoe.problem.placement import Placement, Stop
+from foremoe.solvers import Chain, Exact, ExpertAware, Greedy, RankSolver, Transitions
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +71,57 @@ def test_figures_equal_a_slow_count(problem, rows):
     assert row["bytes_per_layer"] == pytest.approx(sum(row["bytes_by_link"].values()))
 
 
-def test_exact_counts_bytes_as_among_all_layers(rows):
-    exact, ours = rows["exact"], rows["hierarchical"]
-    per_replica = [row["bytes_per_layer"] / row["replicas_per_layer"] for row in (exact, ours)]
-    # Two layers keep much in the ring at the turn to backward; with more layers the two figures meet.
-    assert per_replica[1] <= per_replica[0] <= 2 * per_replica[1]
+@dataclasses.dataclass(frozen=True)
+class ProvenChain(RankSolver):
+    """`Chain`, which claims that all its rows are optimal."""
+
+    exact: ClassVar[bool] = True
+
+    def solve(self, problem: foremoe.Problem, start: Placement) -> Placement:
+        placement = Chain().solve(problem, start)
+        return dataclasses.replace(placement, stop_N=np.full(problem.N, Stop.OPTIMAL, np.uint8))
+
+
+def test_exact_counts_copies_bytes_and_memory_as_the_other_lines(problem):
+    timed = dataclasses.replace(problem, cost=foremoe.CostModel())
+    ours, exact = compare(timed, {"ours": Planner(guard=False), "exact": Planner(rank=(ProvenChain(),), guard=False)})
+    assert exact["n_solved"] == problem.N
+    for figure in set(FIGURES) - {"plan_us_per_layer"}:
+        assert exact[figure] == pytest.approx(ours[figure]), figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Never(RankSolver):
+    """Proves nothing."""
+
+    exact: ClassVar[bool] = True
+
+    def solve(self, problem: foremoe.Problem, start: Placement) -> Placement:
+        time.sleep(0.1)
+        return dataclasses.replace(start, stop_N=np.full(problem.N, Stop.DONE, np.uint8))
+
+
+def test_levels_without_a_part_are_refused(problem):
+    with pytest.raises(InputError, match="packed has a pack level, but the case is dealt already"):
+        compare(problem, {"packed": Planner(pack=ExpertAware())})
+    with pytest.raises(InputError, match="ordered has an order level without a part: shared slots keep nothing"):
+        compare(problem, {"ordered": Planner(order=Transitions())})
+
+
+def test_ablate_has_no_order_level_without_replicas(problem):
+    resident = dataclasses.replace(problem, slots=foremoe.ResidentSlots(), cost=foremoe.CostModel())
+    rows = ablate(resident, Planner(order=Transitions()), redundant=(0, 1), foresight=("exact",))
+    assert [row["redundant"] for row in rows] == [0, 0, 1, 1]
+
+
+def test_the_line_without_history_says_what_is_left_out(problem, rows):
+    assert "micro-step 0 is left out of every line" in rows["eplb-history"]["note"]
+    assert "left out" not in rows["greedy"].get("note", "")
+
+
+def test_exact_is_left_out_where_it_cannot_finish(problem):
+    (row,) = compare(problem, {"exact": Planner(rank=(Never(),))}, exact_budget_s=0.05)
+    assert row["n_solved"] == 0 and row["note"].startswith("left out: none of 1 sampled rows")
 
 
 def test_exact_speaks_of_its_sample_and_shows_the_others_on_it(rows):

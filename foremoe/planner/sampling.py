@@ -1,0 +1,133 @@
+"""The line of an exact planner: rows of a seeded sample, one at a time, as many as its seconds allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds
+from foremoe.plan.plan import Plan
+from foremoe.planner.assembly import assemble
+from foremoe.planner.planner import Planner
+from foremoe.problem.foresight import predicted_load
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.solvers.home.keep import Keep
+
+# Letters: M micro-steps, L layers, N = M*L rows, E experts.
+
+Progress = Callable[[str, int, int], None]
+
+
+class Comparison(NamedTuple):
+    """What all lines of one comparison share.
+
+    Attributes:
+        history_LE: Load of an earlier step, or None.
+        counted_ML: Rows in the figures, bool [M, L].
+        static: The static plan, which speed-ups are over.
+        exact_budget_s: Seconds of one exact planner.
+        seed: Seed of the rows that it plans.
+        progress: Called with (planner, rows done, rows in all), or None.
+    """
+
+    history_LE: Array | None
+    counted_ML: Array
+    static: Plan
+    exact_budget_s: float
+    seed: int
+    progress: Progress | None
+
+    def report(self, name: str, done: int, total: int) -> None:
+        """Reports progress, if anybody asked for it."""
+        if self.progress is not None:
+            self.progress(name, done, total)
+
+
+class _Proven(NamedTuple):
+    """Rows that an exact planner proved optimal: their numbers and one-row plans, and what the attempt took."""
+
+    rows: list[int]
+    plans: list[Plan]
+    num_tried: int
+    cpu_s: float
+
+
+def line_without_figures(name: str, note: str) -> dict[str, Any]:
+    """The line of a planner that planned nothing; `note` says why."""
+    return {"solver": name, **dict.fromkeys(FIGURES), "n_solved": 0, "note": note}
+
+
+def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparison, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """The line of a planner with an exact solver, over the rows that it proves optimal.
+
+    Copies, bytes and memory are counted in a plan of all rows, as in the other lines: rows that are not proven are those of the
+    fastest of `plans`.
+    """
+    planner = dataclasses.replace(planner, home=Keep())
+    proven = _prove(name, planner, problem, shared)
+    budget = f"{shared.exact_budget_s:g} s"
+    if not proven.rows:
+        return line_without_figures(name, f"left out: none of {proven.num_tried} sampled rows was proven optimal within {budget}")
+    others = [plan for plan in plans.values() if plan.executable and (plan.home_LE == problem.home_LE).all()]
+    rest = min(others, key=lambda plan: stage_seconds(plan)[0], default=None)
+    around = problem.static() if rest is None else Placement(expert_NGS=rest.expert_NGS, quota_NGS=rest.quota_NGS)
+    expert_NGS, quota_NGS = around.expert_NGS.copy(), around.quotas_NGS.copy()
+    bound_N, stop_N = np.full(problem.N, -np.inf), np.full(problem.N, Stop.DONE, np.uint8)
+    for n, one in zip(proven.rows, proven.plans, strict=True):
+        expert_NGS[n], quota_NGS[n] = one.expert_NGS[0], one.quota_NGS[0]
+        bound_N[n], stop_N[n] = one.bound_ML[0, 0], one.stop_ML[0, 0]
+    placement = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    plan = assemble(planner.header(problem, None), planner.path, problem, placement, stop_N, proven_N=bound_N)
+    counted_ML = np.zeros((problem.M, problem.L), bool)
+    counted_ML.ravel()[proven.rows] = True
+    static_s = stage_seconds(shared.static, counted_ML)[0]
+    optimal = "optimal" if planner.foresight == "exact" else "optimal for the load foreseen"
+    return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML) | {
+        "plan_us_per_layer": 1e6 * proven.cpu_s / proven.num_tried,
+        "same_rows": {other: float(plan.skew_ML[counted_ML].mean()) for other, plan in plans.items()},
+        "note": f"{len(proven.rows)} of {proven.num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs"
+        " alone",
+    }
+
+
+def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) -> _Proven:
+    """Plans sampled rows one at a time until the budget is spent."""
+    foreseen = planner.foresight != "exact"
+    # A row alone has no micro-steps to foresee from: what the planner would see becomes its history.
+    seen_MLE = predicted_load(problem.load_MLE, planner.foresight, shared.history_LE)
+    trains = problem.stage == "update"
+    schedule = Schedule.accumulate(1, problem.schedule.reforward) if trains else Schedule.forward_only(1)
+    rows, plans, num_tried, cpu_s = list[int](), list[Plan](), 0, 0.0
+    end = time.perf_counter() + shared.exact_budget_s
+    for n in np.random.default_rng(shared.seed).permutation(np.flatnonzero(shared.counted_ML)):
+        left_s = end - time.perf_counter()
+        if left_s <= 0.05 * shared.exact_budget_s:
+            break
+        m, l = divmod(int(n), problem.L)  # noqa: E741
+        one = dataclasses.replace(problem[m : m + 1], schedule=schedule).layers([l])
+        limited = dataclasses.replace(
+            planner,
+            rank=tuple(_within(solver, left_s) for solver in planner.rank),
+            foresight="previous" if foreseen else "exact",
+        )
+        plan, summary = limited.plan(one, history_LE=seen_MLE[m, l : l + 1] if foreseen else None, num_threads=1)
+        num_tried += 1
+        cpu_s += sum(level.cpu_s for level in summary.levels)
+        if plan.stop_ML[0, 0] == (Stop.DONE if foreseen else Stop.OPTIMAL):
+            rows.append(int(n))
+            plans.append(plan)
+        shared.report(name, int(1000 * min(1.0, 1 - left_s / shared.exact_budget_s)), 1000)
+    return _Proven(rows, plans, num_tried, cpu_s)
+
+
+def _within(solver: Any, seconds: float) -> Any:
+    """The solver with its time limit set, if it has one."""
+    limited = dataclasses.is_dataclass(solver) and any(f.name == "time_limit_s" for f in dataclasses.fields(solver))
+    return dataclasses.replace(solver, time_limit_s=seconds) if limited else solver
