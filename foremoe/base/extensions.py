@@ -18,6 +18,12 @@ def entry_point_names(group: str) -> list[str]:
     return list(_found(group))
 
 
+def entry_point_of(group: str, name: str) -> str | None:
+    """The entry point called `name`, or the first one that registers a class or object of that name; nothing is imported."""
+    found = _found(group)
+    return name if name in found else next((point.name for point in found.values() if point.attr == name), None)
+
+
 @functools.cache
 def load_entry_point(group: str, name: str) -> Any:
     """The object registered as `name`.

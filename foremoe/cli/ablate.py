@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import foremoe
-from foremoe.cli.compare import FIGURES, WORDS, figures
+from foremoe.cli.compare import FIGURES, WORDS, figures, notes
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
@@ -84,9 +84,7 @@ def ablate(
         f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row",
         *WORDS,
     ]
-    if "previous" in views and case.problem.M > 1 and case.history_LE is None:
-        footer.append("foresight previous: micro-step 0 has no history and is left out of every line")
-    footer += list(dict.fromkeys(f"{row['levels']}: {row['note']}" for row in rows if row.get("note")))
+    footer += notes(rows, "levels")
     emit(
         json_file,
         payload,

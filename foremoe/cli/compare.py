@@ -82,17 +82,16 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
             case.problem, planners, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             progress=progress,
         )  # fmt: skip
-    left_out = needs_first_left_out(case.problem, planners, case.history_LE)
     calibrated = case.problem.cluster.calibrated
     payload = {
         "rows": rows,
         "case": case.record,
         "objective": case.problem.cost.objective,
-        "micro_step_0_left_out": left_out,
+        "micro_step_0_left_out": needs_first_left_out(case.problem, planners, case.history_LE),
         "cost_model": "calibrated" if calibrated else "uncalibrated",
         "foremoe_version": foremoe.__version__,
     }
-    lines = [case.line, "", comparison(rows, planners), "", *footers(rows, planners, left_out, calibrated)]
+    lines = [case.line, "", comparison(rows, planners), "", *footers(rows, planners, calibrated)]
     emit(json_file, payload, "\n".join(lines))
 
 
@@ -112,6 +111,8 @@ def comparison(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner
     """The table; under a sampled row stands the hierarchical figure on the same rows, or that of the best one there is."""
     lines: list[list[Any]] = []
     for row in rows:
+        if not row["n_solved"]:
+            continue
         name = row["solver"]
         sampled = "same_rows" in row
         label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
@@ -131,7 +132,7 @@ WORDS = (
 )
 
 
-def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], left_out: bool, calibrated: bool) -> list[str]:
+def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], calibrated: bool) -> list[str]:
     """What a reader must know to read the table."""
     lines = [
         f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
@@ -147,6 +148,14 @@ def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], 
         lines.append(
             f"* homes move: scored, never executed; stage ms leaves out how their weights travel ({spent}), so no speed-up"
         )
-    if left_out:
-        lines.append("micro-step 0 is left out of every line: it has no history (give --history TRACE to count it)")
-    return lines + [f"{row['solver']}: {row['note']}" for row in rows if row.get("note")]
+    return lines + notes(rows, "solver")
+
+
+def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """What the lines have to say, each sentence once, with the names of its lines."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.get("note"):
+            # The library names its argument; here it is an option.
+            names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
+    return [f"{', '.join(lines)}: {note}" for note, lines in names.items()]

@@ -117,7 +117,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
         if posed.M == 1:
             notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
         elif not counted_ML[0].any():
-            notes.append("micro-step 0 is left out of every line: it has no history")
+            notes.append("micro-step 0 has no history and is left out of every line; give history_LE to count it")
     if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
         notes.append(
             f"placed once, in micro-step 0: {traffic(posed, plan)[0] * plan.M:.1f} moves per layer that no figure counts"

@@ -8,10 +8,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib
+import io
+import re
+import tokenize
 from typing import Any
 
 from foremoe.base.errors import InputError
-from foremoe.base.extensions import entry_point_names, load_entry_point
+from foremoe.base.extensions import entry_point_names, entry_point_of, load_entry_point
+
+GROUP = "foremoe.solvers"
 
 
 @functools.cache
@@ -30,21 +36,51 @@ def _known() -> dict[str, type]:
 def parse(text: str, *, builtin: bool = False) -> Any:
     """The object whose repr is `text`.
 
-    Knows the built-in solvers, `Planner`, `Noisy`, `CostModel`, the slot policies, and solver classes that third parties
-    register under the entry-point group ``foremoe.solvers``.
+    Knows the built-in solvers, `Planner`, `Noisy`, `CostModel`, the slot policies, what other packages register under the
+    entry-point group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``), and places in modules
+    (``"package.module:Class(option=1)"``). Of the last two only what the text names is imported.
 
     Args:
-        builtin: know foremoe's own classes only: nothing is imported for a text of unknown origin.
+        text: Literals and calls.
+        builtin: Know foremoe's own classes only: nothing is imported for a text of unknown origin.
 
     Raises:
-        InputError: the text is not literals and calls, or names an unknown class or option.
+        InputError: The text is not literals and calls, or names something that is unknown or cannot be imported.
     """
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, text, builtin)
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        source, names = text.strip(), {}
+        entry = source.partition("(")[0].rstrip()
+        if not builtin and not entry.isidentifier() and entry in entry_point_names(GROUP):
+            # An entry point may have any name, such as my-solver.
+            source, names = f"_entry{source[len(entry) :]}", {"_entry": entry}
+        return _Reader(text, builtin, names).value(ast.parse(_with_places(source), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{text!r} is not of the form Name(option=value, ...): {error}.") from None
+
+
+def load_place(place: str) -> Any:
+    """What stands at ``package.module:name``.
+
+    Raises:
+        InputError: There is no such module, or no such name in it.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"cannot use solver {place}: {error}.") from None
+
+
+def _with_places(text: str) -> str:
+    """The text as Python: ``module:name`` becomes ``module @ name``, which no other text of ours has."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    if any(token.string == "@" for token in tokens):
+        raise InputError(f"{text!r} has an @; write a place as package.module:name.")
+    return tokenize.untokenize(
+        token._replace(string="@") if token.type == tokenize.OP and token.string == ":" else token for token in tokens
+    )
 
 
 def short(value: Any) -> str:
@@ -61,32 +97,59 @@ def short(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(options)})"
 
 
-def _value(node: ast.expr, text: str, builtin: bool) -> Any:
-    if isinstance(node, ast.Tuple | ast.List):
-        values = [_value(item, text, builtin) for item in node.elts]
-        return tuple(values) if isinstance(node, ast.Tuple) else values
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        name = node.func.id
-        found: Any = _known().get(name)
-        if found is None and not builtin:
-            for entry in entry_point_names("foremoe.solvers"):
-                loaded = load_entry_point("foremoe.solvers", entry)
-                if name in (getattr(loaded, "__name__", None), type(loaded).__name__):
-                    found = loaded if isinstance(loaded, type) else type(loaded)
-        if found is None:
-            raise InputError(f"{name} in {text!r} is unknown; known are {', '.join(sorted(_known()))}.")
-        arguments = [_value(argument, text, builtin) for argument in node.args]
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise InputError(f"{text!r} uses **; write the options out.")
-        options = {str(keyword.arg): _value(keyword.value, text, builtin) for keyword in node.keywords}
+class _Reader:
+    """Turns the syntax tree of one text into objects."""
+
+    def __init__(self, text: str, builtin: bool, names: dict[str, str]) -> None:
+        self.text, self.builtin, self.names = text, builtin, names
+
+    def value(self, node: ast.expr) -> Any:
+        """The object that a node stands for."""
+        if isinstance(node, ast.Tuple | ast.List):
+            values = [self.value(item) for item in node.elts]
+            return tuple(values) if isinstance(node, ast.Tuple) else values
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            name = node.right.func if isinstance(node.right, ast.Call) else node.right
+            found = self.at(node.left, name)
+            return self.call(found, node.right) if isinstance(node.right, ast.Call) else found
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return self.call(self.known(node.func.id), node)
         try:
-            return found(*arguments, **options)
+            return ast.literal_eval(node)
+        except ValueError:
+            # literal_eval's own message shows the address of a syntax node.
+            raise InputError(
+                f"{ast.unparse(node)} in {self.text!r} is not of the form Name(option=value, ...) with plain values."
+            ) from None
+
+    def known(self, name: str) -> Any:
+        """The built-in class or the entry point of that name."""
+        if name in _known():
+            return _known()[name]
+        entry = None if self.builtin else self.names.get(name) or entry_point_of(GROUP, name)
+        if entry is None:
+            raise InputError(f"{name} in {self.text!r} is unknown; known are {', '.join(sorted(_known()))}.")
+        return load_entry_point(GROUP, entry)
+
+    def at(self, module: ast.expr, name: ast.expr) -> Any:
+        """What stands at a place in a module."""
+        place = f"{ast.unparse(module)}:{ast.unparse(name)}"
+        if self.builtin or not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", place):
+            raise InputError(f"{place} in {self.text!r} is not a solver of foremoe or a place such as package.module:name.")
+        return load_place(place)
+
+    def call(self, found: Any, node: ast.Call) -> Any:
+        """An object of a class, or a copy of an object with other options."""
+        name = ast.unparse(node.func)
+        arguments = [self.value(argument) for argument in node.args]
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise InputError(f"{self.text!r} uses **; write the options out.")
+        options = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        if not isinstance(found, type) and not dataclasses.is_dataclass(found):
+            raise InputError(
+                f"{name} in {self.text!r} is {type(found).__name__}, which takes no options; leave the brackets out."
+            )
+        try:
+            return found(*arguments, **options) if isinstance(found, type) else dataclasses.replace(found, *arguments, **options)
         except TypeError as error:
-            raise InputError(f"{name} cannot be made from {text!r}: {error}.") from None
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        # literal_eval's own message shows the address of a syntax node.
-        raise InputError(
-            f"{ast.unparse(node)} in {text!r} is not of the form Name(option=value, ...) with plain values."
-        ) from None
+            raise InputError(f"{name} cannot be made from {self.text!r}: {error}.") from None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
 from types import MappingProxyType
 from typing import Any
 
 from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
-from foremoe.planner.parsing import parse
+from foremoe.planner.parsing import GROUP, load_place, parse
 from foremoe.planner.planner import Planner
 from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
 from foremoe.solvers.base import RowSolver
@@ -39,30 +37,30 @@ def resolve(text: str | Planner | Any) -> Planner:
     """The planner that `text` names.
 
     Args:
-        text: a strategy (``"quota"``), an installed third-party solver (entry-point group ``foremoe.solvers``), a dotted place
-            (``"package.module:name"``: a solver, a solver class, a planner or a per-row function), a text such as
-            ``"Planner(rank=(Chain(tries=4),))"`` or ``"Quota(min_pairs=64)"``; or already a planner or solver.
+        text: One of
+
+            * a strategy: ``"quota"``;
+            * a solver of another package (entry-point group ``foremoe.solvers``), with or without options: ``"theirs(depth=2)"``;
+            * a place in a module, with or without options: ``"package.module:Class(depth=2)"``. It holds a solver, a solver
+              class, a planner or a per-row function;
+            * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Chain(), package.module:Class()))"``;
+            * a planner or solver.
 
     Raises:
-        InputError: nothing of that name; the sentence lists what there is.
+        InputError: Nothing of that name; the sentence lists what there is.
     """
     if not isinstance(text, str):
         return _planner_of(text, repr(text))
     name = text.strip()
     if name in STRATEGIES:
         return STRATEGIES[name]
-    if name in entry_point_names("foremoe.solvers"):
-        return _planner_of(load_entry_point("foremoe.solvers", name), name)
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        module_name, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise InputError(f"cannot use solver {name}: {error}.") from None
-        return _planner_of(found, name)
     if "(" in name:
         return _planner_of(parse(name), name)
-    installed = entry_point_names("foremoe.solvers")
+    installed = entry_point_names(GROUP)
+    if name in installed:
+        return _planner_of(load_entry_point(GROUP, name), name)
+    if ":" in name:
+        return _planner_of(load_place(name), name)
     raise InputError(
         f"there is no strategy {name!r}; choose from {', '.join([*STRATEGIES, *installed])}, "
         "or write a solver such as 'Quota(min_pairs=64)' or 'package.module:name'."

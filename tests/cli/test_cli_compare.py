@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runs import EXPERTS, LAYERS, TOPK, good
+from cli_runs import EXPERTS, LAYERS, TOPK, bad, good
 
 from foremoe.machine.model import Model
 from foremoe.plan.figures import FIGURES
@@ -41,7 +41,7 @@ def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str])
     ]
     assert names == list(STRATEGIES)
     assert "model, uncalibrated" in result.stdout
-    assert "micro-step 0 is left out" in result.stdout
+    assert "eplb-history: micro-step 0 has no history and is left out of every line; give --history TRACE" in result.stdout
     assert "homes move" in result.stdout
 
 
@@ -205,7 +205,7 @@ def test_a_missing_package_is_a_note_not_an_error(trace: str, dealing: list[str]
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pyscipopt" else find(name, *a))
     text = good(["compare", trace, *dealing, "--solvers", "static,exact"]).stdout
-    assert "exact: skipped: needs pyscipopt" in text
+    assert "exact: left out: needs pyscipopt" in text
 
 
 def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str]) -> None:
@@ -233,3 +233,14 @@ def test_a_recorded_trace(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.safetensors")
     good(["plan", *words, "-o", plan])
     good(["check", plan, "--trace", paths[0], "--trace", paths[1]])
+
+
+def test_an_exact_line_without_proven_rows_is_left_out_in_one_line(trace: str, dealing: list[str]) -> None:
+    text = good(["compare", trace, *dealing, "--solvers", "static,exact", "--exact-seconds", "0.000001"]).stdout
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("static", "exact"))] == ["static", "exact:"]
+    assert "exact: left out: " in text
+
+
+def test_levels_that_compare_would_ignore_are_refused(trace: str, dealing: list[str]) -> None:
+    for planner, says in {"Planner(pack=ExpertAware())": "pack level", "Planner(order=Transitions())": "order level"}.items():
+        assert says in bad(["compare", trace, *dealing, "--solvers", f"static,{planner}"])
