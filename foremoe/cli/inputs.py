@@ -17,7 +17,7 @@ from foremoe.cli.options import (
     CaseOptions,
 )
 from foremoe.cli.tables import plural
-from foremoe.cli.texts import layer_range
+from foremoe.cli.texts import layer_range, packer_of
 from foremoe.problem.slots import slots_of
 
 if TYPE_CHECKING:
@@ -224,24 +224,11 @@ def _deal(
     from foremoe.solvers import AsGiven
     from foremoe.workload.workload import Workload
 
-    packer = packer_of(packer if packer is not None else AsGiven(), options)
+    packer = packer_of(packer if packer is not None else AsGiven(), options.shuffle)
     return Workload.from_trace(
         trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer, seed=options.seed, stage=stage,
         max_micro_steps=options.micro_steps, num_threads=num_threads,
     )  # fmt: skip
-
-
-def packer_of(packer: PackSolver, options: CaseOptions) -> PackSolver:
-    """The pack level, which shuffles first if ``--shuffle`` says so.
-
-    Raises:
-        InputError: a pack level that cannot shuffle.
-    """
-    if not options.shuffle:
-        return packer
-    if not dataclasses.is_dataclass(packer) or all(option.name != "shuffle" for option in dataclasses.fields(packer)):
-        raise InputError(f"--shuffle does not act on the pack level {packer!r}; leave it out.")
-    return dataclasses.replace(packer, shuffle=True)
 
 
 def _counts(options: CaseOptions) -> Workload:

@@ -10,7 +10,7 @@ import foremoe
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.texts import Whole, planner_of
+from foremoe.cli.texts import Whole, packer_of, planner_of
 
 
 @click.command(cls=JsonCommand, short_help="Plan every layer of every micro-step, and write the plan.")
@@ -48,10 +48,10 @@ def plan(
     require_writable(outputs, case_options.files)
 
     from foremoe.cli.figures import plan_figures, report_figures
-    from foremoe.cli.inputs import build_case, packer_of
+    from foremoe.cli.inputs import build_case
 
     planner = planner_of(planner_name)
-    planner = planner.using(packer_of(planner.pack, case_options))
+    planner = planner.using(packer_of(planner.pack, case_options.shuffle))
     case = build_case(case_options, planner.pack, threads)
     # The home level acts once per step, outside of planning; this command's case is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))

@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import STDOUT, require_writable
 from foremoe.cli.options import CaseOptions, case_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.texts import Whole, planner_of, split_list, whole_numbers
+from foremoe.cli.texts import Whole, packer_of, planner_of, split_list, whole_numbers
 
 if TYPE_CHECKING:
     from foremoe.base.arrays import Array
@@ -149,10 +149,10 @@ class _Shown:
 
 def _planned(options: CaseOptions, name: str, redundant: Sequence[int], threads: int | None, progress: Progress) -> _Shown:
     """The case, planned now."""
-    from foremoe.cli.inputs import build_case, packer_of
+    from foremoe.cli.inputs import build_case
 
     planner = planner_of(name)
-    planner = planner.using(packer_of(planner.pack, options))
+    planner = planner.using(packer_of(planner.pack, options.shuffle))
     case = build_case(options, planner.pack, threads)
     _require_possible(case.problem, redundant)
     for warning in case.warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ import click
 from foremoe.base.errors import InputError
 
 if TYPE_CHECKING:
+    from foremoe.levels import PackSolver
     from foremoe.planner.planner import Planner
 
 
@@ -127,6 +129,19 @@ def planner_of(text: str) -> Planner:
     except Exception as error:
         # A module:name runs somebody else's code, which may fail in any way.
         raise InputError(f"{text!r} cannot be used as a solver: {type(error).__name__}: {error}.") from error
+
+
+def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
+    """The pack level, which shuffles first if ``--shuffle`` says so.
+
+    Raises:
+        InputError: a pack level that cannot shuffle.
+    """
+    if not shuffle:
+        return packer
+    if not dataclasses.is_dataclass(packer) or all(option.name != "shuffle" for option in dataclasses.fields(packer)):
+        raise InputError(f"--shuffle does not act on the pack level {packer!r}; leave it out.")
+    return dataclasses.replace(packer, shuffle=True)
 
 
 def foresight_of(text: str) -> Any:

@@ -12,6 +12,8 @@ from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
+from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 
@@ -34,14 +36,13 @@ def assemble(
         order_M: Order that the order level chose, int32 [M]; its plans are priced as their weights are sent.
     """
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
-    cost = problem.cost
-    load_bound_N = cost.load_bound_N(problem)
-    bound_N = cost.bound_N(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
+    load_bound_N = load_bound(problem)
+    bound_N = row_bound(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
     if proven_N is not None and order_M is None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
-        objective_N = cost.objective_N(problem, placement)
+        objective_N = row_objective(problem, placement)
         bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
-        if cost.objective == "balance":
+        if problem.cost.objective == "balance":
             load_bound_N = bound_N
             # Meeting a lower bound is a proof, whichever solver found the row.
             settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & header.keeps_homes
@@ -54,7 +55,7 @@ def assemble(
         quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
         transfers=TransferList.none(),
         order_M=np.arange(problem.M, dtype=np.int32) if order_M is None else order_M,
-        cost_ML=cost.rows(problem, placement).reshape(M, L),
+        cost_ML=price_rows(problem, placement).reshape(M, L),
         bound_ML=bound_N.reshape(M, L),
         load_bound_ML=load_bound_N.reshape(M, L),
         stop_ML=stop_N.reshape(M, L),

@@ -6,6 +6,7 @@ import numpy as np
 
 from foremoe.levels import RankSolver
 from foremoe.planner.summary import LevelSummary, level_summary
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 
@@ -28,9 +29,9 @@ class BestRows:
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
         self.placement = start
-        self.objective_N = self.start_N = problem.cost.objective_N(problem, start)
+        self.objective_N = self.start_N = row_objective(problem, start)
         if static is not None:
-            static_N = problem.cost.objective_N(problem, static)
+            static_N = row_objective(problem, static)
             self.placement = start.where(self.start_N <= static_N, static)
             self.objective_N = np.minimum(self.start_N, static_N)
         self.stop_N, self.kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
@@ -40,7 +41,7 @@ class BestRows:
     def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:
         """Takes a solver's valid output: all of it, or with `guard` the rows that beat the best so far."""
         problem = self._problem
-        objective_N = problem.cost.objective_N(problem, placement)
+        objective_N = row_objective(problem, placement)
         level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if placement.stop_N is None else placement.stop_N
         better_N, self.stop_N = np.ones(problem.N, bool), level_stop_N
         if guard:

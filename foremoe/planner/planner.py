@@ -24,7 +24,6 @@ from foremoe.planner.start import starting_placement, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, predicted_load, require_foresight
 from foremoe.problem.laws import placement_violations, slot_violations
-from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace

@@ -19,6 +19,7 @@ from foremoe.plan.header import PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -184,7 +185,7 @@ class PlanStream:
         ran, warnings = self._planner.what_ran(problem), list[str]()
         plan = Plan.join(plans, problem.schedule)
         placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-        static_N = problem.cost.objective_N(problem, problem.static())
+        static_N = row_objective(problem, problem.static())
         with row_runner(self._num_threads):
             ordered = ran.in_order(problem, placement, plan.stop_ML.ravel(), static_N, self._key, warnings, None)
         if ordered is not None:
