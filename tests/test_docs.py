@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # What a page shows as an output or a placeholder, not as a file of the tree.
-NOT_FILES = re.compile(r"mine\.py|HARDWARE_DATE")
+NOT_FILES = re.compile(r"mine\.py|wire\.py|HARDWARE_DATE")
 # It lists old names beside the new ones.
 EXEMPT = {"CHANGELOG.md"}
 ENTRY_POINTS = {"foremoe.solvers", "foremoe.backends"}
@@ -31,7 +31,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 def test_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
     for name in sorted(set(re.findall(r"(?<![\w.])foremoe(?:\.[A-Za-z_]\w*)+", page.read_text())) - ENTRY_POINTS):
         parts = name.split(".")
-        if parts[-1] == "mine":
+        if parts[-1] in ("mine", "wire"):
             continue
         if parts[1] == "integrations":  # needs the trainer
             assert not parts[3:] or parts[3] in (ROOT / Path(*parts[:3]) / "__init__.py").read_text(), name
