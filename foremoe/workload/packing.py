@@ -26,13 +26,7 @@ class PackSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
         """Deals every sequence once.
 
@@ -82,13 +76,7 @@ class AsGiven(PackSolver):
     shuffle: bool = False
 
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
         """As `PackSolver.solve`; `seed` acts only with `shuffle`."""
         for name, value in (("num_ranks", num_ranks), ("tokens_per_rank", tokens_per_rank)):

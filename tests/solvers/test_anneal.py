@@ -13,7 +13,7 @@ from foremoe.planner.parsing import parse
 from foremoe.problem.cost import CostModel
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.lpt import Lpt
-from foremoe.solvers.home.swaps import anneal, domain_loads, draws, find_largest, scaled, settle_inside, swapped
+from foremoe.solvers.home.swaps import Cooling, anneal, domains_of, scaled, settle_inside, swap_effect
 from foremoe.solvers.rank.chain import Chain
 
 
@@ -42,30 +42,32 @@ def test_the_value_is_that_of_recounting_and_scaled_loads_keep_it(layer):
     load_ME, rank_E, node_G = layer
     by_hand = value_by_hand(load_ME, rank_E, node_G)
     assert Anneal().value(load_ME, rank_E, node_G) == pytest.approx(by_hand, rel=1e-12)
-    load_EM, weight_V, even = scaled(load_ME, node_G)
-    largest = domain_loads(load_EM, node_G[rank_E], weight_V).max(axis=0).sum()
+    loads = scaled(load_ME, node_G)
+    largest = domains_of(loads, node_G[rank_E]).first_M.sum()
     # Weights of nodes of unequal size are rounded to a 64th.
     sizes = np.bincount(node_G)
-    assert largest / (even * len(load_ME)) == pytest.approx(by_hand, rel=1e-4 if (sizes == sizes[0]).all() else 1 / 64)
+    assert largest / (loads.even * len(load_ME)) == pytest.approx(by_hand, rel=1e-4 if (sizes == sizes[0]).all() else 1 / 64)
 
 
 @given(layer=layers())
 def test_swaps_are_those_of_recounting(layer):
     load_ME, rank_E, node_G = layer
     domain_E = node_G[rank_E]
-    load_EM, weight_V, _ = scaled(load_ME, node_G)
-    load_VM = domain_loads(load_EM, domain_E, weight_V)
-    first_M, second_M, who_M = (np.empty(len(load_ME), np.int64) for _ in range(3))
-    find_largest(load_VM, first_M, second_M, who_M)
+    loads = scaled(load_ME, node_G)
+    domains = domains_of(loads, domain_E)
+    load_VM, first_M, second_M, owner_M = domains
+    for v in range(len(load_VM)):
+        of_v = domain_E == v
+        assert (load_VM[v] == loads.load_EM[of_v].sum(axis=0) * loads.weight_V[v]).all()
     ranked = np.sort(np.concatenate([load_VM, np.full((2, len(load_ME)), -1)]), axis=0)
     assert (first_M == ranked[-1]).all() and (second_M == ranked[-2]).all()
-    assert (load_VM[who_M, np.arange(len(load_ME))] == first_M).all()
+    assert (load_VM[owner_M, np.arange(len(load_ME))] == first_M).all()
     for e, f in np.argwhere(domain_E[:, None] != domain_E):
         a, b = domain_E[e], domain_E[f]
-        largest, squares = swapped(load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M)
+        largest, squares = swap_effect(loads, domains, e, f, a, b)
         after_E = domain_E.copy()
         after_E[[e, f]] = b, a
-        after_VM = domain_loads(load_EM, after_E, weight_V)
+        after_VM = domains_of(loads, after_E).load_VM
         assert largest == after_VM.max(axis=0).sum()
         assert squares == (after_VM**2).sum() - (load_VM**2).sum()
 
@@ -73,17 +75,17 @@ def test_swaps_are_those_of_recounting(layer):
 @given(layer=layers(), seed=st.integers(0, 2**32))
 def test_annealing_ends_no_worse_than_it_began_tolls_included(layer, seed):
     load_ME, rank_E, node_G = layer
-    load_EM, weight_V, even = scaled(load_ME, node_G)
-    now_E = node_G[rank_E]
-    E, V = len(now_E), len(weight_V)
+    loads = scaled(load_ME, node_G)
+    even, now_E = loads.even, node_G[rank_E]
+    E, V = len(now_E), len(loads.weight_V)
     send_EV = np.random.default_rng(seed).integers(0, even, (E, V))
     for toll in (0, even // 50, 2**40):
         domain_E = now_E.copy()
         cost_EV = send_EV + toll * (now_E[:, None] != np.arange(V))
         heat = 0.1 * even * len(load_ME)
-        anneal(load_EM, weight_V, even, cost_EV, 2.0, 300, heat, 0.01, np.uint64(seed), draws(), domain_E)
+        anneal(loads, cost_EV, 2.0, Cooling(300, heat, 0.01), np.uint64(seed), domain_E)
         assert (np.bincount(domain_E) == np.bincount(now_E)).all()
-        cost = lambda d_E: domain_loads(load_EM, d_E, weight_V).max(axis=0).sum() + cost_EV[np.arange(E), d_E].sum()  # noqa: B023, E731
+        cost = lambda d_E: domains_of(loads, d_E).first_M.sum() + cost_EV[np.arange(E), d_E].sum()  # noqa: B023, E731
         assert cost(domain_E) <= cost(now_E)
     assert (domain_E == now_E).all()
 
@@ -93,7 +95,7 @@ def test_ranks_inside_nodes_leave_no_swap_that_pays(layer, data):
     load_ME, now_E, node_G = layer
     base = len(now_E) // len(node_G)
     node_E = node_G[data.draw(st.permutations(range(len(now_E))).map(lambda p: np.array(p) // base))]
-    load_EM, _, _ = scaled(load_ME, node_G)
+    load_EM = scaled(load_ME, node_G).load_EM
     rank_E = settle_inside(load_EM, node_E, now_E, node_G)
     assert (node_G[rank_E] == node_E).all() and (np.bincount(rank_E) == base).all()
     squares = lambda r_E: sum((np.bincount(r_E, load_E.astype(float), len(node_G)) ** 2).sum() for load_E in load_EM.T)  # noqa: E731

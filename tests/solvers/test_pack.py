@@ -202,10 +202,11 @@ def test_no_micro_step_is_emptied():
     micro_step_Q, rank_Q = np.array([0, 1]), np.zeros(2, np.int64)
     lengths_X, pairs_XLG = np.array([1, 1, 0]), np.zeros((3, 1, 2), np.int32)
     low_Q, high_Q, order_Q = np.zeros(2, np.int64), np.full(2, 2), np.arange(2)
-    pack_kernels.anneal(
-        lengths_X, lengths_X.astype(float), pairs_XLG, np.zeros((3, 2)), 1.0, 0.0, order_Q, order_Q, low_Q, high_Q, 9, 9, 500,
-        1e9, np.uint64(0), micro_step_Q, rank_Q, np.array([[1, 0], [1, 0]]),
-    )  # fmt: skip
+    sequences = pack_kernels.Sequences(
+        lengths_X, lengths_X.astype(float), pairs_XLG, np.zeros((3, 2)), order_Q, order_Q, low_Q, high_Q
+    )
+    terms, tokens_MG = pack_kernels.Terms(1.0, 0.0, 9, 9), np.array([[1, 0], [1, 0]])
+    pack_kernels.anneal(sequences, terms, 500, 1e9, np.uint64(0), micro_step_Q, rank_Q, tokens_MG)
     assert sorted(micro_step_Q) == [0, 1]
 
 
@@ -293,8 +294,9 @@ def test_kernels_equal_plain_python(batch):
 
     aware, swaps = ExpertAware(sweeps=3, skew_weight=0.5), Permute(passes=2)
     compiled = [batch.pack(packer) for packer in (aware, swaps)]
-    restore = [plain(pack_kernels, "anneal", "tops", "late", "add_rows", "count_pairs")]
-    restore.append(plain(permute_module, "_greedy", "_swap", "_smooth"))
+    helpers = ["add_rows", "apply", "attention_and_dispatch_s", "count_pairs", "largest_with", "packing_of", "propose", "tops"]
+    restore = [plain(pack_kernels, "anneal", *helpers, "exchange_load")]
+    restore.append(plain(permute_module, "_greedy", "_swap", "_smooth", "exchange_load"))
     try:
         # numpy warns where a random state wraps around, which is meant.
         with np.errstate(over="ignore"):

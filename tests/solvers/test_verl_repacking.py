@@ -4,9 +4,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foremoe.solvers.pack.repack import cost, repack
+from foremoe.solvers.pack.repack import UNIT, repack
 
 # Letters: Q samples, M micro-batches, J layers, G ranks of the EP group, D data-parallel ranks.
+
+
+def cost(attention_Q, pairs_QJG, rank_Q, step_Q):
+    """Attention of the slowest rank and pairs of the busiest home rank, summed over micro-batches."""
+    M, D = step_Q.max() + 1, rank_Q.max() + 1
+    attention_MD, load_MJG = np.zeros((M, D), np.int64), np.zeros((M, *pairs_QJG.shape[1:]), np.int64)
+    np.add.at(attention_MD, (step_Q, rank_Q), attention_Q)
+    np.add.at(load_MJG, step_Q, pairs_QJG)
+    return attention_MD.max(axis=1).sum() + UNIT * load_MJG.max(axis=2).sum()
 
 
 @st.composite

@@ -9,14 +9,15 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import real
 from foremoe.base.parallel import for_rows
-from foremoe.levels import HomeSolver, RankSolver
+from foremoe.levels import HomeSolver, RankSolver, require_whole
 from foremoe.problem.objective import problem_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.solvers.home.lpt import few_moves, home_slots
 from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
-from foremoe.solvers.home.swaps import anneal, draws, scaled, settle_inside
+from foremoe.solvers.home.swaps import Cooling, anneal, scaled, settle_inside
 from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.node import NodeChain
 
@@ -79,24 +80,13 @@ class Anneal(HomeSolver):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not _whole(self.sweeps, 0) or not _whole(self.seed, -(2**63)) or not _whole(self.trial_steps, 1):
-            raise InputError(
-                f"Anneal needs whole numbers, sweeps from 0, trial_steps from 1 and a seed; got {self.sweeps!r},"
-                f" {self.trial_steps!r} and {self.seed!r}."
-            )
-        if not (self.temperature > 0.0 and math.isfinite(self.temperature) and 0.0 < self.cooling <= 1.0):
-            raise InputError(
-                f"Anneal needs a temperature above 0 and a cooling in (0, 1]; got {self.temperature} and {self.cooling}."
-            )
-        if not 0.0 < self.skew_weight <= 1.0:
-            raise InputError(f"Anneal needs a skew_weight in (0, 1]; got {self.skew_weight}.")
-        if not all(0.0 <= value < math.inf for value in (self.smooth, self.move_price, self.state_bytes)):
-            raise InputError(
-                f"Anneal needs finite smooth, move_price and state_bytes from 0; got {self.smooth}, {self.move_price} and"
-                f" {self.state_bytes}."
-            )
-        if not 0.0 <= self.min_gain <= 1.0:
-            raise InputError(f"Anneal needs min_gain in [0, 1]; got {self.min_gain}.")
+        require_whole(self, sweeps=0, trial_steps=1)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"Anneal needs seed as a whole number of 64 bits; got {self.seed!r}.")
+        for name in ("temperature", "cooling", "skew_weight"):
+            real(getattr(self, name), f"{name} of Anneal", 0.0, math.inf if name == "temperature" else 1.0)
+        for name in ("smooth", "move_price", "state_bytes", "min_gain"):
+            real(getattr(self, name), f"{name} of Anneal", 0.0, 1.0 if name == "min_gain" else math.inf, open_low=False)
         if not isinstance(self.trial, tuple) or not all(isinstance(solver, RankSolver) for solver in self.trial):
             raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Chain(),); got {self.trial!r}.")
 
@@ -173,11 +163,10 @@ class Anneal(HomeSolver):
         # No homes do better than perfect balance; under "time" they may still draw near, or need fewer replicas in one node.
         if not located and (several or not timed) and (1.0 - self.min_gain) * before < 1.0:
             return home_E
-        load_EM, weight_V, even = scaled(load_ME, domain_G)
-        domain_E = domain_G[now_E]
+        loads, domain_E = scaled(load_ME, domain_G), domain_G[now_E]
         if several:
-            balanced = even * problem.M
-            node_V = np.zeros(len(weight_V), np.int64)
+            balanced = loads.even * problem.M
+            node_V = np.zeros(len(loads.weight_V), np.int64)
             node_V[domain_G] = node_G
             cost_EV = balanced * toll_2[(node_G[now_E][:, None] != node_V).astype(np.int64)]
             cost_EV[np.arange(problem.E), domain_E] = 0.0
@@ -191,13 +180,10 @@ class Anneal(HomeSolver):
             if located:
                 smooth, sweeps, heat = 0.0, -(-sweeps // _FEWER), heat / (_COLDER * weight)
             # Seeded by the model's own layer number: a layer's homes do not depend on which others are planned with it.
-            number = int(problem.moe_layer_L[layer])
-            anneal(
-                load_EM, weight_V, even, cost_EV, smooth, sweeps * problem.E, heat, float(self.cooling),
-                np.uint64((self.seed * 0x9E3779B97F4A7C15 + number) % 2**64), draws(), domain_E,
-            )  # fmt: skip
-        by_rank = len(weight_V) == problem.G
-        rank_E = domain_E if by_rank else settle_inside(load_EM, domain_E, now_E, node_G)
+            seed = np.uint64((self.seed * 0x9E3779B97F4A7C15 + int(problem.moe_layer_L[layer])) % 2**64)
+            anneal(loads, cost_EV, smooth, Cooling(sweeps * problem.E, heat, float(self.cooling)), seed, domain_E)
+        by_rank = len(loads.weight_V) == problem.G
+        rank_E = domain_E if by_rank else settle_inside(loads.load_EM, domain_E, now_E, node_G)
         if not (by_rank and located):
             rank_E = few_moves(rank_E, now_E, node_G, rename_nodes=not located)
         if not timed:
@@ -215,7 +201,3 @@ def _located(problem: Problem) -> bool:
 def _bound(problem: Problem) -> bool:
     """Whether replicas stay inside one of several nodes."""
     return problem.replicas == "node" and problem.cluster.num_nodes > 1
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63

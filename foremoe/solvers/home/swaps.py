@@ -6,16 +6,19 @@ no replica evens out the ranks of a node.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.base.random import next_random
 
 # Letters: M micro-steps, G ranks, V domains, E experts; P positions, those of one domain side by side; Q quantiles.
 
 # Bits that a sum over micro-steps and domains may take: its square, and sums of such squares, then fit int64.
 _SUM_BITS = 30
-# Domains of unequal size are weighted in steps of one in so many.
+# Domains of unequal size are weighted in steps of 1 / _STEPS.
 _STEPS = 64
 # Proposals at one temperature.
 _AT_ONCE = 64
@@ -27,125 +30,153 @@ _PASSES = 20
 _WORTH = 1e-4
 
 
-def scaled(load_ME: Array, domain_G: Array) -> tuple[Array, Array, int]:
-    """Loads in whole numbers, the weight of every domain, and what a domain weighs when all are even.
+class Loads(NamedTuple):
+    """Loads of a layer in whole numbers.
 
-    A domain's weighted load is its load per rank. Loads are rounded to at least one in a million of a domain's mean, unless
-    micro-steps times domains exceed a thousand.
+    Attributes:
+        load_EM: int64, load of every expert and micro-step.
+        weight_V: int64, what a domain's load is multiplied by to compare domains of unequal size.
+        even: weighted load of every domain and micro-step in perfect balance.
+    """
 
-    Returns:
-        ``load_EM`` int64, ``weight_V`` int64, and the weighted load of every domain and micro-step in perfect balance.
+    load_EM: Array
+    weight_V: Array
+    even: int
+
+
+class Domains(NamedTuple):
+    """Weighted loads of domains, int64, and the two largest of every micro-step.
+
+    Attributes:
+        load_VM: weighted load.
+        first_M: the largest.
+        second_M: the second largest; -1 where there is only one domain.
+        owner_M: the domain with the largest.
+    """
+
+    load_VM: Array
+    first_M: Array
+    second_M: Array
+    owner_M: Array
+
+
+class Cooling(NamedTuple):
+    """Number of proposals, and the temperature: at the start, in units of the loads, and at the end over that at the start."""
+
+    num_proposals: int
+    heat: float
+    end: float
+
+
+def scaled(load_ME: Array, domain_G: Array) -> Loads:
+    """Loads of a layer in whole numbers; a domain's weighted load is its load per rank.
+
+    Loads are rounded to at least one in a million of a domain's mean, unless micro-steps times domains exceed a thousand.
     """
     size_V = np.bincount(domain_G)
     equal = bool((size_V == size_V[0]).all())
-    weight_V = np.ones(len(size_V), np.int64) if equal else np.rint(_STEPS * size_V.max() / size_V).astype(np.int64)
+    steps = 1 if equal else _STEPS
+    weight_V = np.rint(steps * size_V.max() / size_V).astype(np.int64)
     bits = min(20, _SUM_BITS - int(len(size_V) * len(load_ME) * weight_V.max()).bit_length())
-    even = 2.0 ** max(bits, 1) * (1 if equal else _STEPS)
-    mean = load_ME.sum(dtype=np.float64) / (len(load_ME) * len(domain_G)) * size_V.max() * (1 if equal else _STEPS)
+    even = 2.0 ** max(bits, 1) * steps
+    mean = load_ME.sum(dtype=np.float64) / (len(load_ME) * len(domain_G)) * size_V.max() * steps
     load_EM = np.rint(np.ascontiguousarray(load_ME.T, np.float64) * (even / mean if mean > 0.0 else 0.0)).astype(np.int64)
-    return load_EM, weight_V, int(even)
+    return Loads(load_EM, weight_V, int(even))
 
 
 @kernel
-def _random(state):  # type: ignore[no-untyped-def]
-    """SplitMix64 (Steele, Lea, Flood 2014): one uint64, the state moves on."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@kernel
-def domain_loads(load_EM, domain_E, weight_V):  # type: ignore[no-untyped-def]
-    """int64 [V, M]: weighted load of every domain."""
-    load_VM = np.zeros((weight_V.size, load_EM.shape[1]), np.int64)
+def domains_of(loads, domain_E):  # type: ignore[no-untyped-def]
+    """`Domains` of experts whose domains are given."""
+    M = loads.load_EM.shape[1]
+    load_VM = np.zeros((loads.weight_V.size, M), np.int64)
     for e in range(domain_E.size):
-        for m in range(load_EM.shape[1]):
-            load_VM[domain_E[e], m] += load_EM[e, m] * weight_V[domain_E[e]]
-    return load_VM
+        for m in range(M):
+            load_VM[domain_E[e], m] += loads.load_EM[e, m] * loads.weight_V[domain_E[e]]
+    domains = Domains(load_VM, np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64))
+    find_largest(domains)
+    return domains
 
 
 @kernel
-def find_largest(load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
-    """The two largest loads of every micro-step, and whose the first is; -1 where there is only one domain."""
-    first_M[:], second_M[:], who_M[:] = -1, -1, -1
-    for v in range(load_VM.shape[0]):
-        load_M = load_VM[v]
+def find_largest(domains):  # type: ignore[no-untyped-def]
+    """Fills in the two largest loads of every micro-step, and the domain of the first."""
+    first_M, second_M, owner_M = domains.first_M, domains.second_M, domains.owner_M
+    first_M[:], second_M[:], owner_M[:] = -1, -1, -1
+    for v in range(domains.load_VM.shape[0]):
+        load_M = domains.load_VM[v]
         for m in range(load_M.size):  # without branches, for SIMD
             x, first = load_M[m], first_M[m]
             second_M[m] = max(second_M[m], min(x, first))
             first_M[m] = max(x, first)
-            who_M[m] = v if x > first else who_M[m]
+            owner_M[m] = v if x > first else owner_M[m]
 
 
 @kernel
-def swapped(load_e_M, load_f_M, a, b, weight_a, weight_b, load_VM, first_M, second_M, who_M):  # type: ignore[no-untyped-def]
-    """If domain `a` gave expert e for expert f of domain `b`.
+def swap_effect(loads, domains, e, f, a, b):  # type: ignore[no-untyped-def]
+    """The new sum over micro-steps of the largest load, and the growth of the sum of squares, if experts e and f swap domains.
 
-    Returns:
-        the new sum over micro-steps of the largest load, and by how much the sum of all squares would grow.
+    Args:
+        e: expert of domain a.
+        f: expert of domain b.
     """
-    load_a_M, load_b_M = load_VM[a], load_VM[b]
+    load_e_M, load_f_M, load_a_M, load_b_M = loads.load_EM[e], loads.load_EM[f], domains.load_VM[a], domains.load_VM[b]
+    weight_a, weight_b, owner_M = loads.weight_V[a], loads.weight_V[b], domains.owner_M
     largest = squares = np.int64(0)
     for m in range(load_a_M.size):
         more = load_f_M[m] - load_e_M[m]
         up, down = more * weight_a, more * weight_b
         # Where the two have both the largest loads, the second is theirs, and one of them stays at or above it.
-        rest = first_M[m] if (who_M[m] != a) & (who_M[m] != b) else second_M[m]
+        rest = domains.first_M[m] if (owner_M[m] != a) & (owner_M[m] != b) else domains.second_M[m]
         largest += max(max(load_a_M[m] + up, load_b_M[m] - down), rest)
         squares += up * (2 * load_a_M[m] + up) - down * (2 * load_b_M[m] - down)
     return largest, squares
 
 
 @kernel
-def anneal(  # type: ignore[no-untyped-def]
-    load_EM, weight_V, even, cost_EV, smooth, num_proposals, heat, cooling, seed, drop_Q, domain_E
-):
-    """Improves `domain_E` in place by swaps of two experts; it ends at the best met, the start included.
+def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):  # type: ignore[no-untyped-def]
+    """Improves `domain_E` in place by swaps of two experts; it ends at the best found, the start included.
 
-    The best is that of least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
+    The best has the least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
     judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second most loaded
     domain from one that is of no use.
 
     Args:
-        load_EM, weight_V, even: of `scaled`.
+        loads: `Loads` of the layer.
         cost_EV: int64, in units of the loads.
-        heat: temperature at the start, in units of the loads; it falls geometrically to `cooling` times that.
+        smooth: weight of the squares.
+        cooling: `Cooling`; the temperature falls geometrically.
+        seed: uint64.
+        domain_E: int64, domain of every expert.
     """
-    E, M = load_EM.shape
-    load_VM = domain_loads(load_EM, domain_E, weight_V)
-    first_M, second_M, who_M = np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64)
-    find_largest(load_VM, first_M, second_M, who_M)
-    value = first_M.sum()
+    E, M = loads.load_EM.shape
+    load_EM, weight_V, heat = loads.load_EM, loads.weight_V, cooling.heat
+    domains = domains_of(loads, domain_E)
+    largest_now = domains.first_M.sum()
+    value = largest_now
     for i in range(E):
         value += cost_EV[i, domain_E[i]]
     best, best_E = value, domain_E.copy()
     state = np.array([seed], np.uint64)
-    num_blocks = max(1, num_proposals // _AT_ONCE)
-    step, slope = cooling ** (1.0 / num_blocks), smooth / (2.0 * even)
-    largest_now = first_M.sum()
+    step, slope = cooling.end ** (1.0 / max(1, cooling.num_proposals // _AT_ONCE)), smooth / (2.0 * loads.even)
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    for i in range(num_proposals):
+    for i in range(cooling.num_proposals):
         if i % _AT_ONCE == 0:
             heat *= step
-        draw = _random(state)
+        draw = next_random(state)
         e = np.int64(((draw & low) * np.uint64(E)) >> half)
         f = np.int64(((draw >> half) * np.uint64(E)) >> half)
         a, b = domain_E[e], domain_E[f]
         if a == b:
             continue
-        largest, squares = swapped(
-            load_EM[e], load_EM[f], a, b, weight_V[a], weight_V[b], load_VM, first_M, second_M, who_M
-        )  # fmt: skip
+        largest, squares = swap_effect(loads, domains, e, f, a, b)
         new = value + largest - largest_now + cost_EV[e, b] - cost_EV[e, a] + cost_EV[f, a] - cost_EV[f, b]
-        if np.float64(new - value) + slope * np.float64(squares) > heat * drop_Q[_random(state) >> np.uint64(54)]:
+        if np.float64(new - value) + slope * np.float64(squares) > heat * _DROP_Q[next_random(state) >> np.uint64(54)]:
             continue
         for m in range(M):
             more = load_EM[f, m] - load_EM[e, m]
-            load_VM[a, m] += more * weight_V[a]
-            load_VM[b, m] -= more * weight_V[b]
-        find_largest(load_VM, first_M, second_M, who_M)
+            domains.load_VM[a, m] += more * weight_V[a]
+            domains.load_VM[b, m] -= more * weight_V[b]
+        find_largest(domains)
         domain_E[e], domain_E[f] = b, a
         value, largest_now = new, largest
         if value < best:
@@ -207,8 +238,3 @@ def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-de
         if vain:
             break
     return rank_E
-
-
-def draws() -> Array:
-    """The table that `anneal` takes as `drop_Q`."""
-    return _DROP_Q

@@ -3,13 +3,93 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.base.random import next_random, random_below
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, T tokens, K top-k, Q sequences,
 # X = Q + 1: the last entry is no sequence; R rows, C columns of a table.
+
+
+class Sequences(NamedTuple):
+    """What is packed.
+
+    Attributes:
+        len_X: int64, tokens.
+        attention_X: float64, FLOPs of a layer's attention.
+        pairs_XLG: int32, pairs by home rank.
+        send_XG: float64, seconds to dispatch the pairs from every rank.
+        order_Q: int64, sequences by length within their group: those that may change places are near each other.
+        place_Q: int64, the place of every sequence in that order.
+        low_Q: int64, the first place of the sequence's group.
+        high_Q: int64, the place after its last.
+    """
+
+    len_X: Array
+    attention_X: Array
+    pairs_XLG: Array
+    send_XG: Array
+    order_Q: Array
+    place_Q: Array
+    low_Q: Array
+    high_Q: Array
+
+
+class Terms(NamedTuple):
+    """Prices and terms.
+
+    Attributes:
+        window_s: seconds per attention FLOP of the slowest rank.
+        pair_s: seconds per pair of the largest rank load.
+        budget: tokens that a micro-step may hold.
+        room: tokens that one of its ranks may hold.
+    """
+
+    window_s: float
+    pair_s: float
+    budget: int
+    room: int
+
+
+class Packing(NamedTuple):
+    """A packing and its sums; the search changes them in place.
+
+    Attributes:
+        micro_step_Q: int64.
+        rank_Q: int64.
+        tokens_MG: int64, tokens.
+        attention_MG: float64, attention FLOPs.
+        tokens_M: int64, tokens of all ranks.
+        num_M: int64, sequences.
+        load_MLG: int32, pairs by home rank.
+        top_M: int64, largest rank load, summed over layers.
+    """
+
+    micro_step_Q: Array
+    rank_Q: Array
+    tokens_MG: Array
+    attention_MG: Array
+    tokens_M: Array
+    num_M: Array
+    load_MLG: Array
+    top_M: Array
+
+
+class Change(NamedTuple):
+    """Sequence q goes from (m, a) to (n, to_q), and r, which may be none (Q), from (n, b) to (m, to_r)."""
+
+    q: int
+    r: int
+    m: int
+    n: int
+    a: int
+    b: int
+    to_q: int
+    to_r: int
 
 
 @kernel
@@ -38,24 +118,9 @@ def add_rows(amount_QC, row_Q, out_RC):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _random(state):  # type: ignore[no-untyped-def]
-    """SplitMix64 (Steele, Lea, Flood 2014): one uint64, the state moves on."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@kernel
-def _below(state, num):  # type: ignore[no-untyped-def]
-    return np.int64(_random(state) % np.uint64(num))
-
-
-@kernel
-def late(amount_G, a, more_a, b, more_b):  # type: ignore[no-untyped-def]
-    """Largest entry if ranks a and b (maybe the same) held so much more."""
-    largest = 0.0
+def largest_with(amount_G, a, more_a, b, more_b):  # type: ignore[no-untyped-def]
+    """Largest entry if ranks a and b (maybe the same) held that much more; at least 0."""
+    largest = amount_G.dtype.type(0)
     for g in range(amount_G.size):
         amount = amount_G[g]
         if g == a:
@@ -71,9 +136,9 @@ def tops(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
     """Largest rank load, summed over layers, if one sequence left the micro-step and another came."""
     total = np.int64(0)
     for layer in range(load_LG.shape[0]):
-        largest = np.int32(0)
+        largest = load_LG.dtype.type(0)
         for g in range(load_LG.shape[1]):
-            load = np.int32(load_LG[layer, g] - out_LG[layer, g] + in_LG[layer, g])
+            load = load_LG.dtype.type(load_LG[layer, g] - out_LG[layer, g] + in_LG[layer, g])
             if load > largest:
                 largest = load
         total += largest
@@ -81,27 +146,120 @@ def tops(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def anneal(  # type: ignore[no-untyped-def]
-    len_X, attention_X, pairs_XLG, send_XG, window_s, pair_s, order_Q, place_Q, low_Q, high_Q, budget, room, num_proposals,
-    heat, seed, micro_step_Q, rank_Q, tokens_MG,
-):  # fmt: skip
+def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
+    """Moves `out_LG` from micro-step m to n, and `in_LG` back, in place."""
+    for layer in range(load_m_LG.shape[0]):
+        for g in range(load_m_LG.shape[1]):
+            change = in_LG[layer, g] - out_LG[layer, g]
+            load_m_LG[layer, g] += change
+            load_n_LG[layer, g] -= change
+
+
+@kernel
+def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):  # type: ignore[no-untyped-def]
+    """A `Packing` over the given arrays, its other sums counted."""
+    Q, (M, G) = micro_step_Q.size, tokens_MG.shape
+    load_MLG = np.zeros((M, sequences.pairs_XLG.shape[1], G), np.int32)
+    attention_MG, tokens_M, num_M, top_M = np.zeros((M, G)), np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
+    add_rows(sequences.pairs_XLG.reshape(Q + 1, -1), micro_step_Q, load_MLG.reshape(M, -1))
+    for q in range(Q):
+        m = micro_step_Q[q]
+        attention_MG[m, rank_Q[q]] += sequences.attention_X[q]
+        tokens_M[m] += sequences.len_X[q]
+        num_M[m] += 1
+    none_LG = sequences.pairs_XLG[Q]
+    for m in range(M):
+        top_M[m] = tops(load_MLG[m], none_LG, none_LG)
+    return Packing(micro_step_Q, rank_Q, tokens_MG, attention_MG, tokens_M, num_M, load_MLG, top_M)
+
+
+@kernel
+def propose(state, sequences, packing):  # type: ignore[no-untyped-def]
+    """A random change, and whether it is one."""
+    Q, G = packing.micro_step_Q.size, packing.tokens_MG.shape[1]
+    q = random_below(state, Q)
+    m, a = packing.micro_step_Q[q], packing.rank_Q[q]
+    low, high = sequences.low_Q[q], sequences.high_Q[q]
+    kind = random_below(state, 4)
+    if kind == 0:  # to another rank
+        b = random_below(state, G)
+        return b != a, Change(q, Q, m, m, a, b, b, a)
+    if kind == 1:  # to the micro-step of some sequence
+        n, b = packing.micro_step_Q[low + random_below(state, high - low)], random_below(state, G)
+        return n != m and packing.num_M[m] > 1, Change(q, Q, m, n, a, b, b, a)
+    # Change places with a sequence of about the same length.
+    reach = max(8, (high - low) // 16)
+    place = sequences.place_Q[q] + random_below(state, 2 * reach + 1) - reach
+    if place < low or place >= high:
+        return False, Change(q, q, m, m, a, a, a, a)
+    r = sequences.order_Q[place]
+    n, b = packing.micro_step_Q[r], packing.rank_Q[r]
+    to_q, to_r = b, a
+    if n != m and kind == 3:  # keep the rank numbers, and with them the experts nearby
+        to_q, to_r = a, b
+    return r != q and (n != m or a != b), Change(q, r, m, n, a, b, to_q, to_r)
+
+
+@kernel
+def attention_and_dispatch_s(sequences, terms, packing, change):  # type: ignore[no-untyped-def]
+    """Seconds that a change adds, but for those of the largest rank loads; infinite where it breaks a limit."""
+    Q, tokens_MG, attention_MG = packing.micro_step_Q.size, packing.tokens_MG, packing.attention_MG
+    q, r, m, n, a, b, to_q, to_r = change
+    len_q, len_r = sequences.len_X[q], sequences.len_X[r]
+    attention_q, attention_r = sequences.attention_X[q], sequences.attention_X[r]
+    grow = len_q - len_r
+    if n != m and (packing.tokens_M[n] + grow > terms.budget or packing.tokens_M[m] - grow > terms.budget):
+        return np.inf
+    delta = sequences.send_XG[q, to_q] - sequences.send_XG[q, a]
+    if r < Q:
+        delta += sequences.send_XG[r, to_r] - sequences.send_XG[r, b]
+    if n == m:
+        if tokens_MG[m, b] + grow > terms.room or tokens_MG[m, a] - grow > terms.room:
+            return np.inf
+        more = attention_q - attention_r
+        return delta + terms.window_s * (largest_with(attention_MG[m], b, more, a, -more) - attention_MG[m].max())
+    left, came = tokens_MG[m, to_r] + len_r, tokens_MG[n, to_q] + len_q
+    left -= len_q if to_r == a else 0
+    came -= len_r if to_q == b else 0
+    if came > terms.room or (r < Q and left > terms.room):
+        return np.inf
+    return delta + terms.window_s * (
+        largest_with(attention_MG[m], a, -attention_q, to_r, attention_r) - attention_MG[m].max()
+        + largest_with(attention_MG[n], b if r < Q else to_q, -attention_r, to_q, attention_q) - attention_MG[n].max()
+    )  # fmt: skip
+
+
+@kernel
+def apply(sequences, packing, change, top_m, top_n):  # type: ignore[no-untyped-def]
+    """Carries out a change; `top_m` and `top_n` are the largest rank loads after it."""
+    Q, (q, r, m, n, a, b, to_q, to_r) = packing.micro_step_Q.size, change
+    for moved, from_m, from_g, to_m, to_g in ((q, m, a, n, to_q), (r, n, b, m, to_r)):
+        if moved < Q:
+            packing.micro_step_Q[moved], packing.rank_Q[moved] = to_m, to_g
+            packing.tokens_MG[from_m, from_g] -= sequences.len_X[moved]
+            packing.tokens_MG[to_m, to_g] += sequences.len_X[moved]
+            packing.attention_MG[from_m, from_g] -= sequences.attention_X[moved]
+            packing.attention_MG[to_m, to_g] += sequences.attention_X[moved]
+    if n != m:
+        grow = sequences.len_X[q] - sequences.len_X[r]
+        packing.tokens_M[m] -= grow
+        packing.tokens_M[n] += grow
+        if r == Q:
+            packing.num_M[m] -= 1
+            packing.num_M[n] += 1
+        packing.top_M[m], packing.top_M[n] = top_m, top_n
+        exchange_load(packing.load_MLG[m], packing.load_MLG[n], sequences.pairs_XLG[q], sequences.pairs_XLG[r])
+
+
+@kernel
+def anneal(sequences, terms, num_proposals, heat, seed, micro_step_Q, rank_Q, tokens_MG):  # type: ignore[no-untyped-def]
     """Improves `micro_step_Q` and `rank_Q` in place, with `tokens_MG` as scratch; returns by how many seconds, as a number <= 0.
 
     They end at the best of the states seen after every sequence had one proposal on average, and of the last one.
     A proposal moves one sequence, or exchanges two; X = Q, a sequence without tokens, is the other one of a move.
     """
-    Q, (M, G) = micro_step_Q.size, tokens_MG.shape
-    load_MLG = np.zeros((M, pairs_XLG.shape[1], G), np.int32)
-    attention_MG, tokens_M, num_M, top_M = np.zeros((M, G)), np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
-    add_rows(pairs_XLG.reshape(Q + 1, -1), micro_step_Q, load_MLG.reshape(M, -1))
-    for q in range(Q):
-        m = micro_step_Q[q]
-        attention_MG[m, rank_Q[q]] += attention_X[q]
-        tokens_M[m] += len_X[q]
-        num_M[m] += 1
-    none_LG = pairs_XLG[Q]
-    for m in range(M):
-        top_M[m] = tops(load_MLG[m], none_LG, none_LG)
+    Q = micro_step_Q.size
+    packing = packing_of(sequences, micro_step_Q, rank_Q, tokens_MG)
     state = np.array([seed], np.uint64)
     step = 0.01 ** (1.0 / max(1, num_proposals))
     current, best = 0.0, 0.0
@@ -111,87 +269,24 @@ def anneal(  # type: ignore[no-untyped-def]
         if i % Q == Q - 1 and current < best:
             best = current
             best_step_Q[:], best_rank_Q[:] = micro_step_Q, rank_Q
-        q = _below(state, Q)
-        m, a = micro_step_Q[q], rank_Q[q]
-        low, high = low_Q[q], high_Q[q]
-        kind = _below(state, 4)
-        r = Q
-        if kind == 0:  # to another rank
-            n, b = m, _below(state, G)
-            if b == a:
-                continue
-        elif kind == 1:  # to the micro-step of some sequence
-            n, b = micro_step_Q[low + _below(state, high - low)], _below(state, G)
-            if n == m or num_M[m] == 1:
-                continue
-        else:  # change places with a sequence of about the same length
-            reach = max(8, (high - low) // 16)
-            place = place_Q[q] + _below(state, 2 * reach + 1) - reach
-            if place < low or place >= high:
-                continue
-            r = order_Q[place]
-            n, b = micro_step_Q[r], rank_Q[r]
-            if r == q or (n == m and a == b):
-                continue
-        # q goes to (n, to_q) and r to (m, to_r); a sequence may keep its rank number, and with it the experts nearby.
-        to_q, to_r = b, a
-        if r < Q and n != m and kind == 3:
-            to_q, to_r = a, b
-        grow = len_X[q] - len_X[r]
-        if n != m and (tokens_M[n] + grow > budget or tokens_M[m] - grow > budget):
+        valid, change = propose(state, sequences, packing)
+        if not valid:
             continue
-        delta = send_XG[q, to_q] - send_XG[q, a]
-        if r < Q:
-            delta += send_XG[r, to_r] - send_XG[r, b]
-        if n == m:
-            if tokens_MG[m, b] + grow > room or tokens_MG[m, a] - grow > room:
-                continue
-            more = attention_X[q] - attention_X[r]
-            delta += window_s * (late(attention_MG[m], b, more, a, -more) - attention_MG[m].max())
-        else:
-            left, came = tokens_MG[m, to_r] + len_X[r], tokens_MG[n, to_q] + len_X[q]
-            left -= len_X[q] if to_r == a else 0
-            came -= len_X[r] if to_q == b else 0
-            if came > room or (r < Q and left > room):
-                continue
-            delta += window_s * (
-                late(attention_MG[m], a, -attention_X[q], to_r, attention_X[r]) - attention_MG[m].max()
-                + late(attention_MG[n], b if r < Q else to_q, -attention_X[r], to_q, attention_X[q]) - attention_MG[n].max()
-            )  # fmt: skip
-        uniform = (np.float64(_random(state) >> np.uint64(11)) + 1.0) * (1.0 / 9007199254740992.0)
+        delta = attention_and_dispatch_s(sequences, terms, packing, change)
+        if delta == np.inf:
+            continue
+        uniform = (np.float64(next_random(state) >> np.uint64(11)) + 1.0) * (1.0 / 9007199254740992.0)
         limit = -heat * math.log(uniform)
-        top_m, top_n = top_M[m], top_M[n]
-        if n != m and pair_s > 0.0:
-            top_m = tops(load_MLG[m], pairs_XLG[q], pairs_XLG[r])
-            top_n = tops(load_MLG[n], pairs_XLG[r], pairs_XLG[q])
-            delta += pair_s * (top_m + top_n - top_M[m] - top_M[n])
+        m, n = change.m, change.n
+        top_m, top_n = packing.top_M[m], packing.top_M[n]
+        if n != m and terms.pair_s > 0.0:
+            out_LG, in_LG = sequences.pairs_XLG[change.q], sequences.pairs_XLG[change.r]
+            top_m, top_n = tops(packing.load_MLG[m], out_LG, in_LG), tops(packing.load_MLG[n], in_LG, out_LG)
+            delta += terms.pair_s * (top_m + top_n - packing.top_M[m] - packing.top_M[n])
         if delta > limit:
             continue
         current += delta
-        micro_step_Q[q], rank_Q[q] = n, to_q
-        tokens_MG[m, a] -= len_X[q]
-        tokens_MG[n, to_q] += len_X[q]
-        attention_MG[m, a] -= attention_X[q]
-        attention_MG[n, to_q] += attention_X[q]
-        if r < Q:
-            micro_step_Q[r], rank_Q[r] = m, to_r
-            tokens_MG[n, b] -= len_X[r]
-            tokens_MG[m, to_r] += len_X[r]
-            attention_MG[n, b] -= attention_X[r]
-            attention_MG[m, to_r] += attention_X[r]
-        if n != m:
-            tokens_M[m] -= grow
-            tokens_M[n] += grow
-            if r == Q:
-                num_M[m] -= 1
-                num_M[n] += 1
-            top_M[m], top_M[n] = top_m, top_n
-            load_m_LG, load_n_LG, out_LG, in_LG = load_MLG[m], load_MLG[n], pairs_XLG[q], pairs_XLG[r]
-            for layer in range(load_m_LG.shape[0]):
-                for g in range(G):
-                    change = in_LG[layer, g] - out_LG[layer, g]
-                    load_m_LG[layer, g] += change
-                    load_n_LG[layer, g] -= change
+        apply(sequences, packing, change, top_m, top_n)
     if current <= best:
         return current
     micro_step_Q[:], rank_Q[:] = best_step_Q, best_rank_Q

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Letters: M micro-steps, G ranks, Q sequences, I places of an order of sequences.
 
-# Stands in where a trace names no model that is known: only the ratios of its figures matter.
+# Stands in where a trace names no known model: only the ratios of its figures matter.
 _USUAL_MODEL = "qwen3-30b-a3b"
 
 
@@ -30,7 +30,7 @@ class BalancedTokens(PackSolver):
     Micro-steps are formed in several ways: longest sequences first, each to the emptiest micro-step, or to the fullest with
     room; sequences by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to
     the rank with least so far that has room. The way with the fewest micro-steps is kept, then the one with the least
-    attention of the late ranks, summed over micro-steps: never more of either than `AsGiven` at equal micro-steps, and never
+    attention of the slowest ranks, summed over micro-steps: never more of either than `AsGiven` at equal micro-steps, and never
     more micro-steps.
 
     A rank has room up to tokens_per_rank, or as many tokens as `AsGiven` puts on its fullest rank where that is more.
@@ -38,15 +38,9 @@ class BalancedTokens(PackSolver):
     """
 
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """As `PackSolver.solve`; `seed` does not matter."""
+        """As `PackSolver.solve`; `seed` has no effect."""
         given = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
         group_Q = sample_groups(sample_group_Q, trace.Q)
         attention_Q = attention_flops(trace)
@@ -59,7 +53,7 @@ class BalancedTokens(PackSolver):
             num = 0
             if packed.size:
                 given_I = np.unique(given[0][packed], return_inverse=True)[1]
-                micro_step_Q[packed], rank_Q[packed], num = _packed(
+                micro_step_Q[packed], rank_Q[packed], num = _pack_group(
                     trace.seq_len_Q[packed], attention_Q[packed], given_I, given[1][packed], num_ranks, tokens_per_rank
                 )
                 micro_step_Q[packed] += first
@@ -69,7 +63,7 @@ class BalancedTokens(PackSolver):
 
 
 def model_of(trace: RoutingTrace) -> Model:
-    """The trace's own model; the only preset of its shape; or a usual one in its place."""
+    """The trace's own model, else the only preset of its shape, else a usual one."""
     if trace.model is not None:
         try:
             return Model.preset(trace.model)
@@ -86,48 +80,52 @@ def attention_flops(trace: RoutingTrace) -> Array:
     return flops_Q
 
 
+def rank_sums(amount_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
+    """float64 [M, G]: amounts of the sequences on every rank."""
+    M = int(micro_step_Q.max()) + 1
+    place_Q = micro_step_Q.astype(np.int64) * num_ranks + rank_Q
+    return np.bincount(place_Q, amount_Q, M * num_ranks).reshape(M, num_ranks)
+
+
 def rank_tokens(seq_len_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
     """int64 [M, G]: tokens on every rank."""
-    M = int(micro_step_Q.max()) + 1
-    cell = micro_step_Q.astype(np.int64) * num_ranks + rank_Q
-    return np.bincount(cell, seq_len_Q, M * num_ranks).astype(np.int64).reshape(M, num_ranks)
+    return rank_sums(seq_len_Q, micro_step_Q, rank_Q, num_ranks).astype(np.int64)
 
 
-def _packed(
+def slowest_attention(attention_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
+    """Attention of the rank with the most of it, summed over micro-steps."""
+    return float(rank_sums(attention_Q, micro_step_Q, rank_Q, num_ranks).max(axis=1).sum())
+
+
+def _pack_group(
     len_Q: Array, attention_Q: Array, given_step_Q: Array, given_rank_Q: Array, num_ranks: int, tokens_per_rank: int
 ) -> tuple[Array, Array, int]:
     """Micro-step and rank of the sequences of one group, none over the budget; and the number of micro-steps."""
     budget, num_given = num_ranks * tokens_per_rank, int(given_step_Q.max()) + 1
     room = max(tokens_per_rank, int(rank_tokens(len_Q, given_step_Q, given_rank_Q, num_ranks).max()))
     longest_I = np.argsort(-len_Q, kind="stable")
-    ways = [given_step_Q, _filled(longest_I, len_Q, budget, num_given, False), _next_fit(longest_I, len_Q, budget)]
+    ways = [given_step_Q, _fill(longest_I, len_Q, budget, num_given, False), _next_fit(longest_I, len_Q, budget)]
     for num in range(int(-(-len_Q.sum() // budget)), num_given + 1):
-        emptiest_Q = _filled(longest_I, len_Q, budget, num, True)
+        emptiest_Q = _fill(longest_I, len_Q, budget, num, True)
         if emptiest_Q[0] >= 0:
             ways.append(emptiest_Q)
             break
     steepest_I = np.argsort(-attention_Q, kind="stable")
-    best = (num_given, _late(attention_Q, given_step_Q, given_rank_Q, num_ranks))
+    best = (num_given, slowest_attention(attention_Q, given_step_Q, given_rank_Q, num_ranks))
     found = given_step_Q, given_rank_Q
     for step_Q in ways:
         num = int(step_Q.max()) + 1
         if step_Q[0] < 0 or num > best[0]:
             continue
-        rank_Q = _dealt(steepest_I, len_Q, attention_Q, step_Q, num, num_ranks, room)
-        value = (num, _late(attention_Q, step_Q, rank_Q, num_ranks))
+        rank_Q = _assign_ranks(steepest_I, len_Q, attention_Q, step_Q, num, num_ranks, room)
+        value = (num, slowest_attention(attention_Q, step_Q, rank_Q, num_ranks))
         if value < best and rank_tokens(len_Q, step_Q, rank_Q, num_ranks).max() <= room:
             best, found = value, (step_Q, rank_Q)
     return found[0], found[1], best[0]
 
 
-def _late(attention_Q: Array, step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
-    """Attention of the rank with most of it, summed over micro-steps."""
-    M = int(step_Q.max()) + 1
-    return float(np.bincount(step_Q * num_ranks + rank_Q, attention_Q, M * num_ranks).reshape(M, num_ranks).max(axis=1).sum())
-
-
 @kernel
-def _filled(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def]
+def _fill(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def]
     """Micro-step of every sequence, dealt in order to the emptiest of `num` or to the fullest with room; -1 if not all fit.
 
     The fullest with room leaves micro-steps empty that it does not need; these have the highest numbers.
@@ -162,7 +160,7 @@ def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _dealt(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):  # type: ignore[no-untyped-def]
+def _assign_ranks(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):  # type: ignore[no-untyped-def]
     """Rank of every sequence, dealt in order to the rank with least attention that has room, else with fewest tokens."""
     tokens_MG, attention_MG = np.zeros((num, num_ranks), np.int64), np.zeros((num, num_ranks))
     rank_Q = np.empty(len_Q.size, np.int64)

@@ -18,7 +18,7 @@ from foremoe.problem.schedule import Schedule
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L, row_seconds_L
 from foremoe.solvers.kernels import pack as kernels
-from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_tokens
+from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_sums, rank_tokens
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
 from foremoe.solvers.rank.chain import Chain
@@ -72,13 +72,7 @@ class BestPack(PackSolver):
         Cluster.preset(self.cluster, num_ranks=1, ranks_per_node=self.ranks_per_node)
 
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
         """As `PackSolver.solve`.
 
@@ -125,10 +119,8 @@ class BestPack(PackSolver):
     ) -> Problem:
         """The update stage of a packing, in the sampled layers and with contiguous homes."""
         (Q, J, E), G, M = pairs_QJE.shape, num_ranks, int(micro_step_Q.max()) + 1
-        cell_Q = micro_step_Q * np.int64(G) + rank_Q
         load_MGJE = np.zeros((M, G, J, E), np.int32)
-        kernels.add_rows(pairs_QJE.reshape(Q, -1), cell_Q, load_MGJE.reshape(M * G, -1))
-        attention_MG = np.bincount(cell_Q, trace.seq_len_Q.astype(np.float64) ** 2, M * G).reshape(M, G)
+        kernels.add_rows(pairs_QJE.reshape(Q, -1), micro_step_Q * np.int64(G) + rank_Q, load_MGJE.reshape(M * G, -1))
         # A model that stands in for an unknown one has its sizes, not its experts.
         model = dataclasses.replace(model_of(trace), num_experts=E, num_topk=min(trace.K, E), num_expert_groups=1)
         return Problem(
@@ -140,7 +132,7 @@ class BestPack(PackSolver):
             load_MLGE=load_MGJE.transpose(0, 2, 1, 3),
             schedule=Schedule.accumulate(M),
             tokens_MG=rank_tokens(trace.seq_len_Q, micro_step_Q, rank_Q, G),
-            attention_MG=attention_MG,
+            attention_MG=rank_sums(trace.seq_len_Q.astype(np.float64) ** 2, micro_step_Q, rank_Q, G),
             moe_layer_L=trace.moe_layer_L[layer_J],
         )
 

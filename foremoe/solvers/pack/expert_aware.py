@@ -1,15 +1,14 @@
-"""Level pack: micro-steps and ranks by the predicted time of the stage: late attention, rank load of experts, and dispatch."""
+"""Level pack: micro-steps and ranks by the predicted time of the stage: attention, rank load and dispatch."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.fields import flag, real
 from foremoe.levels import PackSolver, require_whole
 from foremoe.machine.cluster import Cluster
 from foremoe.solvers.kernels import pack as kernels
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class ExpertAware(PackSolver):
     """Packs for the predicted time of the stage, by annealed moves and swaps of sequences between micro-steps and ranks.
 
-    The objective is the cost model's: per micro-step the attention of the late rank, per row the load of the busiest rank, and
+    The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
     the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
     loads will be nearly even whatever the packing: `skew_weight` says how much of the excess of the busiest rank over the mean is
     then still paid. And replicas bring tokens nearer: of several nodes each is taken to serve, besides the experts that live
@@ -37,14 +36,14 @@ class ExpertAware(PackSolver):
 
     Starts from `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
 
-    Homes are contiguous unless `solve` is told others. Holds tables of 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The model
+    Homes are contiguous unless `solve` is given others. Holds tables of 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The model
     is the trace's own (where it names no preset, qwen3-30b-a3b stands in: only ratios matter), the stage an update.
 
     Attributes:
         skew_weight: price of a pair by which the busiest rank exceeds the mean, as a part of its price without replicas.
             1: packing alone, no replicas. The default suits one redundant slot per rank.
         redundant: slots per rank whose replicas bring tokens nearer; 0: none do.
-        rounds: times that replicas are foreseen anew; `sweeps` are shared out among the rounds.
+        rounds: times that replicas are foreseen; `sweeps` are divided among the rounds.
         cluster: a preset of `Cluster`: what attention, expert compute and links cost.
         ranks_per_node: None: the preset's own.
         locality: price the pairs that leave their rank and node; False leaves them out, as packers do that see loads only.
@@ -62,27 +61,16 @@ class ExpertAware(PackSolver):
     temperature: float = 0.03
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.skew_weight <= 1.0:
-            raise InputError(f"ExpertAware needs a skew_weight in [0, 1]; got {self.skew_weight!r}.")
-        require_whole(self, redundant=0, rounds=1)
-        if not isinstance(self.locality, bool):
-            raise InputError(f"locality must be True or False; got {self.locality!r}.")
-        if not isinstance(self.sweeps, int) or not 0 <= self.sweeps <= 10**6:
-            raise InputError(f"ExpertAware needs a whole number of sweeps from 0 to {10**6}; got {self.sweeps!r}.")
-        if not 0.0 < self.temperature < math.inf:
-            raise InputError(f"ExpertAware needs a finite temperature above 0; got {self.temperature!r}.")
+        require_whole(self, redundant=0, rounds=1, sweeps=0)
+        real(self.skew_weight, "skew_weight of ExpertAware", 0.0, 1.0, open_low=False)
+        real(self.temperature, "temperature of ExpertAware")
+        flag(self.locality, "locality of ExpertAware")
         Cluster.preset(self.cluster, num_ranks=1, ranks_per_node=self.ranks_per_node)
 
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0,
         home_LE: Array | None = None,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array]:  # fmt: skip
         """As `PackSolver.solve`.
 
         No rank of a micro-step within the budget holds more tokens than tokens_per_rank or the fullest rank of the packing it
@@ -97,32 +85,33 @@ class ExpertAware(PackSolver):
             for packer in (BalancedTokens(), AsGiven())
         ]
         value = self._value(trace, num_ranks, home_LE)
-        best = min(starts, key=lambda found: value.of(*found))
+        best = min(starts, key=lambda found: value.seconds(*found))
         if self.sweeps == 0 or (num_ranks == 1 and best[0].max() == 0):
             return best
         group_Q = sample_groups(sample_group_Q, trace.Q)
         budget = num_ranks * tokens_per_rank
         tokens_MG = rank_tokens(trace.seq_len_Q, *best, num_ranks)
         room = max(tokens_per_rank, int(tokens_MG[tokens_MG.sum(axis=1) <= budget].max(initial=0)))
-        # Sequences of like length stand side by side in their group: most swaps that keep to the limits are of such.
+        # Sequences of like length are neighbours in their group: most swaps that keep to the limits are of such.
         order_Q = np.lexsort((trace.seq_len_Q, group_Q))
         low_Q = np.searchsorted(group_Q, group_Q, side="left")
         high_Q = np.searchsorted(group_Q, group_Q, side="right")
-        len_X, attention_X = _padded(trace.seq_len_Q), _padded(value.attention_Q)
+        len_X, attention_X, place_Q = _padded(trace.seq_len_Q), _padded(value.attention_Q), np.argsort(order_Q)
+        terms = kernels.Terms(value.window_s, self.skew_weight * value.pair_s, budget, room)
         rounds = self.rounds if value.foresees else 1
         for i in range(rounds):
             send_QG = value.send_QG(best[1])
             micro_step_Q, rank_Q = (array.astype(np.int64) for array in best)
             num_proposals = (self.sweeps * (i + 1) // rounds - self.sweeps * i // rounds) * trace.Q
             kernels.anneal(
-                len_X, attention_X, value.pairs_XLG, _padded(send_QG), value.window_s, self.skew_weight * value.pair_s, order_Q,
-                np.argsort(order_Q), low_Q, high_Q, budget, room, num_proposals,
-                self.temperature * value.of(*best, send_QG) / trace.Q, np.uint64((seed + i) % 2**64), micro_step_Q, rank_Q,
+                kernels.Sequences(len_X, attention_X, value.pairs_XLG, _padded(send_QG), order_Q, place_Q, low_Q, high_Q),
+                terms, num_proposals,
+                self.temperature * value.seconds(*best, send_QG) / trace.Q, np.uint64((seed + i) % 2**64), micro_step_Q, rank_Q,
                 rank_tokens(trace.seq_len_Q, *best, num_ranks),
             )  # fmt: skip
             found = micro_step_Q.astype(np.int32), rank_Q.astype(np.int32)
             # The search never ends worse than it began, but adds up in another order.
-            if value.of(*found) < value.of(*best):
+            if value.seconds(*found) < value.seconds(*best):
                 best = found
         return best
 
@@ -134,7 +123,7 @@ class ExpertAware(PackSolver):
         With ``skew_weight=1, redundant=0`` they are those of `CostModel` without replicas, where every expert of the busiest rank
         has load.
         """
-        return self._value(trace, num_ranks, home_LE).of(micro_step_Q, rank_Q)
+        return self._value(trace, num_ranks, home_LE).seconds(micro_step_Q, rank_Q)
 
     def _value(self, trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> PackValue:
         cluster = Cluster.preset(self.cluster, num_ranks=num_ranks, ranks_per_node=self.ranks_per_node)
@@ -142,5 +131,5 @@ class ExpertAware(PackSolver):
 
 
 def _padded(array_Q: Array) -> Array:
-    """With a last entry of zeros, which stands for no sequence."""
+    """`array_Q` with a last entry of zeros: no sequence."""
     return np.concatenate([array_Q, np.zeros((1, *array_Q.shape[1:]), array_Q.dtype)])

@@ -10,8 +10,9 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.base.errors import InputError
-from foremoe.levels import PackSolver
+from foremoe.base.random import random_below
+from foremoe.levels import PackSolver, require_whole
+from foremoe.solvers.kernels.pack import exchange_load
 from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.workload.packing import AsGiven, sample_groups
 
@@ -38,17 +39,10 @@ class Permute(PackSolver):
     passes: int = 50
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, int) or not 0 <= self.passes <= 10**6:
-            raise InputError(f"Permute needs a whole number of passes from 0 to {10**6}; got {self.passes!r}.")
+        require_whole(self, passes=0)
 
     def solve(
-        self,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int,
-        sample_group_Q: Array | None = None,
-        seed: int = 0,
+        self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
         """As `PackSolver.solve`; `seed` is of the proposed swaps."""
         given_Q, _ = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
@@ -125,16 +119,11 @@ def _swap(index_I, len_Q, pairs_XLG, steps_M, budget, passes, seed, step_Q):  # 
         tokens_M[step_Q[q] - first] += len_Q[q]
     for m in range(num):
         value_M[m] = _smooth(load_MLG[m], none_LG, none_LG)
-    state = seed
+    state = np.array([seed], np.uint64)
     for _ in range(passes):
         before = value_M.sum()
         for q in index_I:
-            # SplitMix64 (Steele, Lea, Flood 2014)
-            state += np.uint64(0x9E3779B97F4A7C15)
-            z = state
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            r = index_I[np.int64((z ^ (z >> np.uint64(31))) % np.uint64(index_I.size))]
+            r = index_I[random_below(state, index_I.size)]
             m, n = step_Q[q] - first, step_Q[r] - first
             grow = len_Q[q] - len_Q[r]
             if m == n or tokens_M[n] + grow > budget or tokens_M[m] - grow > budget:
@@ -146,8 +135,7 @@ def _swap(index_I, len_Q, pairs_XLG, steps_M, budget, passes, seed, step_Q):  # 
             value_M[m], value_M[n] = value_m, value_n
             tokens_M[m] -= grow
             tokens_M[n] += grow
-            load_MLG[m] += pairs_XLG[r] - pairs_XLG[q]
-            load_MLG[n] += pairs_XLG[q] - pairs_XLG[r]
+            exchange_load(load_MLG[m], load_MLG[n], pairs_XLG[q], pairs_XLG[r])
             step_Q[q], step_Q[r] = n + first, m + first
         if before - value_M.sum() < 1e-4 * before:
             return

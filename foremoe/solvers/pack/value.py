@@ -1,4 +1,4 @@
-"""What a packing costs: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
+"""Price of a packing: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.solvers.kernels import pack as kernels
-from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of
+from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, slowest_attention
 
 if TYPE_CHECKING:
     from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
-# X = Q + 1: the last entry stands for no sequence.
+# X = Q + 1: the last entry is no sequence.
 
 # Of an update: dispatch and combine, forward and backward.
 _EXCHANGES = 4.0
@@ -28,17 +28,23 @@ _BLOCK = 512
 
 
 class PackValue:
-    """Tables of one trace on one cluster, and what packings cost under them.
+    """Tables of one trace on one cluster, and the price of packings under them.
 
     Args:
-        skew_weight, locality, redundant: as in `ExpertAware`.
-        home_LE: home slots; None: contiguous.
+        trace: Routing of the sequences.
+        cluster: What attention, expert compute and links cost.
+        home_LE: Home slots; None: contiguous.
+        skew_weight: As in `ExpertAware`.
+        locality: As in `ExpertAware`.
+        redundant: As in `ExpertAware`.
 
     Attributes:
-        pairs_XLG: int32, pairs of every sequence by the rank their expert lives on.
+        pairs_XLG: int32, pairs of every sequence by the home rank of their expert.
         attention_Q: float64, forward FLOPs of a layer's attention.
-        window_s, work_s, pair_s: seconds per attention FLOP of a late rank, per pair of the mean load, and per pair that the
-            largest rank load has above it (compute, and the exchange that it holds up).
+        window_s: Seconds per attention FLOP of the slowest rank.
+        work_s: Seconds per pair of the mean load.
+        pair_s: Seconds per pair of the largest rank load above the mean: compute, and the exchange that waits for it.
+        foresees: Whether replicas are taken to bring tokens nearer.
     """
 
     def __init__(
@@ -100,26 +106,30 @@ class PackValue:
         out_QG: Array = self._send_QG - self._nearer_s * served_QV[:, self._node_G]
         return out_QG
 
-    def of(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
-        """Seconds of a packing, with `send_QG` or, if None, with the replicas that it suggests itself, which are its best."""
+    def seconds(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
+        """Seconds of a packing; `send_QG` None: with the replicas that it suggests itself, which are its best."""
         M, (Q, G) = int(micro_step_Q.max()) + 1, self._send_QG.shape
-        attention_MG = np.bincount(micro_step_Q * np.int64(G) + rank_Q, self.attention_Q, M * G).reshape(M, G)
         load_MLG = np.zeros((M, *self.pairs_XLG.shape[1:]), np.int64)
         kernels.add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
         mean = load_MLG.sum() / G
         excess = load_MLG.max(axis=2).sum() - mean
         send_QG = self.send_QG(rank_Q) if send_QG is None else send_QG
         send_s = send_QG[np.arange(Q), rank_Q].sum()
-        late_s = self.window_s * attention_MG.max(axis=1).sum()
+        window_s = self.window_s * slowest_attention(self.attention_Q, micro_step_Q, rank_Q, G)
         experts_s = self.work_s * mean + self.skew_weight * self.pair_s * excess
-        return float(late_s + experts_s + M * self.micro_step_s + send_s)
+        return float(window_s + experts_s + M * self.micro_step_s + send_s)
 
 
 def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:
-    """int64 [L, E]: the rank every expert lives on; ranks hold as equal numbers of experts as can be.
+    """int64 [L, E]: home rank of every expert; ranks hold as equal numbers of experts as possible.
+
+    Args:
+        trace: Gives the numbers of layers and experts.
+        num_ranks: G.
+        home_LE: Home slots; None: contiguous.
 
     Raises:
-        InputError: a layer of `home_LE` is no permutation.
+        InputError: A layer of `home_LE` is not a permutation.
     """
     L, E = trace.L, trace.num_experts
     if home_LE is None:
@@ -132,24 +142,23 @@ def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Ar
 
 
 def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
-    """int32 [Q + 1, L, G]: pairs of every sequence by the rank their expert lives on; the last row is zero."""
-    return _counted(trace, np.arange(trace.L), rank_LE, num_ranks, 1)
+    """int32 [Q + 1, L, G]: pairs of every sequence by the home rank of their expert; the last row is zero."""
+    return _count_by_group(trace, np.arange(trace.L), rank_LE, np.zeros((trace.Q + 1, trace.L, num_ranks), np.int32))
 
 
 def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
-    """int32 [Q, J, E]: pairs of every sequence by expert, in some layers."""
-    experts_JE = np.tile(np.arange(trace.num_experts), (len(sample_J), 1))
-    return _counted(trace, sample_J, experts_JE, trace.num_experts, 0)
+    """int32 [Q, J, E]: pairs of every sequence by expert, in the layers `sample_J`."""
+    E, J = trace.num_experts, len(sample_J)
+    return _count_by_group(trace, sample_J, np.tile(np.arange(E), (J, 1)), np.zeros((trace.Q, J, E), np.int32))
 
 
-def _counted(trace: RoutingTrace, layer_J: Array, group_JE: Array, num_groups: int, spare: int) -> Array:
-    """int32 [Q + spare, J, groups]: pairs of every sequence by the group of their expert."""
-    out = np.zeros((trace.Q + spare, len(layer_J), num_groups), np.int32)
+def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, out_QJG: Array) -> Array:
+    """Adds to `out_QJG` the pairs of every sequence by the group of their expert."""
     known_T = np.empty(0, np.bool_) if trace.known_T is None else trace.known_T
     cuts, known_T = trace.cuts, frozen_array(known_T, np.bool_, "known_T")
 
     def block(low: int, high: int) -> None:
-        kernels.count_pairs(low, high, trace.topk_TLK, known_T, cuts, layer_J, group_JE, out)
+        kernels.count_pairs(low, high, trace.topk_TLK, known_T, cuts, layer_J, group_JE, out_QJG)
 
     for_rows(block, trace.Q, whole=True)
-    return out
+    return out_QJG

@@ -11,6 +11,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
 from foremoe.problem.bounds import row_bound
@@ -61,16 +62,14 @@ class Exact(RankSolver):
     max_cross_node: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_replicas", "max_cross_node"):
-            most = getattr(self, name)
-            if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-                raise InputError(f"{name} must be a whole number from 0, or None for no limit; got {most!r}.")
-        if isinstance(self.node_limit, bool) or not isinstance(self.node_limit, int) or not 1 <= self.node_limit < 2**31:
-            raise InputError(f"node_limit must be a whole number from 1 to {2**31 - 1}; got {self.node_limit!r}.")
-        if not 0.0 <= self.gap <= 1.0:
-            raise InputError(f"gap must lie in [0, 1]; got {self.gap}.")
-        if self.time_limit_s is not None and not (self.time_limit_s > 0.0 and math.isfinite(self.time_limit_s)):
-            raise InputError(f"time_limit_s must be above 0 seconds, or None for no limit; got {self.time_limit_s}.")
+        limits = {"node_limit": 1, "max_replicas": 0, "max_cross_node": 0}
+        for name, least in limits.items():
+            value = getattr(self, name)
+            if value is not None or name == "node_limit":
+                whole(value, f"{name} of Exact", least, 2**31 - 1)
+        real(self.gap, "gap of Exact", 0.0, 1.0, open_low=False)
+        if self.time_limit_s is not None:
+            real(self.time_limit_s, "time_limit_s of Exact")
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]

@@ -1,0 +1,23 @@
+"""Random numbers of compiled searches: one stream for every kernel, the same on all machines."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+
+
+@kernel
+def next_random(state):  # type: ignore[no-untyped-def]
+    """The next uint64 of SplitMix64 (Steele, Lea, Flood 2014); `state`, uint64 [1], moves on."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def random_below(state, num):  # type: ignore[no-untyped-def]
+    """An int64 in [0, num)."""
+    return np.int64(next_random(state) % np.uint64(num))

@@ -1,0 +1,81 @@
+"""The published policy of DeepSeek's expert-parallel load balancer in readable numpy: what `Eplb`'s kernel is compared with."""
+
+import numpy as np
+
+# Letters: L layers, P physical slots, E experts, X copies; I items and K packs of a packing, C groups of experts.
+
+
+def rebalance(load_LE, num_physical, num_groups, num_nodes, num_ranks):
+    """Replicates hot experts and packs the copies onto ranks, layer by layer.
+
+    Where groups do not divide over nodes, all ranks count as one node and all experts as one group.
+
+    Returns:
+        ``physical_to_logical_LP``, the expert in every slot; ``logical_to_physical_LEX``, the slots of every expert by copy, -1
+        after the last; ``num_copies_LE``.
+    """
+    load_LE = np.asarray(load_LE).astype(np.float64)
+    if num_groups % num_nodes:
+        num_groups = num_nodes = 1
+    num_layers, num_experts = load_LE.shape
+    physical_LP, copy_LP = np.empty((2, num_layers, num_physical), np.int64)
+    for layer, load_E in enumerate(load_LE):
+        physical_LP[layer], copy_LP[layer] = _place(load_E, num_physical, num_groups, num_nodes, num_ranks)
+    num_copies_LE = np.stack([np.bincount(row_P, minlength=num_experts) for row_P in physical_LP])
+    logical_LEX = np.full((num_layers, num_experts, num_copies_LE.max()), -1, np.int64)
+    logical_LEX[np.arange(num_layers)[:, None], physical_LP, copy_LP] = np.arange(num_physical)
+    return physical_LP, logical_LEX, num_copies_LE
+
+
+def _pack(weight_I, num_packs):
+    """Heaviest first, each item to the lightest pack with room; every pack gets equally many.
+
+    Returns:
+        pack of each item and its place in it. Packs of one item take the items in order.
+    """
+    room = len(weight_I) // num_packs
+    if room == 1:
+        return np.arange(num_packs), np.zeros(num_packs, np.int64)
+    pack_I, place_I = np.empty((2, len(weight_I)), np.int64)
+    weight_K, count_K = np.zeros(num_packs), np.zeros(num_packs, np.int64)
+    for item in np.argsort(-weight_I, kind="stable"):
+        pack = np.argmin(np.where(count_K < room, weight_K, np.inf))
+        pack_I[item], place_I[item] = pack, count_K[pack]
+        weight_K[pack] += weight_I[item]
+        count_K[pack] += 1
+    return pack_I, place_I
+
+
+def _replicate(load_E, num_copies):
+    """One copy of every expert, then again and again one more of the expert with the most load per copy.
+
+    Returns:
+        expert of each copy and which copy of that expert it is.
+    """
+    expert_X, copy_X = np.arange(num_copies), np.zeros(num_copies, np.int64)
+    count_E = np.ones(len(load_E), np.int64)
+    for x in range(len(load_E), num_copies):
+        e = np.argmax(load_E / count_E)
+        expert_X[x], copy_X[x] = e, count_E[e]
+        count_E[e] += 1
+    return expert_X, copy_X
+
+
+def _place(load_E, num_physical, num_groups, num_nodes, num_ranks):
+    """One layer: the expert in every physical slot and which copy it is. Groups divide over nodes."""
+    group = len(load_E) // num_groups
+    # Step 1: pack groups to nodes.
+    node_C, place_C = _pack(load_E.reshape(num_groups, group).sum(axis=1), num_nodes)
+    order_C = np.lexsort((place_C, node_C))
+    expert_P, copy_P = np.empty((2, num_physical), np.int64)
+    per_node = num_physical // num_nodes
+    for node, groups in enumerate(order_C.reshape(num_nodes, -1)):
+        local_E = (groups[:, None] * group + np.arange(group)).ravel()
+        # Step 2: replicate experts inside the node.
+        expert_X, copy_X = _replicate(load_E[local_E], per_node)
+        share_X = (load_E[local_E] / np.bincount(expert_X))[expert_X]
+        # Step 3: pack copies to the node's ranks.
+        rank_X, place_X = _pack(share_X, num_ranks // num_nodes)
+        slot_X = node * per_node + rank_X * (num_physical // num_ranks) + place_X
+        expert_P[slot_X], copy_P[slot_X] = local_E[expert_X], copy_X
+    return expert_P, copy_P
