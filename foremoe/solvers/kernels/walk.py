@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.chain import level_goal
 from foremoe.solvers.kernels.keep import fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
@@ -13,136 +16,207 @@ from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row
 # O options of a slot, K rates.
 
 
+class Layer(NamedTuple):
+    """A layer's rows and what they are priced with.
+
+    Attributes:
+        load_NE: int32, pairs of every row of the problem.
+        load_NGE: int32, the same by source rank; read if `located`.
+        located: whether source ranks are known.
+        node_G: node of every rank.
+        node_only: whether replicas stay inside their home's node.
+        num_base: home slots per rank.
+        rate_NK: float64, rates of every row; see `price`.
+        weight_2: see `price_kept`.
+        hint_XNGR: int16, experts that may be worth a slot, -1 none.
+    """
+
+    load_NE: Array
+    load_NGE: Array
+    located: bool
+    node_G: Array
+    node_only: bool
+    num_base: int
+    rate_NK: Array
+    weight_2: Array
+    hint_XNGR: Array
+
+
+class Row(NamedTuple):
+    """One row of a layer: loads, largest rank load to aim at, rates, homes, and busy home slots of every rank.
+
+    `free_K` are the rates with copies, gradients and replicas for nothing.
+    """
+
+    load_E: Array
+    load_GE: Array
+    demand_VE: Array
+    goal: int
+    rate_K: Array
+    free_K: Array
+    home_E: Array
+    busy_G: Array
+
+
+class Slots(NamedTuple):
+    """A row's placement: expert and quota of every slot, and load of every rank; int16, int32 and int64."""
+
+    expert_GS: Array
+    quota_GS: Array
+    load_G: Array
+
+
+class Buffers(NamedTuple):
+    """Expert in every buffer, -1 none, and when each was used last; int64."""
+
+    expert_GP: Array
+    last_GP: Array
+
+
 @kernel
-def descend_row(  # type: ignore[no-untyped-def]
-    start_s, goal, load_E, load_GE, demand_VE, node_G, node_only, num_base, rate_K, free_K, weight_2, home_E, busy_G, buffer_GP,
-    hint_XGR, expert_GS, quota_GS, load_G,
-):  # fmt: skip
+def copy_slots(source, target):  # type: ignore[no-untyped-def]
+    """Overwrites the `Slots` `target`."""
+    target.expert_GS[:], target.quota_GS[:], target.load_G[:] = source.expert_GS, source.quota_GS, source.load_G
+
+
+@kernel
+def price(layer, row, buffers, slots):  # type: ignore[no-untyped-def]
+    """Seconds of a placement where what the buffers hold is not sent."""
+    return price_kept(
+        row.load_GE, row.demand_VE, layer.node_G, layer.num_base, row.rate_K, row.free_K, layer.weight_2, row.home_E, row.busy_G,
+        buffers.expert_GP, slots.expert_GS, slots.quota_GS, slots.load_G,
+    )  # fmt: skip
+
+
+@kernel
+def row_of(layer, n, given, demand_VE, home_E):  # type: ignore[no-untyped-def]
+    """Row n as a `Row`, over the scratch `demand_VE` and `home_E`; fills in the loads of the ranks of its `Slots` `given`."""
+    load_E, load_GE, rate_K = layer.load_NE[n], np.empty((0, 0), np.int32), layer.rate_NK[n]
+    (G, S), node_G = given.expert_GS.shape, layer.node_G
+    free_K = rate_K.copy()
+    free_K[COPY_PEER : REPLICA_RDMA + 1] = 0.0
+    if layer.located:
+        load_GE = layer.load_NGE[n]
+        demand_row(load_GE, node_G, demand_VE)
+    busy_G, home_load_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
+    for g in range(G):
+        given.load_G[g] = given.quota_GS[g].sum()
+        for b in range(layer.num_base):
+            e = given.expert_GS[g, b]
+            home_E[e] = g * S + b
+            busy_G[g] += load_E[e] > 0
+            home_load_G[g] += load_E[e]
+    goal = level_goal(0.0, layer.node_only, node_G, home_load_G)
+    return Row(load_E, load_GE, demand_VE, goal, rate_K, free_K, home_E, busy_G)
+
+
+@kernel
+def start_from_held(layer, row, buffers, pick_GR, best_s, slots, tried):  # type: ignore[no-untyped-def]
+    """Replaces `slots` by bare homes with the experts `pick_GR`, balanced anew, if that is cheaper than `best_s`; the price."""
+    none_VE = np.empty((0, row.load_E.size), np.int64)
+    given_expert_GS = slots.expert_GS.copy()
+    for nearer in range(2 if layer.located else 1):
+        tried.expert_GS[:] = given_expert_GS
+        wish_VE = row.demand_VE if nearer == 1 else none_VE
+        fill_row(
+            row.goal, row.load_E, wish_VE, layer.node_G, layer.num_base, row.home_E, pick_GR, tried.expert_GS, tried.quota_GS,
+            tried.load_G,
+        )  # fmt: skip
+        this_s = price(layer, row, buffers, tried)
+        if this_s < best_s:
+            best_s = this_s
+            copy_slots(tried, slots)
+    return best_s
+
+
+@kernel
+def descend_row(layer, row, n, buffers, best_s, slots, tried):  # type: ignore[no-untyped-def]
     """Gives one redundant slot after the other what its rank holds or a hint names, or nothing, where that is cheaper; in place.
 
+    Args:
+        best_s: price of `slots`.
+        tried: scratch.
+
     Returns:
-        the price reached.
+        The price reached.
     """
-    G, S = expert_GS.shape
-    R, P = S - num_base, buffer_GP.shape[1]
+    (G, S), hint_XGR = slots.expert_GS.shape, layer.hint_XNGR[:, n]
+    num_base, P = layer.num_base, buffers.expert_GP.shape[1]
+    R = S - num_base
     num_options = P + hint_XGR.shape[0] * R + 1
-    try_expert_GS, try_quota_GS, try_load_G = np.empty_like(expert_GS), np.empty_like(quota_GS), np.empty_like(load_G)
     tried_O = np.empty(num_options, np.int64)
-    best_s = start_s
     for g in range(G):
         for s in range(num_base, S):
             num = 0
             for o in range(num_options):
                 e = np.int64(-1)
                 if o < P:
-                    e = np.int64(buffer_GP[g, o])
+                    e = np.int64(buffers.expert_GP[g, o])
                 elif o < num_options - 1:
                     e = np.int64(hint_XGR[(o - P) // R, g, (o - P) % R])
-                if (tried_O[:num] == e).any() or (expert_GS[g, num_base:] == e).any():
+                if (tried_O[:num] == e).any() or (slots.expert_GS[g, num_base:] == e).any():
                     continue
-                if e >= 0 and not may_serve(g, e, load_E, node_only, node_G, S, home_E):
+                if e >= 0 and not may_serve(g, e, row.load_E, layer.node_only, layer.node_G, S, row.home_E):
                     continue
                 tried_O[num] = e
                 num += 1
-                try_expert_GS[:], try_quota_GS[:], try_load_G[:] = expert_GS, quota_GS, load_G
-                put(g, s, e, demand_VE, node_G, home_E, try_expert_GS, try_quota_GS, try_load_G)
-                level_row(goal, num_base, try_expert_GS, try_quota_GS, try_load_G)
-                this_s = price_kept(
-                    load_GE, demand_VE, node_G, num_base, rate_K, free_K, weight_2, home_E, busy_G, buffer_GP, try_expert_GS,
-                    try_quota_GS, try_load_G,
-                )  # fmt: skip
+                copy_slots(slots, tried)
+                put(g, s, e, row.demand_VE, layer.node_G, row.home_E, tried.expert_GS, tried.quota_GS, tried.load_G)
+                level_row(row.goal, num_base, tried.expert_GS, tried.quota_GS, tried.load_G)
+                this_s = price(layer, row, buffers, tried)
                 if this_s < best_s:
                     best_s = this_s
-                    expert_GS[:], quota_GS[:], load_G[:] = try_expert_GS, try_quota_GS, try_load_G
+                    copy_slots(tried, slots)
     return best_s
 
 
 @kernel
-def walk_layer(  # type: ignore[no-untyped-def]
-    row_M, invest, load_NE, load_NGE, located, node_G, node_only, num_base, rate_NK, weight_2, start_GP, hint_XNGR,
-    given_expert_NGS, given_quota_NGS, expert_NGS, quota_NGS,
-):  # fmt: skip
-    """Plans the rows of one layer in their order; writes them to `expert_NGS` and `quota_NGS`.
+def walk_layer(layer, row_M, invest, start_GP, given_NGS, found_NGS):  # type: ignore[no-untyped-def]
+    """Plans the rows of one layer in their order.
 
     Each row takes the cheapest of its given placement, what the buffers hold, and what `descend_row` makes of the cheaper one.
     Where all rows so far cost more than as given, each with what the given ones before it leave, they are taken back.
 
     Args:
+        layer: `Layer`.
         row_M: int64, the layer's rows in their order.
         invest: the first row takes the experts of the last hint whatever they cost, and nothing is taken back.
-        rate_NK: see `price`.   weight_2: see `price_kept`.
         start_GP: int64, the experts in a rank's buffers before the first row, -1 none.
-        hint_XNGR: int16, experts that may be worth a slot, -1 none.
+        given_NGS: experts (int16) and quotas (int32) of the placement.
+        found_NGS: the same, overwritten in these rows.
     """
-    G, S = given_expert_NGS.shape[1], given_expert_NGS.shape[2]
-    R, E, P = S - num_base, load_NE.shape[1], start_GP.shape[1]
-    home_E, busy_G, home_load_G = np.empty(E, np.int64), np.empty(G, np.int64), np.empty(G, np.int64)
+    (G, S), E = given_NGS[0].shape[1:], layer.load_NE.shape[1]
     # What the given placements would leave in the buffers, and what those found leave.
-    given_buffer_GP, given_last_GP = start_GP.copy(), np.full((G, P), -1, np.int64)
-    buffer_GP, last_GP = start_GP.copy(), np.full((G, P), -1, np.int64)
+    given_buffers = Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
+    buffers = Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
     given_total_s, total_s = 0.0, 0.0
-    none_GE = np.empty((0, 0), np.int32)
-    none_VE, demand_VE = np.empty((0, E), np.int64), np.empty((node_G.max() + 1 if located else 0, E), np.int64)
-    pick_GR, load_G, given_load_G = np.empty((G, R), np.int64), np.empty(G, np.int64), np.empty(G, np.int64)
-    try_expert_GS, try_quota_GS, try_load_G = np.empty((G, S), np.int16), np.empty((G, S), np.int32), np.empty(G, np.int64)
+    home_E, pick_GR = np.empty(E, np.int64), np.empty((G, S - layer.num_base), np.int64)
+    demand_VE = np.empty((layer.node_G.max() + 1 if layer.located else 0, E), np.int64)
+    given_load_G, load_G = np.empty(G, np.int64), np.empty(G, np.int64)
+    tried = Slots(np.empty((G, S), np.int16), np.empty((G, S), np.int32), np.empty(G, np.int64))
     for t in range(row_M.size):
         n = row_M[t]
-        rate_K, load_E, expert_GS, quota_GS = rate_NK[n], load_NE[n], expert_NGS[n], quota_NGS[n]
-        given_expert_GS, given_quota_GS = given_expert_NGS[n], given_quota_NGS[n]
-        free_K = rate_K.copy()
-        free_K[COPY_PEER : REPLICA_RDMA + 1] = 0.0
-        load_GE = none_GE
-        if located:
-            load_GE = load_NGE[n]
-            demand_row(load_GE, node_G, demand_VE)
-        busy_G[:], home_load_G[:] = 0, 0
-        for g in range(G):
-            given_load_G[g] = given_quota_GS[g].sum()
-            for b in range(num_base):
-                e = given_expert_GS[g, b]
-                home_E[e] = g * S + b
-                busy_G[g] += load_E[e] > 0
-                home_load_G[g] += load_E[e]
-        goal = level_goal(0.0, node_only, node_G, home_load_G)
-        given_total_s += price_kept(
-            load_GE, demand_VE, node_G, num_base, rate_K, free_K, weight_2, home_E, busy_G, given_buffer_GP, given_expert_GS,
-            given_quota_GS, given_load_G,
-        )  # fmt: skip
-        given_s = price_kept(
-            load_GE, demand_VE, node_G, num_base, rate_K, free_K, weight_2, home_E, busy_G, buffer_GP, given_expert_GS,
-            given_quota_GS, given_load_G,
-        )  # fmt: skip
-        forced = invest and t == 0 and (hint_XNGR[-1, n] >= 0).any()
-        best_s = np.inf if forced else given_s
-        expert_GS[:], quota_GS[:], load_G[:] = given_expert_GS, given_quota_GS, given_load_G
-        if forced:
-            pick_GR[:] = hint_XNGR[-1, n]
+        given, slots = Slots(given_NGS[0][n], given_NGS[1][n], given_load_G), Slots(found_NGS[0][n], found_NGS[1][n], load_G)
+        row = row_of(layer, n, given, demand_VE, home_E)
+        given_total_s += price(layer, row, given_buffers, given)
+        best_s = price(layer, row, buffers, given)
+        hint_GR = layer.hint_XNGR[-1, n]
+        if invest and t == 0 and (hint_GR >= 0).any():
+            best_s = np.inf
+            pick_GR[:] = hint_GR
         else:
-            held_of(load_E, node_only, node_G, S, home_E, buffer_GP, pick_GR)
+            held_of(row.load_E, layer.node_only, layer.node_G, S, home_E, buffers.expert_GP, pick_GR)
+        copy_slots(given, slots)
         if (pick_GR >= 0).any():
-            for nearer in range(2 if located else 1):
-                try_expert_GS[:] = given_expert_GS
-                wish_VE = demand_VE if nearer == 1 else none_VE
-                fill_row(goal, load_E, wish_VE, node_G, num_base, home_E, pick_GR, try_expert_GS, try_quota_GS, try_load_G)
-                this_s = price_kept(
-                    load_GE, demand_VE, node_G, num_base, rate_K, free_K, weight_2, home_E, busy_G, buffer_GP, try_expert_GS,
-                    try_quota_GS, try_load_G,
-                )  # fmt: skip
-                if this_s < best_s:
-                    best_s = this_s
-                    expert_GS[:], quota_GS[:], load_G[:] = try_expert_GS, try_quota_GS, try_load_G
-        best_s = descend_row(
-            best_s, goal, load_E, load_GE, demand_VE, node_G, node_only, num_base, rate_K, free_K, weight_2, home_E, busy_G,
-            buffer_GP, hint_XNGR[:, n], expert_GS, quota_GS, load_G,
-        )  # fmt: skip
-        total_s += best_s
-        use_buffers(t, num_base, given_expert_GS, given_quota_GS, given_buffer_GP, given_last_GP)
-        use_buffers(t, num_base, expert_GS, quota_GS, buffer_GP, last_GP)
+            best_s = start_from_held(layer, row, buffers, pick_GR, best_s, slots, tried)
+        total_s += descend_row(layer, row, n, buffers, best_s, slots, tried)
+        use_buffers(t, layer.num_base, given.expert_GS, given.quota_GS, given_buffers.expert_GP, given_buffers.last_GP)
+        use_buffers(t, layer.num_base, slots.expert_GS, slots.quota_GS, buffers.expert_GP, buffers.last_GP)
         if total_s > given_total_s and not invest:
             for i in range(t + 1):
-                expert_NGS[row_M[i]], quota_NGS[row_M[i]] = given_expert_NGS[row_M[i]], given_quota_NGS[row_M[i]]
+                found_NGS[0][row_M[i]], found_NGS[1][row_M[i]] = given_NGS[0][row_M[i]], given_NGS[1][row_M[i]]
             total_s = given_total_s
-            buffer_GP[:], last_GP[:] = given_buffer_GP, given_last_GP
+            buffers.expert_GP[:], buffers.last_GP[:] = given_buffers.expert_GP, given_buffers.last_GP
 
 
 @kernel

@@ -18,7 +18,7 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
-from foremoe.solvers.kernels.walk import distances, shortest_path, walk_layer
+from foremoe.solvers.kernels.walk import Layer, distances, shortest_path, walk_layer
 from foremoe.solvers.rank.chain import Chain, rates_of
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
@@ -136,14 +136,13 @@ def _walk(problem: Problem, placement: Placement, order_M: Array, hint_XNGR: Arr
         start_LGP[:, :, :R] = problem.resident_LGS[:, :, problem.B :]
     rate_NK, weight_2 = rates_of(problem), weight_price(problem_rates(problem))
     node_G, node_only = problem.cluster.node_of_rank_G, problem.replicas == "node"
+    rows = Layer(problem.load_NE, load_NGE, located, node_G, node_only, problem.B, rate_NK, weight_2, hint_XNGR)
+    given_NGS = placement.expert_NGS, placement.quotas_NGS
 
     def block(low: int, high: int) -> None:
         for layer in range(low, high):
             row_M = order_M.astype(np.int64) * L + layer
-            walk_layer(
-                row_M, invest, problem.load_NE, load_NGE, located, node_G, node_only, problem.B, rate_NK, weight_2,
-                start_LGP[layer], hint_XNGR, placement.expert_NGS, placement.quotas_NGS, expert_NGS, quota_NGS,
-            )  # fmt: skip
+            walk_layer(rows, row_M, invest, start_LGP[layer], given_NGS, (expert_NGS, quota_NGS))
 
     done_L = for_rows(block, L, rows_per_block=1)
     found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
