@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import foremoe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -36,6 +39,12 @@ def test_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
         if parts[1] == "integrations":  # needs the trainer
             assert not parts[3:] or parts[3] in (ROOT / Path(*parts[:3]) / "__init__.py").read_text(), name
             continue
-        value = importlib.import_module("foremoe")
+        value = foremoe
         for at, part in enumerate(parts[1:], 2):
             value = getattr(value, part) if hasattr(value, part) else importlib.import_module(".".join(parts[:at]))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == foremoe.__version__
+    assert f"\nversion: {foremoe.__version__}\n" in (ROOT / "CITATION.cff").read_text()
