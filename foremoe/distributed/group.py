@@ -31,7 +31,9 @@ class Group(abc.ABC):
     answer within `timeout_s`, or that reported a failure, ends the call on the others with a `TransferError` that names it.
 
     Attributes:
-        rank, size: this rank, and how many there are.   timeout_s: seconds to wait for another rank.
+        rank: This rank, from 0.
+        size: Number of ranks.
+        timeout_s: Seconds to wait for another rank.
     """
 
     rank: int
@@ -63,8 +65,8 @@ class TorchGroup(Group):
     """Ranks that are processes.
 
     Args:
-        process_group: the EP group; default: all ranks. Any backend (gloo, NCCL).
-        timeout_s: seconds to wait for another rank; a rank may compute that long between two exchanges. On NCCL the exchange of
+        process_group: The EP group; default: all ranks. Any backend (gloo, NCCL).
+        timeout_s: Seconds to wait for another rank; a rank may compute that long between two exchanges. On NCCL the exchange of
             tokens is watched by NCCL's own watchdog instead.
 
     Control messages use a gloo group of their own: they must get through when NCCL does not.

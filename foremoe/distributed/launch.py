@@ -21,10 +21,11 @@ def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int,
     """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
 
     Args:
-        rank: a function of a module; it finds what it needs to join a process group in its environment.   what: for errors.
+        rank: A function of a module; it finds what it needs to join a process group in its environment.
+        what: Name of what runs, for errors.
 
     Raises:
-        TransferError: a rank failed or died; the others are ended.
+        TransferError: A rank failed or died; the others are ended.
     """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",

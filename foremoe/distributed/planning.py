@@ -70,7 +70,9 @@ class Planned:
     """The plan of all layers, this source's split, and the seconds that this rank spent on it.
 
     Attributes:
-        split_MLP: int32.   plan_s: planning its own layers.   share_s: exchanging counts, placements and splits.
+        split_MLP: int32, pairs that this source sends to every slot.
+        plan_s: Seconds of planning its own layers.
+        share_s: Seconds of exchanging counts, placements and splits.
     """
 
     plan: Plan
@@ -93,12 +95,13 @@ def plan_together(
     """Plans a stage from what every rank knows of its own tokens; collective.
 
     Args:
-        load_MLE: whole numbers, pairs of this source.   tokens_M: tokens of this source.
-        device: for messages; NCCL needs the rank's GPU.
-        limit_s: seconds that planning may take on a rank.
+        load_MLE: Whole numbers, pairs of this source.
+        tokens_M: Tokens of this source.
+        device: For messages; NCCL needs the rank's GPU.
+        limit_s: Seconds that planning may take on a rank.
 
     Raises:
-        InputError: on all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
+        InputError: On all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
             than `limit_s` (it is told to stop, and its thread left behind if it does not listen).
     """
     begin = time.perf_counter()

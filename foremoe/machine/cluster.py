@@ -33,7 +33,7 @@ def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
     """int32 [G]: ranks fill one node after the other; the last node may be smaller.
 
     Raises:
-        InputError: a count that is not a whole number from 1 to 32767.
+        InputError: A count that is not a whole number from 1 to 32767.
     """
     num_ranks = fields.whole(num_ranks, "num_ranks", 1, _MAX_RANKS)
     ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, _MAX_RANKS)
@@ -45,30 +45,32 @@ class Cluster(ArrayValue):
     """The ranks of one EP group and the links between them. Bandwidths are effective figures of one direction.
 
     Attributes:
-        name: the kind of node.
+        name: The kind of node.
         num_ranks: G, ranks of the EP group.
         node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1.
             Default: eight ranks a node, in order.
-        flops_per_s: dense bf16 peak of one rank.
-        compute_efficiency: share of that peak which grouped expert GEMMs reach, in (0, 1].
-        slot_overhead_s: fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
-        peer_bytes_per_s: one rank to or from another of its node.
-        rdma_bytes_per_s: one NIC, to or from another node; `nic_sharing` ranks share it.
-        host_bytes_per_s: pinned host memory to one rank.
-        peer_latency_s, rdma_latency_s, host_latency_s: fixed seconds per copy.
-        nic_sharing: ranks that share one NIC.
-        copy_contention: seconds of compute lost per second of concurrent copy, in [0, 1].
-        memory_bytes: accelerator memory of one rank.
-        attention_efficiency: share of the peak which attention reaches, in (0, 1]; None: that of the experts.
-        backward_ratio: seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
-        attention_backward_ratio: the same of what precedes the experts; None: that of the experts.
-        layer_overhead_s: fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
-        pair_overhead_s: seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
+        flops_per_s: Dense bf16 peak of one rank.
+        compute_efficiency: Share of that peak which grouped expert GEMMs reach, in (0, 1].
+        slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
+        peer_bytes_per_s: One rank to or from another of its node.
+        rdma_bytes_per_s: One NIC, to or from another node; `nic_sharing` ranks share it.
+        host_bytes_per_s: Pinned host memory to one rank.
+        peer_latency_s: Fixed seconds per copy inside a node.
+        rdma_latency_s: Fixed seconds per copy between nodes.
+        host_latency_s: Fixed seconds per copy from host memory.
+        nic_sharing: Ranks that share one NIC.
+        copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
+        memory_bytes: Accelerator memory of one rank.
+        attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
+        backward_ratio: Seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
+        attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
+        layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
+        pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
         calibrated: True once the figures were fitted on real hardware.
-        source: where the figures come from.
+        source: Where the figures come from.
 
     Raises:
-        InputError: a figure is of the wrong type or out of range, or the node numbers do not fit.
+        InputError: A figure is of the wrong type or out of range, or the node numbers do not fit.
     """
 
     name: str
@@ -126,11 +128,11 @@ class Cluster(ArrayValue):
         """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
 
         Args:
-            num_ranks: any number; the last node is smaller when it does not divide.
-            ranks_per_node: default: the preset's own, 8.
+            num_ranks: Any number; the last node is smaller when it does not divide.
+            ranks_per_node: Default: the preset's own, 8.
 
         Raises:
-            InputError: there is no such preset (it lists those there are), or a count out of range.
+            InputError: There is no such preset (it lists those there are), or a count out of range.
         """
         table = fields.preset(_FILE, name, "cluster")
         table["num_ranks"] = num_ranks
@@ -151,7 +153,7 @@ class Cluster(ArrayValue):
         be left out, but must agree where it is given).
 
         Raises:
-            InputError: unknown or missing keys, or a field that `Cluster` refuses; it starts with `where`.
+            InputError: Unknown or missing keys, or a field that `Cluster` refuses; it starts with `where`.
         """
         by_list = "node_of_rank" in table
         names = [name for name in cls.__dataclass_fields__ if name not in ("num_ranks", "node_of_rank_G")]
@@ -179,7 +181,7 @@ class Cluster(ArrayValue):
         """The cluster in a TOML file; what `to_toml` wrote comes back with every field equal.
 
         Raises:
-            InputError: no readable TOML file, or a table that `from_dict` refuses.
+            InputError: No readable TOML file, or a table that `from_dict` refuses.
         """
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 

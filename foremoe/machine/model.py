@@ -44,21 +44,26 @@ class Model:
     Only routed experts and attention count; shared experts, norms, router and biases are left out.
 
     Attributes:
-        name: what reports and plans call it.
+        name: What reports and plans call it.
         num_layers: MoE layers; dense layers are not counted.
-        first_moe_layer: the model's own number of the first MoE layer; those after it are all MoE.
-        num_experts, num_topk: routed logical experts of a layer, and how many serve one token.
-        hidden_size: width of a token's activation.
-        ffn_size: intermediate width of one expert.
-        num_matrices: weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
-        bytes_per_weight, bytes_per_gradient, bytes_per_activation: bf16 weights, fp32 main gradients, bf16 activations.
-        attention_params: attention weights of one layer, a count; a token uses each once.
-        num_heads, qk_head_dim, v_head_dim: query heads, and the widths of one head's score and value products.
-        num_expert_groups: groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
-        source: where the figures come from.
+        first_moe_layer: The model's own number of the first MoE layer; those after it are all MoE.
+        num_experts: Routed logical experts of a layer.
+        num_topk: Experts that serve one token.
+        hidden_size: Width of a token's activation.
+        ffn_size: Intermediate width of one expert.
+        num_matrices: Weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
+        bytes_per_weight: Bytes of a weight; 2 for bf16.
+        bytes_per_gradient: Bytes of a main gradient; 4 for fp32.
+        bytes_per_activation: Bytes of an activation; 2 for bf16.
+        attention_params: Attention weights of one layer, a count; a token uses each once.
+        num_heads: Query heads.
+        qk_head_dim: Width of one head's score product.
+        v_head_dim: Width of one head's value product.
+        num_expert_groups: Groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
+        source: Where the figures come from.
 
     Raises:
-        InputError: a figure is of the wrong type, not positive or too large, num_topk exceeds num_experts, or the
+        InputError: A figure is of the wrong type, not positive or too large, num_topk exceeds num_experts, or the
             groups do not divide the experts.
     """
 
@@ -100,7 +105,7 @@ class Model:
         """A model shipped with foremoe; case does not matter.
 
         Raises:
-            InputError: there is no such preset; it lists those there are.
+            InputError: There is no such preset; it lists those there are.
         """
         return cls.from_dict(fields.preset(_FILE, name, "model"))
 
@@ -121,7 +126,7 @@ class Model:
         """The model of a table of fields; fields with a default may be left out.
 
         Raises:
-            InputError: unknown or missing keys, or a field that `Model` refuses; it starts with `where`.
+            InputError: Unknown or missing keys, or a field that `Model` refuses; it starts with `where`.
         """
         known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
         fields.check_keys(table, known, [name for name, required in known.items() if required], where)
@@ -135,7 +140,7 @@ class Model:
         """The model in a TOML file; what `to_toml` wrote comes back equal.
 
         Raises:
-            InputError: no readable TOML file, or a table that `from_dict` refuses.
+            InputError: No readable TOML file, or a table that `from_dict` refuses.
         """
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
@@ -185,14 +190,14 @@ class Model:
         causal attention: layers with a sliding window (every second one of gpt-oss) come out too high for long ones.
 
         Args:
-            tokens: number of tokens, any shape.
-            sum_len_sq: sum of the squared sequence lengths, a shape that broadcasts with it.
+            tokens: Number of tokens, any shape.
+            sum_len_sq: Sum of the squared sequence lengths, a shape that broadcasts with it.
 
         Returns:
             float64 of the common shape.
 
         Raises:
-            InputError: a negative or non-numeric entry, or shapes that do not broadcast.
+            InputError: A negative or non-numeric entry, or shapes that do not broadcast.
         """
         tokens_f, squares_f = _amounts(tokens, "tokens"), _amounts(sum_len_sq, "sum_len_sq")
         try:

@@ -27,10 +27,10 @@ class Packer:
         """Adds `array` as `dtype`.
 
         Args:
-            differences: store each value's difference to the one before, for ascending or slowly changing int32 values.
+            differences: Store each value's difference to the one before, for ascending or slowly changing int32 values.
 
         Raises:
-            InputError: a value does not fit the dtype.
+            InputError: A value does not fit the dtype.
         """
         assert dtype in DTYPES and name not in self._contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()

@@ -28,9 +28,10 @@ def what_if(
     """Plans `problem` with every number of redundant slots per rank.
 
     Args:
-        redundant: values of R, each from 0 to the number of experts.   history_LE: as for `Planner.plan`.
-        simulated: also simulate every plan.
-        progress: called with (what, rows done, rows in all).
+        redundant: Values of R, each from 0 to the number of experts.
+        history_LE: As for `Planner.plan`.
+        simulated: Also simulate every plan.
+        progress: Called with (what, rows done, rows in all).
 
     Returns:
         One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``predicted_stage_s``, ``replicas_per_rank`` (mean per row),

@@ -48,17 +48,21 @@ def write_report(
     The same arguments give the same bytes.
 
     Args:
-        path: the file to write.
-        problem, plan: `plan` must be a plan of `problem`.
-        planner_report: what `Planner.plan` returned beside the plan.
-        simulation: a `Simulation` of the plan, or None.   timelines: what engines measured, one `Timeline` per rank, or None.
-        strategies: rows of `foremoe.compare`.   what_if: rows of `foremoe.report.what_if`.
-        source: where the load comes from, in a few words.   date: as it shall stand on the page; default: none.
+        path: The file to write.
+        problem: The problem.
+        plan: A plan of it.
+        planner_report: What `Planner.plan` returned beside the plan.
+        simulation: A `Simulation` of the plan, or None.
+        timelines: What engines measured, one `Timeline` per rank, or None.
+        strategies: Rows of `foremoe.compare`.
+        what_if: Rows of `foremoe.report.what_if`.
+        source: Where the load comes from, in a few words.
+        date: As it shall stand on the page; default: none.
         posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
-        moves_s: seconds that moving those homes takes before the stage.
+        moves_s: Seconds that moving those homes takes before the stage.
 
     Raises:
-        InputError: the plan is not of this problem, both timelines are given, or the file cannot be written.
+        InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
     """
     facts, packed = contents(
         problem, plan, planner_report=planner_report, simulation=simulation, timelines=timelines, strategies=strategies,

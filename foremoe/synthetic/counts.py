@@ -26,24 +26,25 @@ class Regime:
     """How load is distributed; ``Regime.preset`` has named ones. Spreads are standard deviations of log probability.
 
     Attributes:
-        sigma: spread of popularity over the experts of a layer, the part that all micro-steps and domains share.
-        layer_std: spread over the layers of the log of a factor on sigma and domain_std.
+        sigma: Spread of popularity over the experts of a layer, the part that all micro-steps and domains share.
+        layer_std: Spread over the layers of the log of a factor on sigma and domain_std.
         bend: 0 for lognormal popularity; above, a standard normal z becomes (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2): the
             same spread with few very popular and more neglected experts, as balanced training leaves them.
-        burst_chance, burst_factor: chance per layer and micro-step (counts) or run of a domain (tokens) that one random
-            expert is so many times more popular.
-        kappa: counts; a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
-        walk_std, walk_ar: counts; spread and step-to-step correlation of a stationary walk of log popularity.
-        source_kappa: counts; a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
-        domains: tokens; kinds of sequences, each with a popularity of its own.
-        domain_std: tokens; spread of a domain's popularity around the shared one.
-        domain_run: tokens; mean tokens that sequences of one domain make in a row: 1 mixes the domains, many keep them apart.
-        domain_length_std: tokens; spread between domains of log mean sequence length.
-        sequence_std: tokens; spread of a sequence's popularity around its domain's.
-        length_std: tokens; spread of log sequence length in a domain.
+        burst_chance: Chance per layer and micro-step (counts) or run of a domain (tokens) that one random expert is more popular.
+        burst_factor: Factor by which it is more popular.
+        kappa: Counts; a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
+        walk_std: Counts: spread of a stationary walk of log popularity.
+        walk_ar: Counts: its correlation from step to step.
+        source_kappa: Counts; a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
+        domains: Tokens; kinds of sequences, each with a popularity of its own.
+        domain_std: Tokens; spread of a domain's popularity around the shared one.
+        domain_run: Tokens; mean tokens that sequences of one domain make in a row: 1 mixes the domains, many keep them apart.
+        domain_length_std: Tokens; spread between domains of log mean sequence length.
+        sequence_std: Tokens; spread of a sequence's popularity around its domain's.
+        length_std: Tokens; spread of log sequence length in a domain.
 
     Raises:
-        InputError: a figure out of range.
+        InputError: A figure out of range.
     """
 
     sigma: float
@@ -78,7 +79,7 @@ class Regime:
         """One of the named regimes; case does not matter.
 
         Raises:
-            InputError: there is no such regime; it lists those there are.
+            InputError: There is no such regime; it lists those there are.
         """
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
@@ -122,16 +123,16 @@ def synthetic_workload(
     may count a few more pairs than the rank has tokens; `synthetic_trace` draws distinct experts per token.
 
     Args:
-        model: a `Model`, or the name of a preset.
-        regime: a `Regime`, or the name of one.
-        num_layers: only the first so many layers; a layer's counts do not depend on it.
-        seed: a whole number >= 0.
+        model: A `Model`, or the name of a preset.
+        regime: A `Regime`, or the name of one.
+        num_layers: Only the first so many layers; a layer's counts do not depend on it.
+        seed: A whole number >= 0.
 
     Returns:
         a workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
-        InputError: an unknown name or a number out of range.
+        InputError: An unknown name or a number out of range.
     """
     model, regime = resolve(model, regime)
     G, M = whole_number(num_ranks, "num_ranks"), whole_number(micro_steps, "micro_steps")

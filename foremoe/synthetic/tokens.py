@@ -56,19 +56,19 @@ def synthetic_trace(
     are drawn without repeats by systematic sampling: expert e with chance exactly K*q_e, at most 0.95.
 
     Args:
-        model: a `Model`, or the name of a preset.
+        model: A `Model`, or the name of a preset.
         num_sequences: Q.
-        mean_length: mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
-        regime: a `Regime`, or the name of one.
-        domains: number of domains instead of the regime's; 1 is the control, where history predicts load.
-        num_layers: only the first so many layers; a layer's routing does not depend on it.
-        seed: a whole number >= 0.
+        mean_length: Mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
+        regime: A `Regime`, or the name of one.
+        domains: Number of domains instead of the regime's; 1 is the control, where history predicts load.
+        num_layers: Only the first so many layers; a layer's routing does not depend on it.
+        seed: A whole number >= 0.
 
     Returns:
         a trace without router weights, every token known.
 
     Raises:
-        InputError: an unknown name or a number out of range.
+        InputError: An unknown name or a number out of range.
     """
     model, regime = resolve(model, regime)
     Q, L = whole_number(num_sequences, "num_sequences"), layer_count(num_layers, model)
