@@ -174,11 +174,16 @@ def _seconds(solver: RankSolver, where: Problem) -> float:
 
 def _with_split(solver: RankSolver, where: Problem) -> None:
     """The solver and the split of one source's pairs over the slots, with the sums over nodes that both read."""
-    object.__setattr__(where, "_demand_NVE", None)  # kept from an earlier call, they would cost nothing
+    object.__setattr__(where, "_counts", None)  # kept from an earlier call, they would cost nothing
     placement = solver.solve(where, where.static())
     assert where.load_NGE is not None
     split_over_sources(
-        where.load_NGE, placement.expert_NGS, placement.quotas_NGS, where.cluster.node_of_rank_G, 0, demand_NVE=where.demand_NVE
+        where.load_NGE,
+        placement.expert_NGS,
+        placement.quotas_NGS,
+        where.cluster.node_of_rank_G,
+        0,
+        demand_NVE=where.counts().demand_NVE,
     )
 
 

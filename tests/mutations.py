@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
-from foremoe.plan.transfers import TRANSFER_DTYPES, Link, TransferList
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.testing.pasteable import describe
@@ -53,7 +53,7 @@ def mutated(draw: st.DrawFn, transfers: TransferList) -> TransferList:
         buffer_C = transfers.buffer_C.copy()
         buffer_C[[c, other]] = buffer_C[[other, c]]
         return transfers.replace(buffer_C=buffer_C)
-    name = draw(st.sampled_from([*TRANSFER_DTYPES, "after_C", "after_C", "buffer_C", "need_C"]))
+    name = draw(st.sampled_from([*TransferList.array_fields(), "after_C", "after_C", "buffer_C", "need_C"]))
     column_C = getattr(transfers, name).copy()
     lowest = 0 if name in ("phase_C", "link_C") else -1
     near = max(lowest, int(column_C[c]) + draw(st.sampled_from([-3, -2, -1, 1, 2, 3])))

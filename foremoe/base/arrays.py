@@ -1,10 +1,11 @@
-"""Read-only arrays inside frozen value types: one way to take them in, one way to compare them."""
+"""Read-only arrays inside frozen value types: one way to declare, check, cut, join and compare them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,14 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
     The caller gives the array away: a writable array that it keeps must not be changed afterwards.
 
     Args:
-        value: anything numpy reads as numbers.
-        dtype: the wanted dtype. Integers must fit it exactly; NaN, infinity and fractions are refused for integer dtypes,
+        value: Anything numpy reads as numbers.
+        dtype: The wanted dtype. Integers must fit it exactly; NaN, infinity and fractions are refused for integer dtypes,
             NaN also for floating ones.
-        name: what the error calls the array.
-        shape: expected length per axis, None where any length will do.
+        name: What the error calls the array.
+        shape: Expected length per axis, None where any length will do.
 
     Raises:
-        InputError: wrong number of axes, wrong length, or values that `dtype` cannot hold.
+        InputError: Wrong number of axes, wrong length, or values that `dtype` cannot hold.
     """
     want = np.dtype(dtype)
     try:
@@ -60,10 +61,102 @@ def require_non_negative(array: Array, name: str) -> None:
         raise InputError(f"{name} holds {int((array < 0).sum())} negative values (smallest {array.min()}); counts are >= 0.")
 
 
+class ArrayField(NamedTuple):
+    """What a field of an `ArrayValue` holds; `axes` are the letters behind its name's last underscore."""
+
+    dtype: Any
+    axes: str
+    optional: bool
+    negative: bool
+
+
+def array(dtype: npt.DTypeLike, *, optional: bool = False, negative: bool = True) -> Any:
+    """Declares an array field of an `ArrayValue`.
+
+    Args:
+        dtype: What it is converted to; see `frozen_array`.
+        optional: None is allowed, and the default.
+        negative: Whether values below zero are allowed.
+    """
+    metadata = {"array": (np.dtype(dtype), negative)}
+    return dataclasses.field(default=None, metadata=metadata) if optional else dataclasses.field(metadata=metadata)
+
+
+class Length:
+    """The length of the axis of an array field that has the attribute's name as its letter: ``M = Length("load_MLE")``."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.axis = _axes(self.field).index(name)
+
+    def __get__(self, value: Any, owner: type | None = None) -> int:
+        return self if value is None else int(getattr(value, self.field).shape[self.axis])  # type: ignore[return-value]
+
+
 class ArrayValue:
-    """Mix-in for frozen dataclasses with array fields: `same_as` compares every field, arrays byte by byte."""
+    """Mix-in for frozen dataclasses: freezes, checks, cuts and joins the fields that `array` declares, by their axes' letters."""
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        self.freeze()
+
+    @classmethod
+    @functools.cache
+    def array_fields(cls) -> Mapping[str, ArrayField]:
+        """The fields declared by `array`, in order."""
+        declared = ((f, f.metadata["array"]) for f in dataclasses.fields(cls) if "array" in f.metadata)  # type: ignore[arg-type]
+        return {f.name: ArrayField(dtype, _axes(f.name), f.default is None, negative) for f, (dtype, negative) in declared}
+
+    def freeze(self, *names: str, **lengths: int) -> None:
+        """Makes every declared array read-only, of its dtype; an axis letter has one length in all of them.
+
+        Args:
+            names: Which ones; default: all, in the order of the fields.
+            lengths: Of axes, by letter, where they are known from elsewhere.
+
+        Raises:
+            InputError: An array of another shape, with values that its dtype cannot hold, or negative where it must not be.
+        """
+        for name, (dtype, axes, optional, negative) in self.array_fields().items():
+            if (names and name not in names) or (optional and getattr(self, name) is None):
+                continue
+            frozen = frozen_array(getattr(self, name), dtype, name, [lengths.get(axis) for axis in axes])
+            lengths |= dict(zip(axes, frozen.shape, strict=True))
+            if not negative:
+                require_non_negative(frozen, name)
+            object.__setattr__(self, name, frozen)
+
+    def cut(self, **positions: Any) -> Self:
+        """The value with every declared array cut; see `cut_arrays`."""
+        return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
+
+    def cut_arrays(self, **positions: Any) -> dict[str, Any]:
+        """The declared arrays with one of these axes, cut; ``dataclasses.replace`` takes them.
+
+        Args:
+            positions: Slice, mask or indices by the axis' letter: ``M=slice(0, 2)``.
+        """
+        cut = {}
+        for name, field in self.array_fields().items():
+            value = getattr(self, name)
+            for axis, letter in enumerate(field.axes):
+                if value is not None and letter in positions:
+                    cut[name] = value = value[(slice(None),) * axis + (positions[letter],)]
+        return cut
+
+    @classmethod
+    def join_arrays(cls, values: Sequence[Self], axis: str) -> dict[str, Any]:
+        """The declared arrays with this axis, one value's after the other; None where one value has none."""
+        joined: dict[str, Any] = {}
+        for name, field in cls.array_fields().items():
+            if axis in field.axes:
+                parts = [getattr(value, name) for value in values]
+                some = any(part is None for part in parts)
+                joined[name] = None if some else np.concatenate(parts, axis=field.axes.index(axis))
+        return joined
 
     def same_as(self, other: object) -> bool:
         """True if `other` is of the same type and every field is equal (arrays: dtype, shape and bytes)."""
@@ -71,6 +164,10 @@ class ArrayValue:
             return False
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields)
+
+
+def _axes(name: str) -> str:
+    return name.rpartition("_")[2]
 
 
 def _same(a: object, b: object) -> bool:

@@ -211,7 +211,7 @@ def _plan_layers(
         raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
     assert problem.load_NGE is not None
     sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, task.cluster.node_of_rank_G
-    split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.demand_NVE) for g in range(plan.G)]
+    split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.counts().demand_NVE) for g in range(plan.G)]
     split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
     return dataclasses.replace(plan, transfers=TransferList.none()), split_GLMP
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
@@ -64,9 +64,6 @@ class PlanHeader(ArrayValue):
     redundant: int
     replicas: str
     keeps_homes: bool
-    moe_layer_L: Array
+    moe_layer_L: Array = array(np.int32)
     trace_id: str
     dealt: Dealt | None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "moe_layer_L", frozen_array(self.moe_layer_L, np.int32, "moe_layer_L", (None,)))

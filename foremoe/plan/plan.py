@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.laws import plan_violations
@@ -46,62 +46,42 @@ class Plan(ArrayValue):
     """
 
     header: PlanHeader
-    home_LE: Array
-    load_MLE: Array
-    expert_MLGS: Array
-    quota_MLGS: Array
+    home_LE: Array = array(np.int32)
+    load_MLE: Array = array(np.int32)
+    expert_MLGS: Array = array(np.int16)
+    quota_MLGS: Array = array(np.int32)
     transfers: TransferList
-    order_M: Array
+    order_M: Array = array(np.int32)
     cost_ML: Cost
-    bound_ML: Array
-    load_bound_ML: Array
-    stop_ML: Array
-    resident_LGS: Array | None = None
+    bound_ML: Array = array(np.float64)
+    load_bound_ML: Array = array(np.float64)
+    stop_ML: Array = array(np.uint8)
+    resident_LGS: Array | None = array(np.int16, optional=True)
 
     def __post_init__(self) -> None:
-        expert = frozen_array(self.expert_MLGS, np.int16, "expert_MLGS", (None,) * 4)
-        M, L, G, S = expert.shape
-        E = np.shape(self.home_LE)[-1]
-        for name, dtype, shape in (
-            ("expert_MLGS", np.int16, (M, L, G, S)), ("quota_MLGS", np.int32, (M, L, G, S)), ("home_LE", np.int32, (L, E)),
-            ("load_MLE", np.int32, (M, L, E)), ("order_M", np.int32, (M,)), ("bound_ML", np.float64, (M, L)),
-            ("load_bound_ML", np.float64, (M, L)), ("stop_ML", np.uint8, (M, L)),
-        ):  # fmt: skip
-            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, shape))
-        if self.resident_LGS is not None:
-            object.__setattr__(self, "resident_LGS", frozen_array(self.resident_LGS, np.int16, "resident_LGS", (L, G, S)))
-        if self.cost_ML.window_s.shape != (M, L):
-            raise InputError(f"cost_ML must have shape [{M}, {L}]; got {list(self.cost_ML.window_s.shape)}.")
+        self.freeze()
+        if self.cost_ML.window_s.shape != (self.M, self.L):
+            raise InputError(f"cost_ML must have shape [{self.M}, {self.L}]; got {list(self.cost_ML.window_s.shape)}.")
 
-    @property
-    def M(self) -> int:
-        """Micro-steps."""
-        return int(self.expert_MLGS.shape[0])
+    M = Length("expert_MLGS")
+    """Micro-steps."""
 
-    @property
-    def L(self) -> int:
-        """MoE layers of the plan."""
-        return int(self.expert_MLGS.shape[1])
+    L = Length("expert_MLGS")
+    """MoE layers of the plan."""
+
+    G = Length("expert_MLGS")
+    """Ranks."""
+
+    S = Length("expert_MLGS")
+    """Slots per rank."""
+
+    E = Length("home_LE")
+    """Logical experts."""
 
     @property
     def N(self) -> int:
         """Rows."""
         return self.M * self.L
-
-    @property
-    def G(self) -> int:
-        """Ranks."""
-        return int(self.expert_MLGS.shape[2])
-
-    @property
-    def S(self) -> int:
-        """Slots per rank."""
-        return int(self.expert_MLGS.shape[3])
-
-    @property
-    def E(self) -> int:
-        """Logical experts."""
-        return int(self.home_LE.shape[1])
 
     @property
     def B(self) -> int:
@@ -199,15 +179,8 @@ class Plan(ArrayValue):
         return dataclasses.replace(
             self,
             header=header,
-            home_LE=self.home_LE[index],
-            load_MLE=self.load_MLE[:, index],
-            expert_MLGS=self.expert_MLGS[:, index],
-            quota_MLGS=self.quota_MLGS[:, index],
-            cost_ML=Cost(**{name: part[:, index] for name, part in self.cost_ML.parts().items()}),
-            bound_ML=self.bound_ML[:, index],
-            load_bound_ML=self.load_bound_ML[:, index],
-            stop_ML=self.stop_ML[:, index],
-            resident_LGS=None if self.resident_LGS is None else self.resident_LGS[index],
+            cost_ML=self.cost_ML.each(lambda part_ML: part_ML[:, index]),
+            **self.cut_arrays(L=index),
         ).rederived()
 
     def rederived(self) -> Plan:
@@ -245,19 +218,12 @@ class Plan(ArrayValue):
                 raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
         whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
         offset_P = np.cumsum([0, *(p.M for p in plans[:-1])])
-        cat = lambda name: np.concatenate([getattr(p, name) for p in plans])  # noqa: E731
-        parts = [p.cost_ML.parts() for p in plans]
+        order_M = np.concatenate([p.order_M + o for p, o in zip(plans, offset_P, strict=True)])
         return dataclasses.replace(
             first,
             header=dataclasses.replace(first.header, schedule=whole),
-            load_MLE=cat("load_MLE"),
-            expert_MLGS=cat("expert_MLGS"),
-            quota_MLGS=cat("quota_MLGS"),
-            order_M=np.concatenate([p.order_M + o for p, o in zip(plans, offset_P, strict=True)]),
-            cost_ML=Cost(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}),
-            bound_ML=cat("bound_ML"),
-            load_bound_ML=cat("load_bound_ML"),
-            stop_ML=cat("stop_ML"),
+            cost_ML=Cost.join([p.cost_ML for p in plans]),
+            **(Plan.join_arrays(plans, "M") | {"order_M": order_M}),
         ).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -25,7 +25,7 @@ def split_over_sources(
         load_NGE: int32, pairs by source rank; summed over sources it equals each expert's summed quota.
         expert_NGS, quota_NGS: the placement.
         node_of_rank_G: int32 node of each rank.
-        demand_NVE: int32, `load_NGE` summed over the ranks of every node, if it is known already (`Problem.demand_NVE`).
+        demand_NVE: int32, `load_NGE` summed over the ranks of every node, if it is known already (`Problem.counts`).
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.compiled import kernel
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import SharedSlots, Slots
@@ -47,22 +47,17 @@ class TransferList(ArrayValue):
     between the two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
     """
 
-    micro_step_C: Array
-    layer_C: Array
-    phase_C: Array
-    expert_C: Array
-    src_C: Array
-    dst_C: Array
-    slot_C: Array
-    link_C: Array
-    buffer_C: Array
-    need_C: Array
-    after_C: Array
-
-    def __post_init__(self) -> None:
-        num = len(np.atleast_1d(self.need_C))
-        for name, dtype in TRANSFER_DTYPES.items():
-            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, (num,)))
+    micro_step_C: Array = array(np.int32)
+    layer_C: Array = array(np.int16)
+    phase_C: Array = array(np.uint8)
+    expert_C: Array = array(np.int16)
+    src_C: Array = array(np.int16)
+    dst_C: Array = array(np.int16)
+    slot_C: Array = array(np.int16)
+    link_C: Array = array(np.uint8)
+    buffer_C: Array = array(np.int32)
+    need_C: Array = array(np.int32)
+    after_C: Array = array(np.int32)
 
     def __len__(self) -> int:
         return len(self.need_C)
@@ -70,11 +65,11 @@ class TransferList(ArrayValue):
     @staticmethod
     def none() -> TransferList:
         """No copies at all."""
-        return TransferList(**{name: np.zeros(0, dtype) for name, dtype in TRANSFER_DTYPES.items()})
+        return TransferList(**{name: np.zeros(0) for name in TransferList.array_fields()})
 
     def take(self, index_C: Array) -> TransferList:
         """The copies that an index or mask selects."""
-        return TransferList(**{name: getattr(self, name)[index_C] for name in TRANSFER_DTYPES})
+        return self.cut(C=index_C)
 
     def for_rank(self, rank: int) -> TransferList:
         """Copies that leave or reach `rank`."""
@@ -83,12 +78,6 @@ class TransferList(ArrayValue):
     def replace(self, **arrays: Array) -> TransferList:
         """The same copies with some columns changed."""
         return dataclasses.replace(self, **arrays)
-
-
-TRANSFER_DTYPES = {
-    "micro_step_C": np.int32, "layer_C": np.int16, "phase_C": np.uint8, "expert_C": np.int16, "src_C": np.int16,
-    "dst_C": np.int16, "slot_C": np.int16, "link_C": np.uint8, "buffer_C": np.int32, "need_C": np.int32, "after_C": np.int32,
-}  # fmt: skip
 
 
 def derive_transfers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,13 +53,22 @@ class Cost(ArrayValue):
         theirs = other.parts()
         return Cost(**{name: part + theirs[name] for name, part in self.parts().items()})
 
+    def each(self, change: Callable[[Array], Array]) -> Cost:
+        """A Cost of every part changed in the same way."""
+        return Cost(**{name: change(part) for name, part in self.parts().items()})
+
     def sum(self) -> Cost:
         """One Cost without axes: every part summed over all rows."""
-        return Cost(**{name: part.sum() for name, part in self.parts().items()})
+        return self.each(np.sum)
 
     def reshape(self, *shape: int) -> Cost:
         """The same parts in another shape."""
-        return Cost(**{name: part.reshape(*shape) for name, part in self.parts().items()})
+        return self.each(lambda part: part.reshape(*shape))
+
+    @staticmethod
+    def join(costs: Sequence[Cost]) -> Cost:
+        """One Cost after the other along the first axis."""
+        return Cost(**{name: np.concatenate([cost.parts()[name] for cost in costs]) for name in costs[0].parts()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError
 
 # Letters: N rows (micro-step major), G ranks, S = B + R slots per rank.
@@ -38,21 +38,10 @@ class Placement(ArrayValue):
     together (a resident slot may keep its expert with quota 0); base slots may have quota 0; per expert quotas sum to its load.
     """
 
-    expert_NGS: Array
-    quota_NGS: Array | None = None
-    bound_N: Array | None = None
-    stop_N: Array | None = None
-
-    def __post_init__(self) -> None:
-        expert = frozen_array(self.expert_NGS, np.int16, "expert_NGS", (None, None, None))
-        object.__setattr__(self, "expert_NGS", expert)
-        for name, dtype, shape in (
-            ("quota_NGS", np.int32, expert.shape),
-            ("bound_N", np.float64, expert.shape[:1]),
-            ("stop_N", np.uint8, expert.shape[:1]),
-        ):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, shape))
+    expert_NGS: Array = array(np.int16)
+    quota_NGS: Array | None = array(np.int32, optional=True)
+    bound_N: Array | None = array(np.float64, optional=True)
+    stop_N: Array | None = array(np.uint8, optional=True)
 
     @property
     def quotas_NGS(self) -> Array:

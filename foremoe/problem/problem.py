@@ -5,49 +5,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError
-from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
-from foremoe.problem.kernels.demand import demand_rows
+from foremoe.problem.counts import Counts, count
 from foremoe.problem.placement import Placement, repeated
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.routing.checks import layer_positions
-from foremoe.workload.workload import STAGES
-
-if TYPE_CHECKING:
-    from foremoe.workload.workload import Dealt, Workload
+from foremoe.workload.workload import STAGES, Dealt, Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, V nodes, E experts, B = E/G base slots, R redundant,
 # S = B + R.
 
+_OF_WORKLOAD = ("load_MLE", "load_MLGE", "tokens_MG", "attention_MG", "stage", "moe_layer_L", "trace_id", "dealt")
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
-
-
-# Read-only like the arrays it stands for: kernels compile once for both.
-_UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
-
-
-class Counts(NamedTuple):
-    """Pairs of every row, int32: of each expert, by source rank, by source node; the last two hold nothing unless `located`."""
-
-    load_NE: Array
-    load_NGE: Array
-    demand_NVE: Array
-    located: bool
 
 
 class _Derived:
     """Room for what a problem computes once; no field, so copies and files leave it out."""
 
-    __slots__ = ("_demand_NVE",)
+    __slots__ = ("_counts",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,54 +38,79 @@ class Problem(ArrayValue, _Derived):
     """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
 
     Attributes:
-        model, cluster, cost: value types; ``cost.objective`` is what solvers minimise.
+        model: Sizes of the model.
+        cluster: The EP group's ranks and links.
+        cost: ``cost.objective`` is what solvers minimise.
         stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
-        schedule: order of passes; its number of micro-steps is M.
+        schedule: Order of passes; its number of micro-steps is M.
         redundant: R, redundant slots per rank, >= 0.
         slots: `SharedSlots` or `ResidentSlots`.
         replicas: ``"any"``, or ``"node"``: a replica stays inside its home's node.
         home_LE: int32, home slot g*B + b of every expert, a permutation per layer.
         load_MLE: int32, (token, expert) pairs.
         load_MLGE: int32, the same by source rank, or None (dispatch is then priced without locality).
-        tokens_MG, attention_MG: tokens and sum of squared sequence lengths per source rank, or None (no compute precedes the
-            layer in the cost model then).
+        tokens_MG: int32, tokens per source rank, or None (no compute precedes the layer in the cost model then).
+        attention_MG: float64, sum of squared sequence lengths per source rank, or None.
         resident_LGS: int16, what ResidentSlots hold when the plan begins (-1 nothing), or None.
         moe_layer_L: int32, the model's layer numbers.
-        trace_id, dealt: where the load came from.
+        trace_id: Id of the trace that the load came from, or empty.
+        dealt: How its sequences were dealt, or None.
 
     Raises:
-        InputError: shapes, ranges or sums that do not fit.
+        InputError: Shapes, ranges or sums that do not fit.
     """
 
     model: Model
     cluster: Cluster
-    load_MLE: Array
-    home_LE: Array
+    load_MLE: Array = array(np.int32, negative=False)
+    home_LE: Array = array(np.int32)
     schedule: Schedule
     cost: CostModel = field(default_factory=CostModel)
     stage: str = "update"
     redundant: int = 1
     slots: Slots = field(default_factory=SharedSlots)
     replicas: str = "any"
-    load_MLGE: Array | None = None
-    tokens_MG: Array | None = None
-    attention_MG: Array | None = None
-    resident_LGS: Array | None = None
-    moe_layer_L: Array
+    load_MLGE: Array | None = array(np.int32, optional=True, negative=False)
+    tokens_MG: Array | None = array(np.int32, optional=True, negative=False)
+    attention_MG: Array | None = array(np.float64, optional=True, negative=False)
+    resident_LGS: Array | None = array(np.int16, optional=True)
+    moe_layer_L: Array = array(np.int32)
     trace_id: str = ""
     dealt: Dealt | None = None
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"{name} must be a {kind.__name__}; got {str(getattr(self, name))[:60]!r}.")
         if not isinstance(self.slots, Slots):
             raise InputError(f"slots must be SharedSlots or ResidentSlots; got {str(self.slots)[:60]!r}.")
-        G = self.cluster.num_ranks
-        put("load_MLE", frozen_array(self.load_MLE, np.int32, "load_MLE", (None, None, None)))
-        require_non_negative(self.load_MLE, "load_MLE")
-        M, L, E = self.load_MLE.shape
+        self.freeze("load_MLE")
+        self._check_sizes()
+        self.freeze(G=self.G, S=self.S)
+        if self.stage not in STAGES:
+            raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
+        if self.replicas not in ("any", "node"):
+            raise InputError(f'replicas must be "any" or "node"; got {self.replicas!r}.')
+        if self.schedule.M != self.M:
+            raise InputError(f"the schedule runs {self.schedule.M} micro-steps but the load has {self.M}; make them equal.")
+        if self.schedule.trains != (self.stage == "update"):
+            raise InputError(
+                f"stage {self.stage} needs a schedule {'with' if self.stage == 'update' else 'without'} backward passes."
+            )
+        self.schedule.uses(self.L)
+        wrong_L = (np.sort(self.home_LE, axis=1) != np.arange(self.E)).any(axis=1)
+        if wrong_L.any():
+            layer = int(np.argmax(wrong_L))
+            raise InputError(
+                f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give every expert its own."
+            )
+        if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
+            raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
+        if self.resident_LGS is not None:
+            self._check_resident(self.resident_LGS)
+
+    def _check_sizes(self) -> None:
+        M, L, E, G = self.M, self.L, self.E, self.G
         if M == 0 or L == 0:
             raise InputError(f"a Problem needs at least one micro-step and one layer; got {M} and {L}.")
         if self.model.num_experts != E:
@@ -116,44 +124,17 @@ class Problem(ArrayValue, _Derived):
             raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}.")
-        if self.stage not in STAGES:
-            raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
-        if self.replicas not in ("any", "node"):
-            raise InputError(f'replicas must be "any" or "node"; got {self.replicas!r}.')
-        if self.schedule.M != M:
-            raise InputError(f"the schedule runs {self.schedule.M} micro-steps but the load has {M}; make them equal.")
-        if self.schedule.trains != (self.stage == "update"):
+
+    def _check_resident(self, resident_LGS: Array) -> None:
+        if not isinstance(self.slots, ResidentSlots):
+            raise InputError("resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
+        if resident_LGS.min() < -1 or resident_LGS.max() >= self.E:
             raise InputError(
-                f"stage {self.stage} needs a schedule {'with' if self.stage == 'update' else 'without'} backward passes."
+                f"resident_LGS holds {resident_LGS.min()} to {resident_LGS.max()}; give experts from 0 to {self.E - 1},"
+                " or -1 for an empty slot."
             )
-        self.schedule.uses(L)
-        put("home_LE", frozen_array(self.home_LE, np.int32, "home_LE", (L, E)))
-        if (np.sort(self.home_LE, axis=1) != np.arange(E)).any():
-            bad = int(np.argmax((np.sort(self.home_LE, axis=1) != np.arange(E)).any(axis=1)))
-            raise InputError(f"home_LE of layer {bad} is no permutation of the {E} home slots; give every expert its own.")
-        put("moe_layer_L", frozen_array(self.moe_layer_L, np.int32, "moe_layer_L", (L,)))
-        if self.load_MLGE is not None:
-            put("load_MLGE", frozen_array(self.load_MLGE, np.int32, "load_MLGE", (M, L, G, E)))
-            require_non_negative(self.load_MLGE, "load_MLGE")
-            if (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
-                raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
-        if self.tokens_MG is not None:
-            put("tokens_MG", frozen_array(self.tokens_MG, np.int32, "tokens_MG", (M, G)))
-            require_non_negative(self.tokens_MG, "tokens_MG")
-        if self.attention_MG is not None:
-            put("attention_MG", frozen_array(self.attention_MG, np.float64, "attention_MG", (M, G)))
-            require_non_negative(self.attention_MG, "attention_MG")
-        if self.resident_LGS is not None:
-            if not isinstance(self.slots, ResidentSlots):
-                raise InputError("resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
-            put("resident_LGS", frozen_array(self.resident_LGS, np.int16, "resident_LGS", (L, G, self.S)))
-            if self.resident_LGS.min() < -1 or self.resident_LGS.max() >= E:
-                raise InputError(
-                    f"resident_LGS holds {self.resident_LGS.min()} to {self.resident_LGS.max()}; give experts from 0 to {E - 1},"
-                    " or -1 for an empty slot."
-                )
-            if repeated(self.resident_LGS[..., self.B :]).any():
-                raise InputError("resident_LGS holds an expert twice on one rank; empty one of the two slots.")
+        if repeated(resident_LGS[..., self.B :]).any():
+            raise InputError("resident_LGS holds an expert twice on one rank; empty one of the two slots.")
 
     @classmethod
     def of(
@@ -173,13 +154,19 @@ class Problem(ArrayValue, _Derived):
         """The problem of balancing `workload` on `cluster`.
 
         Args:
+            workload: The load by source rank.
+            cluster: The EP group's ranks and links.
             redundant: R, slots per rank for replicas.
-            model: default: the preset that the workload names, or the only one of its layers, experts and top-k.
-            home_LE: default: contiguous, expert e at home slot e.
-            cost: what to minimise; default ``CostModel(objective="time")``, the other is ``CostModel(objective="balance")``.
-            schedule: default: forward only for recompute, gradient accumulation for update.
-            slots: default `SharedSlots`.   replicas: ``"any"``, or ``"node"``: inside their home's node.
-            resident_LGS: what `ResidentSlots` hold at the start.
+            model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
+            home_LE: Default: contiguous, expert e at home slot e.
+            cost: What to minimise; default ``CostModel(objective="time")``, the other is ``CostModel(objective="balance")``.
+            schedule: Default: forward only for recompute, gradient accumulation for update.
+            slots: Default `SharedSlots`.
+            replicas: ``"any"``, or ``"node"``: inside their home's node.
+            resident_LGS: What `ResidentSlots` hold at the start.
+
+        Raises:
+            InputError: No model of the workload's shape, another number of ranks, or what `Problem` refuses.
         """
         if model is None:
             model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)
@@ -193,37 +180,24 @@ class Problem(ArrayValue, _Derived):
         return cls(
             model=model,
             cluster=cluster,
-            cost=cost if cost is not None else CostModel(),
-            stage=workload.stage,
+            cost=cost or CostModel(),
             schedule=schedule,
             redundant=redundant,
-            slots=slots if slots is not None else SharedSlots(),
+            slots=slots or SharedSlots(),
             replicas=replicas,
             home_LE=np.tile(np.arange(workload.E), (workload.L, 1)) if home_LE is None else home_LE,
-            load_MLE=workload.load_MLE,
-            load_MLGE=workload.load_MLGE,
-            tokens_MG=workload.tokens_MG,
-            attention_MG=workload.attention_MG,
             resident_LGS=resident_LGS,
-            moe_layer_L=workload.moe_layer_L,
-            trace_id=workload.trace_id,
-            dealt=workload.dealt,
+            **{name: getattr(workload, name) for name in _OF_WORKLOAD},
         )
 
-    @property
-    def M(self) -> int:
-        """Micro-steps."""
-        return int(self.load_MLE.shape[0])
+    M = Length("load_MLE")
+    """Micro-steps."""
 
-    @property
-    def L(self) -> int:
-        """MoE layers of this problem."""
-        return int(self.load_MLE.shape[1])
+    L = Length("load_MLE")
+    """MoE layers of this problem."""
 
-    @property
-    def E(self) -> int:
-        """Logical experts."""
-        return int(self.load_MLE.shape[2])
+    E = Length("load_MLE")
+    """Logical experts."""
 
     @property
     def N(self) -> int:
@@ -260,27 +234,13 @@ class Problem(ArrayValue, _Derived):
         """int32 [N, G, E], a view of `load_MLGE`."""
         return None if self.load_MLGE is None else self.load_MLGE.reshape(self.N, self.G, self.E)
 
-    @property
-    def demand_NVE(self) -> Array | None:
-        """int32 [N, V, E]: pairs that the tokens of a node send to an expert; summed once and kept."""
-        load_NGE, node_G = self.load_NGE, self.cluster.node_of_rank_G
-        if load_NGE is None:
-            return None
-        kept: Array | None = getattr(self, "_demand_NVE", None)
-        if kept is None:
-            demand_NVE = np.empty((self.N, self.cluster.num_nodes, self.E), np.int32)
-            for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), self.N, whole=True)
-            demand_NVE.flags.writeable = False
-            object.__setattr__(self, "_demand_NVE", demand_NVE)
-            kept = demand_NVE
-        return kept
-
     def counts(self) -> Counts:
-        """The load as compiled functions read it."""
-        load_NGE, demand_NVE = self.load_NGE, self.demand_NVE
-        if load_NGE is None or demand_NVE is None:
-            return Counts(self.load_NE, _UNKNOWN, _UNKNOWN, False)
-        return Counts(self.load_NE, load_NGE, demand_NVE, True)
+        """The load as compiled functions read it; summed once and kept."""
+        kept: Counts | None = getattr(self, "_counts", None)
+        if kept is None:
+            kept = count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
+            object.__setattr__(self, "_counts", kept)
+        return kept
 
     @property
     def layer_N(self) -> Array:
@@ -316,30 +276,15 @@ class Problem(ArrayValue, _Derived):
         """
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
-        cut = lambda a: None if a is None else a[micro_steps]  # noqa: E731
-        return dataclasses.replace(
-            self,
-            load_MLE=self.load_MLE[micro_steps],
-            load_MLGE=cut(self.load_MLGE),
-            tokens_MG=cut(self.tokens_MG),
-            attention_MG=cut(self.attention_MG),
-            resident_LGS=self.resident_LGS if micro_steps.indices(self.M)[0] == 0 else None,
-            schedule=self.schedule[micro_steps],
-        )
+        cut = self.cut_arrays(M=micro_steps)
+        if micro_steps.indices(self.M)[0] != 0:
+            cut["resident_LGS"] = None
+        return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps])
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Problem:
         """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
-        index = layer_positions(indices, self.L)
-        cut = lambda a: None if a is None else a[index]  # noqa: E731
-        return dataclasses.replace(
-            self,
-            load_MLE=self.load_MLE[:, index],
-            load_MLGE=None if self.load_MLGE is None else self.load_MLGE[:, index],
-            home_LE=self.home_LE[index],
-            resident_LGS=cut(self.resident_LGS),
-            moe_layer_L=self.moe_layer_L[index],
-            schedule=self.schedule if schedule is None else schedule,
-        )
+        cut = self.cut_arrays(L=layer_positions(indices, self.L))
+        return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 
 
 def _by_shape(workload: Workload) -> Model:

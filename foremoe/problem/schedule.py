@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError
 
 # Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
@@ -59,18 +59,17 @@ class Schedule(ArrayValue):
     Law: every (micro-step, chunk) has exactly one FORWARD, at most one BACKWARD, and the BACKWARD comes later.
     """
 
-    micro_step_X: Array
-    phase_X: Array
-    chunk_X: Array
+    micro_step_X: Array = array(np.int32)
+    phase_X: Array = array(np.uint8)
+    chunk_X: Array = array(np.int32)
     num_chunks: int = 1
     reforward: bool = False
-    chunk_L: Array | None = None
-    block_L: Array | None = None
+    chunk_L: Array | None = array(np.int32, optional=True)
+    block_L: Array | None = array(np.int32, optional=True)
 
     def __post_init__(self) -> None:
-        num_passes = len(np.atleast_1d(self.micro_step_X))
-        for name, dtype in (("micro_step_X", np.int32), ("phase_X", np.uint8), ("chunk_X", np.int32)):
-            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype, name, (num_passes,)))
+        self.freeze()
+        num_passes = len(self.micro_step_X)
         if num_passes == 0:
             raise InputError("a Schedule needs at least one pass; got none.")
         if self.num_chunks < 1 or self.chunk_X.min() < 0 or self.chunk_X.max() >= self.num_chunks:
@@ -110,10 +109,8 @@ class Schedule(ArrayValue):
 
     def _check_layers(self) -> None:
         for name in ("chunk_L", "block_L"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, frozen_array(getattr(self, name), np.int32, name, (None,)))
-                if (np.diff(getattr(self, name)) < 0).any():
-                    raise InputError(f"{name} must be ascending; layers of a chunk or block lie side by side.")
+            if getattr(self, name) is not None and (np.diff(getattr(self, name)) < 0).any():
+                raise InputError(f"{name} must be ascending; layers of a chunk or block lie side by side.")
         chunk_L, block_L = self.chunk_L, self.block_L
         if chunk_L is not None and chunk_L.size and (chunk_L[0] < 0 or chunk_L[-1] >= self.num_chunks):
             raise InputError(f"chunk_L must lie in [0, {self.num_chunks}); got {chunk_L[0]} to {chunk_L[-1]}.")
@@ -126,9 +123,11 @@ class Schedule(ArrayValue):
         Raises:
             InputError: the schedule is for another number of layers, or `num_layers` does not divide into its chunks.
         """
-        for array in (self.chunk_L, self.block_L):
-            if array is not None and len(array) != num_layers:
-                raise InputError(f"the schedule is for {len(array)} layers, the plan has {num_layers}; make it for these layers.")
+        for layer_L in (self.chunk_L, self.block_L):
+            if layer_L is not None and len(layer_L) != num_layers:
+                raise InputError(
+                    f"the schedule is for {len(layer_L)} layers, the plan has {num_layers}; make it for these layers."
+                )
         if self.chunk_L is not None:
             return self.chunk_L
         if num_layers % self.num_chunks:
@@ -159,11 +158,7 @@ class Schedule(ArrayValue):
 
     def select(self, layers: Array) -> Schedule:
         """The schedule of some of the layers, for those it was made for."""
-        return dataclasses.replace(
-            self,
-            chunk_L=None if self.chunk_L is None else self.chunk_L[layers],
-            block_L=None if self.block_L is None else self.block_L[layers],
-        )
+        return self.cut(L=layers)
 
     def __getitem__(self, micro_steps: slice) -> Schedule:
         """The passes of a range of micro-steps, in the same order, numbered from 0."""
@@ -171,12 +166,8 @@ class Schedule(ArrayValue):
         if step != 1 or start >= stop:
             raise InputError(f"a Schedule of {self.M} micro-steps cannot be cut to {micro_steps}; give a non-empty range.")
         keep_X = (self.micro_step_X >= start) & (self.micro_step_X < stop)
-        return dataclasses.replace(
-            self,
-            micro_step_X=self.micro_step_X[keep_X] - start,
-            phase_X=self.phase_X[keep_X],
-            chunk_X=self.chunk_X[keep_X],
-        )
+        columns = self.cut_arrays(X=keep_X)
+        return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
 
     def with_chunks(self, chunk_L: Array) -> Schedule:
         """The same passes for chunks of these layers, which may differ in number."""
@@ -185,8 +176,7 @@ class Schedule(ArrayValue):
     def without_backward(self) -> Schedule:
         """The forward passes alone, in their order: what a forward-only stage of the same pipeline runs."""
         keep_X = self.phase_X == Phase.FORWARD
-        columns = {name: getattr(self, name)[keep_X] for name in ("micro_step_X", "phase_X", "chunk_X")}
-        return dataclasses.replace(self, **columns, reforward=False, block_L=None)
+        return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
     @staticmethod
     def join(schedules: list[Schedule]) -> Schedule:
@@ -197,12 +187,9 @@ class Schedule(ArrayValue):
         }
         if len(kinds) != 1:
             raise InputError("schedules with different chunks or re-forward cannot be joined; give the joined schedule itself.")
-        return dataclasses.replace(
-            schedules[0],
-            micro_step_X=np.concatenate([s.micro_step_X + o for s, o in zip(schedules, offset_S, strict=True)]),
-            phase_X=np.concatenate([s.phase_X for s in schedules]),
-            chunk_X=np.concatenate([s.chunk_X for s in schedules]),
-        )
+        columns = Schedule.join_arrays(schedules, "X")
+        columns["micro_step_X"] += np.repeat(offset_S, [len(s.micro_step_X) for s in schedules]).astype(np.int32)
+        return dataclasses.replace(schedules[0], **columns)
 
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:

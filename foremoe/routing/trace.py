@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError
 from foremoe.base.tensor_file import digest
 from foremoe.machine.model import Model
@@ -42,12 +42,12 @@ class RoutingTrace(ArrayValue):
         InputError: wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
     """
 
-    topk_TLK: Array
+    topk_TLK: Array = array(np.int16)  # uint8 for up to 256 experts
     num_experts: int
-    seq_len_Q: Array
-    known_T: Array | None = None
+    seq_len_Q: Array = array(np.int64)
+    known_T: Array | None = array(np.bool_, optional=True)
     moe_layer_L: Array = None  # type: ignore[assignment]
-    weight_TLK: Array | None = None
+    weight_TLK: Array | None = array(np.float16, optional=True)
     model: str | None = None
     source: str = ""
     id: str = ""
@@ -77,31 +77,22 @@ class RoutingTrace(ArrayValue):
         put("seq_len_Q", checked_lengths(self.seq_len_Q, T))
         default_L = preset_layers(self.model, L, self.num_experts, K)
         put("moe_layer_L", layer_numbers(default_L if self.moe_layer_L is None else self.moe_layer_L, L))
-        if self.weight_TLK is not None:
-            put("weight_TLK", frozen_array(self.weight_TLK, np.float16, "weight_TLK", (T, L, K)))
+        self.freeze("weight_TLK", T=T, L=L, K=K)
         put("model", self.model or None)
         if not self.id:
             put("id", self.content_hash())
 
-    @property
-    def T(self) -> int:
-        """Tokens."""
-        return int(self.topk_TLK.shape[0])
+    T = Length("topk_TLK")
+    """Tokens."""
 
-    @property
-    def L(self) -> int:
-        """MoE layers."""
-        return int(self.topk_TLK.shape[1])
+    L = Length("topk_TLK")
+    """MoE layers."""
 
-    @property
-    def K(self) -> int:
-        """Experts per token and layer."""
-        return int(self.topk_TLK.shape[2])
+    K = Length("topk_TLK")
+    """Experts per token and layer."""
 
-    @property
-    def Q(self) -> int:
-        """Sequences."""
-        return len(self.seq_len_Q)
+    Q = Length("seq_len_Q")
+    """Sequences."""
 
     @property
     def cuts(self) -> Array:
@@ -180,17 +171,10 @@ class RoutingTrace(ArrayValue):
             if (part.moe_layer_L != first.moe_layer_L).any():
                 raise InputError(f"trace {i} has other layer numbers than trace 0; concatenate traces of the same layers.")
         known = [np.ones(p.T, bool) if p.known_T is None else p.known_T for p in parts]
-        weights = [p.weight_TLK for p in parts if p.weight_TLK is not None]
-        return cls(
-            topk_TLK=np.concatenate([p.topk_TLK for p in parts]),
-            num_experts=first.num_experts,
-            known_T=np.concatenate(known),
-            seq_len_Q=np.concatenate([p.seq_len_Q for p in parts]),
-            moe_layer_L=first.moe_layer_L,
-            weight_TLK=np.concatenate(weights) if len(weights) == len(parts) else None,
-            model=first.model if all(p.model == first.model for p in parts) else None,
-            source=" + ".join(dict.fromkeys(p.source for p in parts if p.source)),
-        )
+        joined = cls.join_arrays(parts, "T") | cls.join_arrays(parts, "Q") | {"known_T": np.concatenate(known)}
+        source = " + ".join(dict.fromkeys(p.source for p in parts if p.source))
+        model = first.model if all(p.model == first.model for p in parts) else None
+        return replace(first, **joined, model=model, source=source, id="")
 
     def sequences(self, indices: npt.ArrayLike) -> RoutingTrace:
         """Some sequences as a trace of their own, under a new id.
@@ -207,19 +191,5 @@ class RoutingTrace(ArrayValue):
         if index.ndim != 1 or not index.size or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= self.Q:
             raise InputError(f"sequences needs numbers from 0 to {self.Q - 1} in a list, or a bool mask of length {self.Q}.")
         cuts = self.cuts
-
-        def pick(array: Array | None) -> Array | None:
-            return None if array is None else np.concatenate([array[cuts[q] : cuts[q + 1]] for q in index])
-
-        topk_TLK = pick(self.topk_TLK)
-        assert topk_TLK is not None
-        return RoutingTrace(
-            topk_TLK=topk_TLK,
-            num_experts=self.num_experts,
-            known_T=pick(self.known_T),
-            seq_len_Q=self.seq_len_Q[index],
-            moe_layer_L=self.moe_layer_L,
-            weight_TLK=pick(self.weight_TLK),
-            model=self.model,
-            source=self.source,
-        )
+        token_T = np.concatenate([np.arange(cuts[q], cuts[q + 1]) for q in index])
+        return replace(self, **self.cut_arrays(T=token_T, Q=index), id="")

@@ -15,15 +15,13 @@ from foremoe.workload.workload import Dealt, Workload
 
 FORMAT_VERSION = 1
 
-_REQUIRED = ("load_MLGE", "tokens_MG", "attention_MG", "unknown_ML", "moe_layer_L")
-_OPTIONAL = ("micro_step_Q", "rank_Q")
 _PLAIN = ("num_topk", "stage", "model", "trace_id")
 
 
 def save_workload(work: Workload, path: str | os.PathLike[str]) -> None:
     """Writes `work`; the bytes are a function of the workload alone."""
-    tensors: dict[str, Array] = {name: getattr(work, name) for name in _REQUIRED}
-    tensors |= {name: getattr(work, name) for name in _OPTIONAL if getattr(work, name) is not None}
+    held = {name: getattr(work, name) for name in Workload.array_fields()}
+    tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
     # Counts of one layer on one rank are small: the narrowest type halves most files.
     tensors["load_MLGE"] = work.load_MLGE.astype(np.min_scalar_type(int(work.load_MLGE.max())))
     header = {name: getattr(work, name) for name in _PLAIN}
@@ -39,7 +37,9 @@ def load_workload(path: str | os.PathLike[str]) -> Workload:
         if dealt is not None:
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dealt.items()}
             dealt = Dealt(**fields)
-        arrays: dict[str, Any] = {name: tensors[name] for name in _REQUIRED} | {name: tensors.get(name) for name in _OPTIONAL}
+        arrays: dict[str, Any] = {
+            name: tensors.get(name) if field.optional else tensors[name] for name, field in Workload.array_fields().items()
+        }
         return Workload(**arrays, **{name: header[name] for name in _PLAIN}, dealt=dealt)
     except InputError as error:
         raise InputError(f"{os.fspath(path)!r}: {error}") from None

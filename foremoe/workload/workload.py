@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole_number
 from foremoe.base.parallel import row_runner
@@ -70,17 +70,17 @@ class Workload(ArrayValue):
         InputError: shapes that do not fit, negative numbers, or more pairs than the tokens of a rank can make.
     """
 
-    load_MLGE: Array
-    tokens_MG: Array
-    attention_MG: Array
-    unknown_ML: Array
+    load_MLGE: Array = array(np.int32)
+    tokens_MG: Array = array(np.int32, negative=False)
+    attention_MG: Array = array(np.float64, negative=False)
+    unknown_ML: Array = array(np.int64, negative=False)
     num_topk: int
     stage: str = "update"
     model: str | None = None
-    moe_layer_L: Array
+    moe_layer_L: Array = array(np.int32)
     trace_id: str = ""
-    micro_step_Q: Array | None = None
-    rank_Q: Array | None = None
+    micro_step_Q: Array | None = array(np.int32, optional=True)
+    rank_Q: Array | None = array(np.int32, optional=True)
     dealt: Dealt | None = None
     load_MLE: Array = field(init=False)
 
@@ -88,48 +88,34 @@ class Workload(ArrayValue):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         put("num_topk", whole_number(self.num_topk, "num_topk"))
         put("load_MLGE", checked_load(self.load_MLGE))
-        M, L, G, E = self.load_MLGE.shape
-        put("tokens_MG", frozen_array(self.tokens_MG, np.int32, "tokens_MG", (M, G)))
-        put("attention_MG", frozen_array(self.attention_MG, np.float64, "attention_MG", (M, G)))
-        put("unknown_ML", frozen_array(self.unknown_ML, np.int64, "unknown_ML", (M, L)))
-        for name in ("tokens_MG", "attention_MG", "unknown_ML"):
-            require_non_negative(getattr(self, name), name)
-        if self.num_topk > E:
-            raise InputError(f"num_topk {self.num_topk} exceeds the {E} experts; a token's experts are distinct.")
+        if (self.micro_step_Q is None) != (self.rank_Q is None):
+            raise InputError("micro_step_Q and rank_Q go together; give both or neither.")
+        self.freeze()
+        if self.num_topk > self.E:
+            raise InputError(f"num_topk {self.num_topk} exceeds the {self.E} experts; a token's experts are distinct.")
         if self.stage not in STAGES:
             raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
         for name, value in (("model", self.model or ""), ("trace_id", self.trace_id)):
             if not isinstance(value, str):
                 raise InputError(f"{name} must be text; got {type(value).__name__}.")
-        put("moe_layer_L", layer_numbers(self.moe_layer_L, L))
+        put("moe_layer_L", layer_numbers(self.moe_layer_L, self.L))
         put("load_MLE", frozen_array(self.load_MLGE.sum(axis=2, dtype=np.int64), np.int32, "load_MLGE summed over ranks"))
         check_pairs(self)
-        if (self.micro_step_Q is None) != (self.rank_Q is None):
-            raise InputError("micro_step_Q and rank_Q go together; give both or neither.")
-        if self.micro_step_Q is not None:
-            for name, limit in (("micro_step_Q", M), ("rank_Q", G)):
-                put(name, frozen_array(getattr(self, name), np.int32, name, (len(self.micro_step_Q),)))
-                require_below(getattr(self, name), limit, name)
+        if self.micro_step_Q is not None and self.rank_Q is not None:
+            require_below(self.micro_step_Q, self.M, "micro_step_Q")
+            require_below(self.rank_Q, self.G, "rank_Q")
 
-    @property
-    def M(self) -> int:
-        """Micro-steps."""
-        return int(self.load_MLGE.shape[0])
+    M = Length("load_MLGE")
+    """Micro-steps."""
 
-    @property
-    def L(self) -> int:
-        """MoE layers of this workload."""
-        return int(self.load_MLGE.shape[1])
+    L = Length("load_MLGE")
+    """MoE layers of this workload."""
 
-    @property
-    def G(self) -> int:
-        """Source ranks: the ranks of the EP group."""
-        return int(self.load_MLGE.shape[2])
+    G = Length("load_MLGE")
+    """Source ranks: the ranks of the EP group."""
 
-    @property
-    def E(self) -> int:
-        """Logical experts."""
-        return int(self.load_MLGE.shape[3])
+    E = Length("load_MLGE")
+    """Logical experts."""
 
     def __repr__(self) -> str:
         return (
@@ -256,29 +242,19 @@ class Workload(ArrayValue):
         kept = np.arange(self.M)[micro_steps]
         if not kept.size:
             raise InputError(f"the slice {micro_steps.start}:{micro_steps.stop} selects none of the {self.M} micro-steps.")
-        micro_step_Q, rank_Q = self.micro_step_Q, self.rank_Q
-        if micro_step_Q is not None and rank_Q is not None:
+        cut, dealt = self.cut_arrays(M=micro_steps), self.dealt
+        if self.micro_step_Q is not None and self.rank_Q is not None:
             renumbered = np.full(self.M + 1, -1, np.int32)  # the last entry is what -1 indexes
             renumbered[kept] = np.arange(kept.size)
-            micro_step_Q = renumbered[micro_step_Q]
-            rank_Q = np.where(micro_step_Q < 0, np.int32(-1), rank_Q)
-        dealt = self.dealt
-        if dealt is not None and micro_step_Q is not None and (kept == np.arange(kept.size)).all():
-            dealt = replace(
-                dealt,
-                over_budget=tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0),
-                dropped_micro_steps=dealt.dropped_micro_steps + self.M - kept.size,
-            )
-        return replace(
-            self,
-            dealt=dealt,
-            load_MLGE=self.load_MLGE[micro_steps],
-            tokens_MG=self.tokens_MG[micro_steps],
-            attention_MG=self.attention_MG[micro_steps],
-            unknown_ML=self.unknown_ML[micro_steps],
-            micro_step_Q=micro_step_Q,
-            rank_Q=rank_Q,
-        )
+            micro_step_Q = renumbered[self.micro_step_Q]
+            cut |= {"micro_step_Q": micro_step_Q, "rank_Q": np.where(micro_step_Q < 0, np.int32(-1), self.rank_Q)}
+            if dealt is not None and (kept == np.arange(kept.size)).all():
+                dealt = replace(
+                    dealt,
+                    over_budget=tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0),
+                    dropped_micro_steps=dealt.dropped_micro_steps + self.M - kept.size,
+                )
+        return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Workload:
         """Some layers (positions from 0, not the model's numbers) as a workload of its own: a pipeline stage, say.
@@ -286,13 +262,7 @@ class Workload(ArrayValue):
         Raises:
             InputError: none, out of range, or one twice.
         """
-        index = layer_positions(indices, self.L)
-        return replace(
-            self,
-            load_MLGE=self.load_MLGE[:, index],
-            unknown_ML=self.unknown_ML[:, index],
-            moe_layer_L=self.moe_layer_L[index],
-        )
+        return self.cut(L=layer_positions(indices, self.L))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the counts as safetensors; the bytes are a function of the workload alone.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array, require_non_negative
+from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array, require_non_negative
 from foremoe.base.errors import InputError
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.int64]
@@ -94,3 +94,54 @@ def test_same_as_compares_types_fields_dtypes_shapes_and_bytes() -> None:
     assert Pair(np.arange(4), one).same_as(Pair(np.arange(4), Pair(np.arange(4))))
     assert not Pair(np.arange(4), one).same_as(Pair(np.arange(4), None)) and not Pair(np.arange(4), np.zeros(1)).same_as(one)
     assert Pair(np.array([0.0])).same_as(Pair(np.array([0.0]))) and not Pair(np.array([0.0])).same_as(Pair(np.array([-0.0])))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table(ArrayValue):
+    name: str = ""
+    load_ML: Array = array(np.int32, negative=False)
+    home_L: Array = array(np.int16)
+    seen_ML: Array | None = array(np.float64, optional=True)
+
+    M = Length("load_ML")
+    L = Length("home_L")
+
+
+def table(M: int = 2, L: int = 3, **fields: Any) -> Table:
+    return Table(**{"load_ML": np.arange(M * L).reshape(M, L), "home_L": np.arange(L), **fields})
+
+
+def test_declared_arrays_are_frozen_and_their_axes_agree() -> None:
+    value = table(seen_ML=np.ones((2, 3), int))
+    assert [a.dtype for a in (value.load_ML, value.home_L, value.seen_ML)] == [np.int32, np.int16, np.float64]
+    assert not value.load_ML.flags.writeable and (value.M, value.L) == (2, 3) and table().seen_ML is None
+    assert list(Table.array_fields()) == ["load_ML", "home_L", "seen_ML"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"home_L": np.zeros(4)}, "home_L must have shape [3]; got [4]."),
+        ({"load_ML": np.zeros(3)}, "load_ML must have shape [any, any]; got [3]."),
+        ({"load_ML": -np.ones((2, 3), int)}, "load_ML holds 6 negative values (smallest -1); counts are >= 0."),
+        ({"seen_ML": np.zeros((3, 2))}, "seen_ML must have shape [2, 3]; got [3, 2]."),
+        ({"home_L": None}, "home_L must hold numbers; got dtype object."),
+    ],
+)
+def test_arrays_that_do_not_fit_the_declaration_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        table(**fields)
+
+
+@given(st.data())
+def test_cutting_and_joining_are_inverse(data: st.DataObject) -> None:
+    M, L = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 3))
+    value = table(M, L, seen_ML=np.random.default_rng(0).random((M, L)), name="a")
+    at = data.draw(st.integers(1, M - 1))
+    parts = [value.cut(M=slice(0, at)), value.cut(M=slice(at, M))]
+    assert [part.M for part in parts] == [at, M - at] and all((part.home_L == value.home_L).all() for part in parts)
+    assert dataclasses.replace(value, **Table.join_arrays(parts, "M")).same_as(value)
+    layers = data.draw(st.permutations(range(L)))
+    turned = value.cut(L=np.array(layers), M=[0])
+    assert turned.home_L.tolist() == layers and turned.load_ML.tolist() == [value.load_ML[0, layers].tolist()]
+    assert Table.join_arrays([value, table(M, L)], "M")["seen_ML"] is None

@@ -10,7 +10,7 @@ from mutations import copying_plans
 
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
-from foremoe.plan.transfers import TRANSFER_DTYPES, Link, TransferList
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
@@ -65,7 +65,7 @@ def reference_transfers(plan: Plan) -> list[dict[str, int]]:
 
 
 def as_rows(transfers: TransferList) -> list[dict[str, int]]:
-    return [{name: int(getattr(transfers, name)[c]) for name in TRANSFER_DTYPES} for c in range(len(transfers))]
+    return [{name: int(getattr(transfers, name)[c]) for name in TransferList.array_fields()} for c in range(len(transfers))]
 
 
 @given(st.data())
@@ -155,7 +155,7 @@ def test_the_turn_from_forward_to_backward_sends_nothing_twice() -> None:
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
-    columns = {name: np.zeros(2, np.int32) for name in TRANSFER_DTYPES}
+    columns = {name: np.zeros(2, np.int32) for name in TransferList.array_fields()}
     assert len(TransferList(**columns)) == 2
     with pytest.raises(InputError, match="buffer_C must have shape"):
         TransferList(**{**columns, "buffer_C": np.zeros(3, np.int32)})

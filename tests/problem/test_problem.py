@@ -54,11 +54,11 @@ def test_letters_and_views(data: st.DataObject) -> None:
     assert (problem.load_NGE is None) == (problem.load_MLGE is None)
     if problem.load_NGE is not None:
         assert (problem.load_NGE.sum(axis=1) == problem.load_NE).all()
-        node_G, demand_NVE = problem.cluster.node_of_rank_G, problem.demand_NVE
-        assert demand_NVE is problem.demand_NVE is not None and not demand_NVE.flags.writeable
+        node_G, demand_NVE = problem.cluster.node_of_rank_G, problem.counts().demand_NVE
+        assert demand_NVE is problem.counts().demand_NVE and not demand_NVE.flags.writeable
         for v in range(problem.cluster.num_nodes):
             assert (demand_NVE[:, v] == problem.load_NGE[:, node_G == v].sum(axis=1)).all()
-    assert (problem.demand_NVE is None) == (problem.load_NGE is None)
+    assert problem.counts().located == (problem.load_NGE is not None)
     assert problem.same_as(dataclasses.replace(problem))
     assert not any(array.flags.writeable for array in (problem.load_MLE, problem.home_LE, problem.moe_layer_L))
 
@@ -136,7 +136,7 @@ GOOD: dict[str, Any] = {
         ({"schedule": Schedule.accumulate(3)}, "the schedule runs 3 micro-steps but the load has 2"),
         ({"schedule": Schedule.interleaved(2, 2, 2, 0)}, "3 layers do not divide into 2 chunks"),
         ({"replicas": "rack"}, 'replicas must be "any" or "node"; got \'rack\''),
-        ({"home_LE": np.zeros((3, 8), int)}, "home_LE of layer 0 is no permutation of the 8 home slots"),
+        ({"home_LE": np.zeros((3, 8), int)}, "home_LE of layer 0 is not a permutation of the 8 home slots"),
         ({"home_LE": np.arange(8)}, "home_LE must have shape [3, 8]; got [8]"),
         ({"moe_layer_L": np.arange(2)}, "moe_layer_L must have shape [3]; got [2]"),
         ({"load_MLGE": np.ones((2, 3, 4, 8), int)}, "load_MLGE summed over source ranks differs from load_MLE"),

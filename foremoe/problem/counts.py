@@ -1,0 +1,43 @@
+"""Counts: the load of a problem as compiled functions read it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.parallel import for_rows
+from foremoe.problem.kernels.demand import demand_rows
+
+# Letters: N rows, G ranks, E experts, V nodes.
+
+# Read-only like the arrays it stands for: kernels compile once for both.
+_UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
+
+
+class Counts(NamedTuple):
+    """Pairs of every row, int32.
+
+    Attributes:
+        load_NE: Of each expert.
+        load_NGE: By source rank; one zero if `located` is False.
+        demand_NVE: By the node that the tokens are on; one zero if `located` is False.
+        located: Whether sources are known.
+    """
+
+    load_NE: Array
+    load_NGE: Array
+    demand_NVE: Array
+    located: bool
+
+
+def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
+    """`Counts` of a load, summed by node."""
+    if load_NGE is None:
+        return Counts(load_NE, _UNKNOWN, _UNKNOWN, False)
+    N, _, E = load_NGE.shape
+    demand_NVE = np.empty((N, int(node_G.max()) + 1, E), np.int32)
+    for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), N, whole=True)
+    demand_NVE.flags.writeable = False
+    return Counts(load_NE, load_NGE, demand_NVE, True)
