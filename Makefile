@@ -19,18 +19,19 @@ lint: .venv/.test
 types: .venv/.test
 	$(BIN)/mypy
 
-# Files side by side, one on every core up to four; `pytest` alone runs one after the other, and the heavy stages too if they can.
+# Files side by side, one on every core up to four, in the order of tests/conftest.py; skips are named at the end (-rs).
+# `pytest` alone runs one after the other, and the heavy stages too if they can.
 unit: .venv/.test
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-		--ignore tests/megatron --ignore tests/verl
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile \
+		--no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
-	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest tests/megatron; fi
+	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest -rs tests/megatron; fi
 
 # veRL pins many packages of its own, so it gets an environment of its own; kept from one run to the next.
 test-verl: .venv-verl/.verl
-	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m pytest tests/verl; fi
+	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m pytest -rs tests/verl; fi
 
 # veRL's own engine on two CPU ranks, with foremoe and without; prints a table.
 smoke-verl: .venv-verl/.verl

@@ -31,33 +31,20 @@ _WORTH = 1e-4
 
 
 class Loads(NamedTuple):
-    """Loads of a layer in whole numbers.
+    """Loads of a layer in whole numbers."""
 
-    Attributes:
-        load_EM: int64, load of every expert and micro-step.
-        weight_V: int64, what a domain's load is multiplied by to compare domains of unequal size.
-        even: weighted load of every domain and micro-step in perfect balance.
-    """
-
-    load_EM: Array
-    weight_V: Array
-    even: int
+    load_EM: Array  # int64, load of every expert and micro-step
+    weight_V: Array  # int64, what a domain's load is multiplied by to compare domains of unequal size
+    even: int  # weighted load of every domain and micro-step in perfect balance
 
 
 class Domains(NamedTuple):
-    """Weighted loads of domains, int64, and the two largest of every micro-step.
+    """Weighted loads of domains, int64, and the two largest of every micro-step."""
 
-    Attributes:
-        load_VM: weighted load.
-        first_M: the largest.
-        second_M: the second largest; -1 where there is only one domain.
-        owner_M: the domain with the largest.
-    """
-
-    load_VM: Array
-    first_M: Array
-    second_M: Array
-    owner_M: Array
+    load_VM: Array  # weighted load
+    first_M: Array  # the largest
+    second_M: Array  # the second largest; -1 where there is only one domain
+    owner_M: Array  # the domain with the largest
 
 
 class Cooling(NamedTuple):

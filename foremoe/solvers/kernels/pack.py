@@ -16,67 +16,38 @@ from foremoe.base.random import next_random, random_below
 
 
 class Sequences(NamedTuple):
-    """What is packed.
+    """What is packed."""
 
-    Attributes:
-        len_X: int64, tokens.
-        attention_X: float64, FLOPs of a layer's attention.
-        pairs_XLG: int32, pairs by home rank.
-        send_XG: float64, seconds to dispatch the pairs from every rank.
-        order_Q: int64, sequences by length within their group: those that may change places are near each other.
-        place_Q: int64, the place of every sequence in that order.
-        low_Q: int64, the first place of the sequence's group.
-        high_Q: int64, the place after its last.
-    """
-
-    len_X: Array
-    attention_X: Array
-    pairs_XLG: Array
-    send_XG: Array
-    order_Q: Array
-    place_Q: Array
-    low_Q: Array
-    high_Q: Array
+    len_X: Array  # int64, tokens
+    attention_X: Array  # float64, FLOPs of a layer's attention
+    pairs_XLG: Array  # int32, pairs by home rank
+    send_XG: Array  # float64, seconds to dispatch the pairs from every rank
+    order_Q: Array  # int64, sequences by length within their group: those that may change places are near each other
+    place_Q: Array  # int64, the place of every sequence in that order
+    low_Q: Array  # int64, the first place of the sequence's group
+    high_Q: Array  # int64, the place after its last
 
 
 class Terms(NamedTuple):
-    """Prices and terms.
+    """Prices and limits."""
 
-    Attributes:
-        window_s: seconds per attention FLOP of the slowest rank.
-        pair_s: seconds per pair of the largest rank load.
-        budget: tokens that a micro-step may hold.
-        room: tokens that one of its ranks may hold.
-    """
-
-    window_s: float
-    pair_s: float
-    budget: int
-    room: int
+    window_s: float  # seconds per attention FLOP of the slowest rank
+    pair_s: float  # seconds per pair of the largest rank load
+    budget: int  # tokens that a micro-step may hold
+    room: int  # tokens that one of its ranks may hold
 
 
 class Packing(NamedTuple):
-    """A packing and its sums; the search changes them in place.
+    """A packing and its sums; the search changes them in place."""
 
-    Attributes:
-        micro_step_Q: int64.
-        rank_Q: int64.
-        tokens_MG: int64, tokens.
-        attention_MG: float64, attention FLOPs.
-        tokens_M: int64, tokens of all ranks.
-        num_M: int64, sequences.
-        load_MLG: int32, pairs by home rank.
-        top_M: int64, largest rank load, summed over layers.
-    """
-
-    micro_step_Q: Array
-    rank_Q: Array
-    tokens_MG: Array
-    attention_MG: Array
-    tokens_M: Array
-    num_M: Array
-    load_MLG: Array
-    top_M: Array
+    micro_step_Q: Array  # int64
+    rank_Q: Array  # int64
+    tokens_MG: Array  # int64, tokens
+    attention_MG: Array  # float64, attention FLOPs
+    tokens_M: Array  # int64, tokens of all ranks
+    num_M: Array  # int64, sequences
+    load_MLG: Array  # int32, pairs by home rank
+    top_M: Array  # int64, largest rank load, summed over layers
 
 
 class Change(NamedTuple):

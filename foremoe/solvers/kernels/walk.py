@@ -17,29 +17,17 @@ from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row
 
 
 class Layer(NamedTuple):
-    """A layer's rows and what they are priced with.
+    """A layer's rows and what they are priced with."""
 
-    Attributes:
-        load_NE: int32, pairs of every row of the problem.
-        load_NGE: int32, the same by source rank; read if `located`.
-        located: whether source ranks are known.
-        node_G: node of every rank.
-        node_only: whether replicas stay inside their home's node.
-        num_base: home slots per rank.
-        rate_NK: float64, rates of every row; see `price`.
-        weight_2: see `price_kept`.
-        hint_XNGR: int16, experts that may be worth a slot, -1 none.
-    """
-
-    load_NE: Array
-    load_NGE: Array
-    located: bool
-    node_G: Array
-    node_only: bool
-    num_base: int
-    rate_NK: Array
-    weight_2: Array
-    hint_XNGR: Array
+    load_NE: Array  # int32, pairs of every row of the problem
+    load_NGE: Array  # int32, the same by source rank; read if `located`
+    located: bool  # whether source ranks are known
+    node_G: Array  # node of every rank
+    node_only: bool  # whether replicas stay inside their home's node
+    num_base: int  # home slots per rank
+    rate_NK: Array  # float64, rates of every row; see `price`
+    weight_2: Array  # see `price_kept`
+    hint_XNGR: Array  # int16, experts that may be worth a slot, -1 none
 
 
 class Row(NamedTuple):

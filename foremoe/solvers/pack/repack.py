@@ -64,25 +64,15 @@ class _Samples(NamedTuple):
 
 
 class _Packing(NamedTuple):
-    """Micro-batches, as int64: the one of every sample, and sums that the search changes with it.
+    """Micro-batches, as int64: the one of every sample, and sums that the search changes with it."""
 
-    Attributes:
-        micro_step_Q: micro-batch of every sample.
-        tokens_MD: tokens.
-        attention_MD: attention.
-        num_MD: samples.
-        longest_D: largest attention of a micro-batch at the start; none exceeds it.
-        load_MJG: pairs.
-        top_M: largest rank load, summed over layers.
-    """
-
-    micro_step_Q: Array
-    tokens_MD: Array
-    attention_MD: Array
-    num_MD: Array
-    longest_D: Array
-    load_MJG: Array
-    top_M: Array
+    micro_step_Q: Array  # micro-batch of every sample
+    tokens_MD: Array  # tokens
+    attention_MD: Array  # attention
+    num_MD: Array  # samples
+    longest_D: Array  # largest attention of a micro-batch at the start; none exceeds it
+    load_MJG: Array  # pairs
+    top_M: Array  # largest rank load, summed over layers
 
 
 @kernel

@@ -1,0 +1,98 @@
+"""CPU time of the default planner per row, in this checkout and in another, alternated in one run.
+
+    python -m bench.row_speed --against PATH [--times 15] [--out bench/results/row_speed_HARDWARE_DATE.md]
+
+Each checkout plans in a process of its own, one after the other in turn, so that both meet the same machine. CPU seconds of all
+threads are counted; the first plan, which may compile kernels, is not. Ratios below 1: this checkout is faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.output import command_line, emit, hardware
+
+# Model, ranks, micro-steps, layers: some tenths of a second per plan.
+CASES = (("gpt-oss-20b", 16, 32, 24), ("qwen3-30b-a3b", 64, 8, 48), ("deepseek-v3", 256, 4, 24))
+# Runs in either checkout: names that both have. Prints CPU microseconds per row for every line that it reads.
+WORKER = """
+import sys, time
+import foremoe
+from foremoe import Cluster, Planner, Problem
+model, ranks, micro_steps, layers = sys.argv[1], *map(int, sys.argv[2:])
+sizes = dict(num_ranks=ranks, tokens_per_rank=4096, micro_steps=micro_steps, num_layers=layers)
+work = foremoe.synthetic_workload(model, **sizes)
+problem = Problem.of(work, Cluster.preset("8xh100", num_ranks=ranks), redundant=1)
+Planner().plan(problem)
+print("ready", flush=True)
+for line in sys.stdin:
+    start = time.process_time()
+    Planner().plan(problem)
+    print((time.process_time() - start) / problem.N * 1e6, flush=True)
+"""
+
+
+class Planning:
+    """A process that plans one case in a checkout."""
+
+    def __init__(self, checkout: Path, case: tuple[object, ...]) -> None:
+        command = [sys.executable, "-c", WORKER, *map(str, case)]
+        self._process = subprocess.Popen(command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"planning ended with code {self._process.wait()}")
+        return line
+
+    def row_us(self) -> float:
+        """CPU microseconds per row of one more plan."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def compare(this: Path, other: Path, case: tuple[object, ...], times: int) -> tuple[float, float, float]:
+    """Median microseconds per row here and there, and the median of the ratios of neighbouring plans."""
+    here, there = Planning(this, case), Planning(other, case)
+    pairs = []
+    for i in range(times):
+        first, second = (here, there) if i % 2 == 0 else (there, here)
+        a, b = first.row_us(), second.row_us()
+        pairs.append((a, b) if i % 2 == 0 else (b, a))
+    here.close()
+    there.close()
+    here_us, there_us = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return here_us, there_us, statistics.median(a / b for a, b in pairs)
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--against", type=Path, required=True, help="another checkout of foremoe")
+    parser.add_argument("--times", type=int, default=15, help="plans of each checkout per case")
+    arguments = parser.parse_args()
+    this, other = Path(__file__).resolve().parents[1], arguments.against.resolve()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=other, capture_output=True, text=True, check=False)
+    lines = [
+        "# CPU time of the default planner per row", "", f"{hardware()}; against commit {commit.stdout.strip() or 'unknown'}.",
+        f"Medians of {arguments.times} plans each, alternated; the ratio is the median over neighbouring plans.", "",
+        "| model | ranks | rows | here us | there us | ratio |", "| --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for case in CASES:
+        model, ranks, micro_steps, layers = case
+        here_us, there_us, ratio = compare(this, other, case, arguments.times)
+        lines.append(f"| {model} | {ranks} | {micro_steps * layers} | {here_us:.0f} | {there_us:.0f} | {ratio:.3f} |")
+    emit("\n".join(lines) + "\n", arguments.out)
+
+
+if __name__ == "__main__":
+    main()
