@@ -31,8 +31,10 @@ class PackSolver(abc.ABC):
         """Deals every sequence once.
 
         Args:
-            num_ranks, tokens_per_rank: each at least 1; a micro-step holds at most num_ranks * tokens_per_rank tokens, unless it
-                is a single longer sequence.
+            trace: routing of the sequences.
+            num_ranks: at least 1.
+            tokens_per_rank: at least 1; a micro-step holds at most num_ranks * tokens_per_rank tokens, unless it is a single
+                longer sequence.
             sample_group_Q: integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
             seed: of whatever is random.
 

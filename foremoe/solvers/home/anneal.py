@@ -46,7 +46,7 @@ class Anneal(HomeSolver):
 
     * under ``"balance"``, moving every expert counts as `move_price` of the balanced sum, a single one its share of that; the
       sum and the price together must fall by `min_gain`. With one node replicas do all there is to do, and homes stay;
-    * under ``"time"``, weights and `state_bytes` per weight travel from rank to rank, hidden under nothing; a layer takes as
+    * under ``"time"``, weights and `state_bytes` per weight travel from rank to rank, exposed; a layer takes as
       long as its busiest rank and link class. What they save is measured: the solvers of `trial` plan `trial_steps` of the
       micro-steps with both homes. The seconds saved over all micro-steps, less the moves', must reach `min_gain` of the present
       seconds. Both are *model, uncalibrated* like all times.
@@ -63,7 +63,8 @@ class Anneal(HomeSolver):
         move_price: under ``"balance"``, share of the balanced sum that moving all experts costs.
         state_bytes: under ``"time"``, bytes that move with every weight of an expert: 12 for fp32 master weights and two fp32
             moments; 4 if only compute homes swap and fp32 gradients travel back; 0 if weights alone move.
-        trial, trial_steps: under ``"time"``, what plans with both homes, and for how many micro-steps.
+        trial: under ``"time"``, the solvers that plan with both homes.
+        trial_steps: number of micro-steps that they plan.
         seed: of the proposals.
     """
 

@@ -18,7 +18,7 @@ def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
     """Seconds that one rank's link needs for one expert on the move: inside its node, and to another.
 
     Args:
-        state_bytes: what travels with every weight besides the weight itself.
+        state_bytes: bytes that travel with every weight, its own not counted.
     """
     cluster, model = problem.cluster, problem.model
     num_bytes = model.expert_bytes + model.expert_params * state_bytes
@@ -27,7 +27,7 @@ def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
 
 
 def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
-    """float64 [L]: seconds from the present homes to `home_LE`, layer after layer and hidden under nothing.
+    """float64 [L]: seconds from the present homes to `home_LE`, layer after layer, exposed.
 
     A layer takes as long as its busiest rank, direction and link class, as in `CostModel`.
     """

@@ -100,7 +100,7 @@ def row_of(layer, n, given, demand_VE, home_E):  # type: ignore[no-untyped-def]
 
 @kernel
 def start_from_held(layer, row, buffers, pick_GR, best_s, slots, tried):  # type: ignore[no-untyped-def]
-    """Replaces `slots` by bare homes with the experts `pick_GR`, balanced anew, if that is cheaper than `best_s`; the price."""
+    """The price after replacing `slots` by bare homes with the experts `pick_GR`, balanced, where that is below `best_s`."""
     none_VE = np.empty((0, row.load_E.size), np.int64)
     given_expert_GS = slots.expert_GS.copy()
     for nearer in range(2 if layer.located else 1):

@@ -39,7 +39,7 @@ class BestPack(PackSolver):
     the layers, and their predicted seconds (an update stage, with the moves of homes) decide; of equal ones the first stays.
 
     Where experts do not divide over the ranks there is no plan; the objective of `ExpertAware` decides then. Holds tables of
-    4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, besides those of the packers that run side by side.
+    4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, plus those of the packers that run side by side.
 
     Attributes:
         packers: the ways; empty: `ExpertAware` for replicas to come and for none (with `redundant` 0 only the latter),
@@ -47,8 +47,9 @@ class BestPack(PackSolver):
         redundant: slots per rank for replicas.
         home: the home level that will follow, None: homes stay.
         rank: the solvers of the rank level that will follow.
-        cluster, ranks_per_node: as in `ExpertAware`.
-        layers: at most so many layers are planned; they stand for all.
+        cluster: as in `ExpertAware`.
+        ranks_per_node: as in `ExpertAware`.
+        layers: largest number of layers that are planned; they stand for all.
     """
 
     packers: tuple[PackSolver, ...] = ()

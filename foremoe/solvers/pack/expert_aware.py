@@ -29,10 +29,10 @@ class ExpertAware(PackSolver):
     The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
     the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
     loads will be nearly even whatever the packing: `skew_weight` says how much of the excess of the busiest rank over the mean is
-    then still paid. And replicas bring tokens nearer: of several nodes each is taken to serve, besides the experts that live
-    there, as many as it has redundant slots of those that its own sequences want most over the whole step. So sequences of like
-    expert use gather in a node, and the home level can move experts to them. The search goes round: sequences for given
-    replicas, then replicas for given sequences.
+    then still paid. And replicas bring tokens nearer: of several nodes each is taken to serve the experts that live there and,
+    of the others, one per redundant slot: those that its own sequences want most over the whole step. So sequences of like expert
+    use gather in a node, and the home level can move experts to them. The search alternates: sequences for given replicas, then
+    replicas for given sequences.
 
     Starts from `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
 

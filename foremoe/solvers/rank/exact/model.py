@@ -34,7 +34,8 @@ class Program:
         row: the row.
         pairs: candidates; all others get no replica.
         whole: quotas are whole numbers (small programs only: pairs already chosen).
-        max_replicas, max_cross_node: budgets, or None; see `Exact`.
+        max_replicas: budget, or None; see `Exact`.
+        max_cross_node: budget, or None; see `Exact`.
     """
 
     def __init__(
@@ -207,12 +208,12 @@ class Program:
         for column, hide_s in exposed:
             terms = [(fan[0], fan[1], fan[column]) for fan in fan_costs]
 
-            def late(quota: dict[Pair, float], terms: Any = terms, hide: float = hide_s / unit) -> float:
+            def exposed_s(quota: dict[Pair, float], terms: Any = terms, hide: float = hide_s / unit) -> float:
                 return max([0.0, *(each * most(quota) - hide for _, most, each in terms)])
 
-            late_by = self._derived(late, cost=1.0)
+            exposed_by = self._derived(exposed_s, cost=1.0)
             for fan, _, each in terms:
-                self._constrain(late_by >= each * fan - hide_s / unit)
+                self._constrain(exposed_by >= each * fan - hide_s / unit)
 
     def start_from(self, quota: dict[Pair, float]) -> bool:
         """Offers quotas as a first solution; False if the program does not allow them."""

@@ -32,7 +32,9 @@ class Row:
         rates: None under the objective balance.
         least_load: the largest rank load cannot be smaller.
         most_load: nor can it be larger in anything better than the start.
-        window_s, hide_forward_s, hide_backward_s: the row's own entries of `RowTimes` (`base_N` for the window).
+        window_s: the row's own entry of `base_N` in `RowTimes`.
+        hide_forward_s: likewise.
+        hide_backward_s: likewise.
     """
 
     load_E: Array
