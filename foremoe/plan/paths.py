@@ -41,9 +41,9 @@ def choose_paths(
     """The copies with `link_C` and `src_C` as `Deadline` chooses them.
 
     Args:
-        allowed: the paths there are. A copy for which there is none keeps that of the link to its home rank.
-        relay: see `Deadline`.
-        resident_LGS: what slots hold at the start, in pools of `buffers_per_pool`; only for relays.
+        allowed: The paths there are. A copy for which there is none keeps that of the link to its home rank.
+        relay: See `Deadline`.
+        resident_LGS: What slots hold at the start, in pools of `buffers_per_pool`; only for relays.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks

@@ -39,9 +39,12 @@ class Plan(ArrayValue):
         load_MLE: int32, the load planned for, so that a plan checks itself.
         expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
         quota_MLGS: int32, (token, expert) pairs every slot serves.
-        transfers: `TransferList`.   order_M: int32, the micro-step that runs m-th.
-        cost_ML: `Cost` in seconds.   bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
-        load_bound_ML: float64, lower bound of the largest rank load.   stop_ML: uint8, `Stop`.
+        transfers: `TransferList`.
+        order_M: int32, the micro-step that runs m-th.
+        cost_ML: `Cost` in seconds.
+        bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
+        load_bound_ML: float64, lower bound of the largest rank load.
+        stop_ML: uint8, `Stop`.
         resident_LGS: int16, what ResidentSlots held at the start, or None.
     """
 
@@ -148,8 +151,8 @@ class Plan(ArrayValue):
         The split law (module `split`): own rank first, then own node, then the rest.
 
         Raises:
-            InputError: the workload's counts are not those the plan was made for, or the rank does not exist.
-            PlanError: a slot holds an expert that does not exist.
+            InputError: The workload's counts are not those the plan was made for, or the rank does not exist.
+            PlanError: A slot holds an expert that does not exist.
         """
         if rank not in range(self.G):
             raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
@@ -165,8 +168,8 @@ class Plan(ArrayValue):
         """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default paths.
 
         Args:
-            layers: indices into this plan's layers.
-            schedule: the passes that run these layers; default: this plan's.
+            layers: Indices into this plan's layers.
+            schedule: The passes that run these layers; default: this plan's.
         """
         index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
@@ -203,8 +206,8 @@ class Plan(ArrayValue):
         """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default paths.
 
         Args:
-            plans: in order; all of the same key, layers, homes, model, cluster and slots.
-            schedule: the passes of all micro-steps; default: the plans' schedules one after the other.
+            plans: In order; all of the same key, layers, homes, model, cluster and slots.
+            schedule: The passes of all micro-steps; default: the plans' schedules one after the other.
         """
         if not plans:
             raise InputError("there are no plans to join.")
@@ -237,7 +240,7 @@ class Plan(ArrayValue):
         """Reads a plan.
 
         Raises:
-            InputError: the file is missing, truncated, changed since it was written, no plan, or of a newer format.
+            InputError: The file is missing, truncated, changed since it was written, no plan, or of a newer format.
         """
         from foremoe.plan.files import load_plan
 

@@ -37,15 +37,19 @@ class Programme:
     this order never do so in a circle.
 
     Attributes:
-        micro_step_U, layer_U, phase_U, pass_U: the uses, see `Schedule.uses`.
+        micro_step_U: int32, micro-step of every use, see `Schedule.uses`.
+        layer_U: Layer of every use.
+        phase_U: uint8, `Phase` of every use.
+        pass_U: Pass of every use.
         position: (micro-step, layer, phase) -> position.
-        need_C, start_C: position of every copy.
-        starts: position -> the copies to start there in which this rank has or may have a part, as destination, home or relay.
-        arrivals: position -> the copies to this rank that the use needs.
-        frees: position -> buffers of this rank whose contents are not needed after it, until a copy lands.
-        returns: position -> gradients that leave or reach this rank after it.
-        home_C: home rank of every copy's expert.
-        relays: where relays come from.
+        need_C: Position of the use that needs each copy.
+        start_C: Position of the use at which each copy may start.
+        starts: Position -> the copies to start there in which this rank has or may have a part, as destination, home or relay.
+        arrivals: Position -> the copies to this rank that the use needs.
+        frees: Position -> buffers of this rank whose contents are not needed after it, until a copy lands.
+        returns: Position -> gradients that leave or reach this rank after it.
+        home_C: Home rank of every copy's expert.
+        relays: Where relays come from.
     """
 
     micro_step_U: list[int]
@@ -67,10 +71,10 @@ class Programme:
         """The part of `rank`; `prefetch` positions ahead of need at most.
 
         Args:
-            transfers: the plan's copies from other sources; default: from those of the plan.
+            transfers: The plan's copies from other sources; default: from those of the plan.
 
         Raises:
-            InputError: as `relays_of`.
+            InputError: As `relays_of`.
         """
         t, schedule = plan.transfers if transfers is None else transfers, plan.header.schedule
         uses = schedule.uses(plan.L)

@@ -19,9 +19,9 @@ class Relays(NamedTuple):
     """What a plan's relays depend on; all [C].
 
     Attributes:
-        buffer_C: the buffer of the source that a relay is read from, -1 for copies from home or the host store.
-        parent_C: the copy that brought the expert there, -1 if it was there from the start, or for no relay.
-        depth_C: how many relays of the same use it comes after, itself included; 0 where its source has it from an earlier use.
+        buffer_C: The buffer of the source that a relay is read from, -1 for copies from home or the host store.
+        parent_C: The copy that brought the expert there, -1 if it was there from the start, or for no relay.
+        depth_C: How many relays of the same use it comes after, itself included; 0 where its source has it from an earlier use.
     """
 
     buffer_C: Array
@@ -43,7 +43,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
     """The relays among the copies `t` of a plan.
 
     Raises:
-        InputError: a source does not hold what it should pass on, or ranks pass it on in a circle.
+        InputError: A source does not hold what it should pass on, or ranks pass it on in a circle.
     """
     buffer_C, parent_C, depth_C = np.full(len(t), -1), np.full(len(t), -1), np.zeros(len(t), np.int64)
     relay_K = np.flatnonzero((t.src_C >= 0) & (t.src_C != home_ranks(plan, t)))
@@ -92,7 +92,8 @@ def executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array
     that of a second backend.
 
     Args:
-        backend_P: the backend that serves each path, -1 for none.   two_sided_P: whether it is two-sided.
+        backend_P: The backend that serves each path, -1 for none.
+        two_sided_P: Whether it is two-sided.
     """
     while True:
         relays = relays_of(plan, t)

@@ -23,7 +23,8 @@ def split_over_sources(
 
     Args:
         load_NGE: int32, pairs by source rank; summed over sources it equals each expert's summed quota.
-        expert_NGS, quota_NGS: the placement.
+        expert_NGS: int16, logical expert in every slot.
+        quota_NGS: int32, pairs that every slot serves.
         node_of_rank_G: int32 node of each rank.
         demand_NVE: int32, `load_NGE` summed over the ranks of every node, if it is known already (`Problem.counts`).
     """
@@ -116,8 +117,8 @@ def _split_expert(  # type: ignore[no-untyped-def]
     """All tiers of one expert with several slots, from the slot `first` on.
 
     Args:
-        left_P: scratch for what tier 1 leaves of quotas.
-        line_3V: scratch.
+        left_P: Scratch for what tier 1 leaves of quotas.
+        line_3V: Scratch.
     """
     # By node: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
     own_V, own_before_V, quota_V = line_3V[0], line_3V[1], line_3V[2]

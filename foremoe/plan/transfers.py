@@ -30,9 +30,12 @@ class TransferList(ArrayValue):
 
     Attributes:
         micro_step_C: int32, micro-step whose tokens first use the copy.
-        layer_C: int16.   phase_C: uint8, `Phase` of that use.   expert_C: int16, logical expert.
+        layer_C: int16, layer of the plan.
+        phase_C: uint8, `Phase` of that use.
+        expert_C: int16, logical expert.
         src_C: int16, rank the weights come from: the home rank, -1 for the host store, or a rank that passes on its own copy of
-            the expert (a relay, below).   dst_C: int16, rank.
+            the expert (a relay, below).
+        dst_C: int16, rank.
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         link_C: uint8, `Link`; advice, an engine may take another one.
         buffer_C: int32, buffer of the destination; see `Slots.num_buffers`.
@@ -94,10 +97,11 @@ def derive_transfers(
     """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
 
     Args:
-        expert_NGS, quota_NGS: the placement; only redundant slots with a quota need their weights.
+        expert_NGS: int16, logical expert in every slot.
+        quota_NGS: int32, pairs that every slot serves; only redundant slots with a quota need their weights.
         home_LE: int32 home slots; weights come from the home rank.
-        order_M: the micro-step that runs m-th.
-        resident_LGS: what ResidentSlots hold at the start.
+        order_M: The micro-step that runs m-th.
+        resident_LGS: What ResidentSlots hold at the start.
 
     Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
     slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are

@@ -17,8 +17,8 @@ class Noisy:
     """Exact loads blurred: every expert's load times exp(drift * normal), rescaled to the row's total.
 
     Attributes:
-        drift: standard deviation of the log factor, from 0 to 100.
-        seed: of the noise, a whole number >= 0; a micro-step's noise does not depend on how many there are.
+        drift: Standard deviation of the log factor, from 0 to 100.
+        seed: Of the noise, a whole number >= 0; a micro-step's noise does not depend on how many there are.
     """
 
     drift: float = 0.1
@@ -46,10 +46,10 @@ def predicted_load(load_MLE: Array, foresight: Foresight, history_LE: Array | No
     """int32 [M, L, E]: the load that solvers and the guard see.
 
     Args:
-        load_MLE: the real load.
+        load_MLE: The real load.
         foresight: ``"exact"``; ``"previous"``: the micro-step before (the first sees `history_LE`, or zeros: nothing is known);
             ``"step"``: the step's sum in every micro-step; or `Noisy`.
-        history_LE: load of an earlier step.
+        history_LE: Load of an earlier step.
     """
     if isinstance(foresight, Noisy):
         noise = [np.random.default_rng([foresight.seed, m]).standard_normal(load_MLE.shape[1:]) for m in range(len(load_MLE))]

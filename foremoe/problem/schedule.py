@@ -51,8 +51,8 @@ class Schedule(ArrayValue):
         phase_X: uint8, `Phase`.
         chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
             several model chunks on a rank).
-        num_chunks: number of layer ranges.
-        reforward: backward passes run the forward again first.
+        num_chunks: Number of layer ranges.
+        reforward: Backward passes run the forward again first.
         chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
         block_L: int32, ascending, with `reforward`: layers of the same number are re-forwarded together. Default: each alone.
 
@@ -121,7 +121,7 @@ class Schedule(ArrayValue):
         """int32 [L], the chunk of every layer.
 
         Raises:
-            InputError: the schedule is for another number of layers, or `num_layers` does not divide into its chunks.
+            InputError: The schedule is for another number of layers, or `num_layers` does not divide into its chunks.
         """
         for layer_L in (self.chunk_L, self.block_L):
             if layer_L is not None and len(layer_L) != num_layers:
@@ -140,7 +140,7 @@ class Schedule(ArrayValue):
         """All uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
 
         Raises:
-            InputError: as for `chunks`, or a block of re-forward reaches over chunks.
+            InputError: As for `chunks`, or a block of re-forward reaches over chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L
@@ -216,7 +216,7 @@ class Schedule(ArrayValue):
         """Interleaved 1F1B with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
 
         Raises:
-            InputError: the number of micro-steps is no multiple of `pp` (the schedule is not defined then).
+            InputError: The number of micro-steps is no multiple of `pp` (the schedule is not defined then).
         """
         _require_rank(pp, pp_rank)
         if _at_least_one(vpp, "chunks") > _MAX_CHUNKS:

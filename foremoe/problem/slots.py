@@ -53,7 +53,7 @@ def slots_of(text: str) -> Slots:
     """The slot policy of ``shared:DEPTH`` or ``resident:COPIES`` (3 and 1 where the number is left out).
 
     Raises:
-        InputError: neither.
+        InputError: Neither.
     """
     kind, colon, count = text.strip().lower().partition(":")
     kinds: dict[str, Callable[..., Slots]] = {"shared": SharedSlots, "resident": ResidentSlots}

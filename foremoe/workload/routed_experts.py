@@ -28,13 +28,14 @@ class ReadSummary:
     """What a reader found in the payloads besides routing.
 
     Attributes:
-        num_sequences, num_tokens: what was read.
-        num_unknown_tokens: tokens of which at least one layer is not known: those of the next two, and those with a -1.
-        num_missing_tokens: tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
-        num_blank_tokens: tokens whose experts are all 0, which is padding and no routing (not told apart at top-1).
+        num_sequences: Sequences read.
+        num_tokens: Tokens read.
+        num_unknown_tokens: Tokens of which at least one layer is not known: those of the next two, and those with a -1.
+        num_missing_tokens: Tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
+        num_blank_tokens: Tokens whose experts are all 0, which is padding and no routing (not told apart at top-1).
         num_marked: (token, layer) with a -1 or None among their experts.
-        num_repeated_pairs: pairs that repeat an expert of their token and layer.
-        num_padding_rows: rows beyond the length of a sequence, cut off.
+        num_repeated_pairs: Pairs that repeat an expert of their token and layer.
+        num_padding_rows: Rows beyond the length of a sequence, cut off.
     """
 
     num_sequences: int = 0
@@ -66,21 +67,22 @@ def from_routed_experts(
     A token is known in the trace if all its layers are and none lists an expert twice.
 
     Args:
-        payloads: one payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array
+        payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array
             or torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a `Routed`, or None.
-        model: a `Model`, or the name of a preset, tells experts, top-k and MoE layers; another name is only a label.
-        num_experts, num_topk: without a model; num_topk only where payloads do not tell their shape.
-        num_layers: layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model tells.
-        moe_layer_L: the model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the
+        model: A `Model`, or the name of a preset, tells experts, top-k and MoE layers; another name is only a label.
+        num_experts: Needed without a model.
+        num_topk: Needed without a model where payloads do not tell their shape.
+        num_layers: Layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model tells.
+        moe_layer_L: The model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the
             model's, or every layer of the payload.
-        lengths: tokens of each sequence. A payload may lack the last one; what it has beyond is padding. None: its rows.
-        start: the token that the first row of each payload belongs to; 0 by default.
+        lengths: Tokens of each sequence. A payload may lack the last one; what it has beyond is padding. None: its rows.
+        start: The token that the first row of each payload belongs to; 0 by default.
         mask: bool or 0 and 1 [sequences, tokens], for payloads of four axes only: the tokens that are no padding, in one piece.
-        dtype: of raw bytes.
-        source: free text for the trace.
+        dtype: Of raw bytes.
+        source: Free text for the trace.
 
     Raises:
-        InputError: anything that is no routing, in one sentence that names the sequence.
+        InputError: Anything that is no routing, in one sentence that names the sequence.
     """
     reader = Reader(model, num_experts, num_topk, num_layers, moe_layer_L, dtype)
     tally, num_missing, num_padding = Tally(), 0, 0
@@ -131,17 +133,18 @@ def count_workload(
     ``Workload.from_trace`` on the trace that `from_routed_experts` reads.
 
     Args:
-        payloads: as in `from_routed_experts`.
+        payloads: As in `from_routed_experts`.
         num_ranks: G.
-        micro_step_Q, rank_Q: where each sequence goes as a whole; micro-step -1 leaves it out, undecoded.
-        range_X5: instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,
+        micro_step_Q: Micro-step of each whole sequence; -1 leaves it out, undecoded.
+        rank_Q: Source rank of each whole sequence.
+        range_X5: Instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,
             source rank. Ranges of a sequence do not overlap; tokens in none are not counted.
         num_micro_steps: M; None: the largest micro-step and one.
         stage: ``"recompute"`` or ``"update"``.
-        options: model, num_experts, num_topk, num_layers, moe_layer_L, lengths, start, mask, dtype of `from_routed_experts`.
+        options: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start, mask, dtype of `from_routed_experts`.
 
     Raises:
-        InputError: as `from_routed_experts`, or places that do not exist.
+        InputError: As `from_routed_experts`, or places that do not exist.
     """
     of_items = {name: options.pop(name, None) for name in ("lengths", "start", "mask")}
     reader = Reader(**options)

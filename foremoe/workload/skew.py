@@ -29,7 +29,7 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
             It shrinks as ranks hold more tokens.
 
     Raises:
-        InputError: experts that do not divide over the ranks.
+        InputError: Experts that do not divide over the ranks.
     """
     load_MLE = workload.load_MLE.astype(np.float64)
     M, L, E = load_MLE.shape

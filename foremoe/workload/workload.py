@@ -31,10 +31,11 @@ class Dealt:
     """How whole sequences were dealt to micro-steps and ranks.
 
     Attributes:
-        tokens_per_rank: the budget of a micro-step is this times the number of ranks.
-        packer: repr of the pack solver.   seed: what it was given.
-        over_budget: numbers of the sequences longer than the whole budget; each is a micro-step of its own.
-        dropped_micro_steps: later micro-steps that ``max_micro_steps`` left out, their sequences with them.
+        tokens_per_rank: The budget of a micro-step is this times the number of ranks.
+        packer: Repr of the pack solver.
+        seed: Seed that it was given.
+        over_budget: Numbers of the sequences longer than the whole budget; each is a micro-step of its own.
+        dropped_micro_steps: Later micro-steps that ``max_micro_steps`` left out, their sequences with them.
     """
 
     tokens_per_rank: int
@@ -58,16 +59,17 @@ class Workload(ArrayValue):
         unknown_ML: int64, tokens whose routing in this layer is not known; they are in no load.
         num_topk: K.
         stage: ``"recompute"`` or ``"update"``.
-        model: name of the model, or None.
+        model: Name of the model, or None.
         moe_layer_L: int32, the model's own layer numbers.
-        trace_id: id of the trace that was counted, or empty.
-        micro_step_Q, rank_Q: int32, where each sequence of the trace went, -1 for sequences that are not in this workload;
-            None where sequences were not dealt whole.
-        dealt: how they were dealt, or None.
+        trace_id: Id of the trace that was counted, or empty.
+        micro_step_Q: int32, micro-step of each sequence of the trace, -1 for sequences that are not in this workload; None where
+            sequences were not dealt whole.
+        rank_Q: int32, source rank of each sequence of the trace, likewise.
+        dealt: How they were dealt, or None.
         load_MLE: int32, load_MLGE summed over source ranks; derived.
 
     Raises:
-        InputError: shapes that do not fit, negative numbers, or more pairs than the tokens of a rank can make.
+        InputError: Shapes that do not fit, negative numbers, or more pairs than the tokens of a rank can make.
     """
 
     load_MLGE: Array = array(np.int32)
@@ -141,18 +143,18 @@ class Workload(ArrayValue):
         """A workload of counts that were made elsewhere: the primary way in.
 
         Args:
-            load_MLGE: whole numbers >= 0, source rank major.
+            load_MLGE: Whole numbers >= 0, source rank major.
             num_topk: K.
-            tokens_MG: tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
+            tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
                 num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
                 the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.
-            attention_MG: sum of squared sequence lengths per source rank; None, sequence lengths not known: zeros.
-            unknown_ML: tokens in no count; None: none.
-            model: name of the model; a preset's experts and top-k must agree with the counts.
-            moe_layer_L: by default those of the preset `model` if it has L layers, else 0 to L-1.
+            attention_MG: Sum of squared sequence lengths per source rank; None, sequence lengths not known: zeros.
+            unknown_ML: Tokens in no count; None: none.
+            model: Name of the model; a preset's experts and top-k must agree with the counts.
+            moe_layer_L: By default those of the preset `model` if it has L layers, else 0 to L-1.
 
         Raises:
-            InputError: as the class, or counts that do not balance.
+            InputError: As the class, or counts that do not balance.
         """
         load = checked_load(load_MLGE)
         M, L, G, E = load.shape
@@ -199,19 +201,19 @@ class Workload(ArrayValue):
 
         Args:
             num_ranks: G; may exceed the number of sequences: ranks without tokens are counted as such.
-            tokens_per_rank: the budget of a micro-step is num_ranks * tokens_per_rank tokens. A longer sequence is a
+            tokens_per_rank: The budget of a micro-step is num_ranks * tokens_per_rank tokens. A longer sequence is a
                 micro-step of its own, named in ``dealt.over_budget``; it is never cut or left out.
-            packer: a pack solver; None is ``AsGiven()``.
-            seed: for packers that shuffle.
-            sample_group_Q: integers, non-decreasing; a micro-step never mixes groups.
-            max_micro_steps: keep the first so many micro-steps and leave out the rest, which ``dealt`` records.
+            packer: A pack solver; None is ``AsGiven()``.
+            seed: For packers that shuffle.
+            sample_group_Q: Integers, non-decreasing; a micro-step never mixes groups.
+            max_micro_steps: Micro-steps to keep, the first ones; the rest is left out, which ``dealt`` records.
             assign: ``(micro_step_T, rank_T)`` for every token, where tensor, sequence or context parallelism spreads a
                 sequence over ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its
                 sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in all.
-            num_threads: default: every core; the result is the same.
+            num_threads: Default: every core; the result is the same.
 
         Raises:
-            InputError: numbers out of range, options that exclude each other, or a packer that breaks its law.
+            InputError: Numbers out of range, options that exclude each other, or a packer that breaks its law.
         """
         from foremoe.workload.dealing import deal
 
@@ -235,7 +237,7 @@ class Workload(ArrayValue):
         range cannot be dealt again from its trace alone: its ``dealt`` stays that of the whole.
 
         Raises:
-            InputError: not a slice, or none selected.
+            InputError: Not a slice, or none selected.
         """
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a workload by a slice such as work[0:2]; got {micro_steps!r}.")
@@ -260,7 +262,7 @@ class Workload(ArrayValue):
         """Some layers (positions from 0, not the model's numbers) as a workload of its own: a pipeline stage, say.
 
         Raises:
-            InputError: none, out of range, or one twice.
+            InputError: No index, one out of range, or one twice.
         """
         return self.cut(L=layer_positions(indices, self.L))
 
@@ -268,7 +270,7 @@ class Workload(ArrayValue):
         """Writes the counts as safetensors; the bytes are a function of the workload alone.
 
         Raises:
-            InputError: the place cannot be written.
+            InputError: The place cannot be written.
         """
         from foremoe.workload.files import save_workload
 
@@ -279,7 +281,7 @@ class Workload(ArrayValue):
         """Reads what `save` wrote; the same value comes back, byte for byte.
 
         Raises:
-            InputError: no such file, no workload, of a newer format, truncated or changed.
+            InputError: No such file, no workload, of a newer format, truncated or changed.
         """
         from foremoe.workload.files import load_workload
 

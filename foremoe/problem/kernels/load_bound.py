@@ -90,7 +90,7 @@ def least_load(target, member_G, redundant, load_GB):  # type: ignore[no-untyped
     """No placement that keeps the homes, with replicas only among the ranks of `member_G`, has a smaller maximum among them.
 
     Args:
-        target: returned if it is more.
+        target: Returned if it is more.
         member_G: bool, at least one of them set.
         load_GB: int64, load of the experts at home.
     """

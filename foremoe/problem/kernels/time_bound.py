@@ -120,7 +120,7 @@ def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):  # t
     of copies, `late_K` with what does not hide of k copies however they are spread over ranks.
 
     Args:
-        far: replicas may be in other nodes than the home's.
+        far: Replicas may be in other nodes than the home's.
     """
     peer, rdma = rates.peer_pair_s, rates.rdma_pair_s
     # Where RDMA is faster than peer links, leaving the node costs less, and only a rank's own pairs save anything.
@@ -164,9 +164,9 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: igno
     slowest rank.
 
     Args:
-        floor_s: compute takes no less, whatever the replicas.
+        floor_s: Compute takes no less, whatever the replicas.
         load_GB: int64, load of the experts at home; overwritten.
-        near_G: the most copies that a rank can send inside its node.
+        near_G: The most copies that a rank can send inside its node.
     """
     G, B = load_GB.shape
     pair_s, slot_s = rates.pair_s, rates.slot_s
