@@ -16,7 +16,7 @@ import numpy as np
 from bench.output import command_line, emit, hardware
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
-from foremoe.plan.paths import choose_paths, copy_seconds
+from foremoe.plan.links import choose_links, copy_seconds
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
@@ -89,7 +89,7 @@ def table(problem: Problem) -> str:
     }  # fmt: skip
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for name, (allowed, relay) in ways.items():
-        chosen = choose_paths(
+        chosen = choose_links(
             plan.transfers, plan.home_LE, cluster, model.expert_bytes, allowed, relay=relay, buffers_per_pool=pool
         )
         lines.append(row(name, plan, chosen))

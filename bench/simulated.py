@@ -17,7 +17,7 @@ from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
 from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
-from foremoe.plan.paths import choose_paths
+from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
@@ -46,7 +46,7 @@ class Only(PathSolver):
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         """See `PathSolver.solve`."""
         allowed = [Link(path) for path in self.paths]
-        return choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)
+        return choose_links(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)
 
 
 def only(paths: tuple[Link, ...], **levels: Any) -> Planner:

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.objective import peak_bytes as peak_bytes_by_rank
 from foremoe.problem.placement import Placement
@@ -19,8 +20,6 @@ FIGURES = (
     "skew_mean", "skew_p99", "skew_max", "gap_mean", "replicas_per_layer", "moves_per_layer", "max_fanout", "bytes_per_layer",
     "bytes_by_link", "predicted_stage_s", "transfer_s", "speedup_vs_static", "peak_bytes", "plan_us_per_layer",
 )  # fmt: skip
-
-_LINKS = {Link.PEER: "peer", Link.RDMA: "rdma", Link.HOST: "host"}
 
 
 def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None) -> dict[str, Any]:
@@ -92,43 +91,43 @@ def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tu
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = counted_ML.sum()
-    moves, link = (_copied if plan.executable else _re_placed)(problem, plan, counted_ML)
-    return float(moves / num_rows), {name: float(total / num_rows) for name, total in link.items()}
+    moves, link_bytes = (_copy_bytes if plan.executable else _move_bytes)(problem, plan, counted_ML)
+    return float(moves / num_rows), {name: float(total / num_rows) for name, total in link_bytes.items()}
 
 
-def _copied(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
+def _copy_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
     model, node_G, t = problem.model, problem.cluster.node_of_rank_G, plan.transfers
-    counted_C = counted_ML[t.micro_step_C, t.layer_C]
-    row_X, rank_X, slot_X = np.nonzero((plan.quota_NGS[..., plan.B :] > 0) & counted_ML.reshape(-1, 1, 1))
-    link = {name: float((counted_C & (t.link_C == path)).sum()) * model.expert_bytes for path, name in _LINKS.items()}
+    counted_C, replicas = counted_ML[t.micro_step_C, t.layer_C], Replicas.of(plan, counted_ML)
+    num_copies = {link.name.lower(): float((counted_C & (t.link_C == link)).sum()) for link in Link}
+    link_bytes = {name: num * model.expert_bytes for name, num in num_copies.items()}
     if problem.stage == "update":
-        home_X = plan.home_LE[row_X % plan.L, plan.expert_NGS[row_X, rank_X, plan.B + slot_X]] // plan.B
-        num_near = int((node_G[home_X] == node_G[rank_X]).sum())
-        link["peer"] += num_near * model.gradient_bytes
-        link["rdma"] += (len(home_X) - num_near) * model.gradient_bytes
-    return len(row_X), link
+        num_near = int((node_G[replicas.home_Z] == node_G[replicas.rank_Z]).sum())
+        link_bytes["peer"] += num_near * model.gradient_bytes
+        link_bytes["rdma"] += (len(replicas.rank_Z) - num_near) * model.gradient_bytes
+    return len(replicas.rank_Z), link_bytes
 
 
-def _re_placed(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
+def _move_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
     """An expert that comes to a rank travels inside the node if any rank of it held the expert before."""
     model, node_G = problem.model, problem.cluster.node_of_rank_G
-    link, moves = dict.fromkeys(_LINKS.values(), 0.0), 0
+    link_bytes, moves = {link.name.lower(): 0.0 for link in Link}, 0
     before_LGE = np.zeros((plan.L, plan.G, plan.E), bool)
     at_L, at_E = np.indices((plan.L, plan.E)).reshape(2, -1)
     before_LGE[at_L, plan.home_LE[at_L, at_E] // plan.B, at_E] = True
     for m in range(plan.M):
-        now_LGE = _held(plan, m)
+        now_LGE = _contents(plan, m)
         at_L, at_G, at_E = np.nonzero(now_LGE & ~before_LGE & counted_ML[m, :, None, None])
         in_node = np.stack([before_LGE[:, node_G == node].any(axis=1) for node in range(problem.cluster.num_nodes)])
         num_near = int(in_node[node_G[at_G], at_L, at_E].sum())
         moves += len(at_L)
-        link["peer"] += num_near * model.expert_bytes
-        link["rdma"] += (len(at_L) - num_near) * model.expert_bytes
+        link_bytes["peer"] += num_near * model.expert_bytes
+        link_bytes["rdma"] += (len(at_L) - num_near) * model.expert_bytes
         before_LGE = now_LGE
-    return moves, link
+    return moves, link_bytes
 
 
-def _held(plan: Plan, micro_step: int) -> Array:
+def _contents(plan: Plan, micro_step: int) -> Array:
+    """bool [L, G, E]: the experts in the slots of every rank."""
     held_LGE = np.zeros((plan.L, plan.G, plan.E), bool)
     at_L, at_G, at_S = np.nonzero(plan.expert_MLGS[micro_step] >= 0)
     held_LGE[at_L, at_G, plan.expert_MLGS[micro_step][at_L, at_G, at_S]] = True

@@ -11,17 +11,19 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.plan.transfers import Link
+from foremoe.plan.landings import Landings
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.laws import SHOWN_PER_LAW, Violations, check_placement
 from foremoe.problem.placement import repeated
+from foremoe.problem.schedule import Uses
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
     from foremoe.problem.problem import Problem
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, K of them
-# relays, Z what lands in buffers (residents, then copies), U uses, D demands.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, Y of them relays,
+# Z landings, U uses, D demands.
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
@@ -76,9 +78,9 @@ def _check_header(found: Violations, plan: Plan) -> None:
     if plan.resident_LGS is not None:
         _check_resident(found, plan, plan.resident_LGS)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
-        found.add("homes", "home_LE is no permutation of the home slots.")
+        found.add("homes", "home_LE is not a permutation of the home slots.")
     if (np.sort(plan.order_M) != np.arange(M)).any():
-        found.add("header", f"order_M {plan.order_M.tolist()[:8]} is no permutation of the {M} micro-steps.")
+        found.add("header", f"order_M {plan.order_M.tolist()[:8]} is not a permutation of the {M} micro-steps.")
     if plan.load_MLE.size and plan.load_MLE.min() < 0:
         found.add("tokens", "load_MLE holds negative counts.")
 
@@ -102,7 +104,7 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
             found.add("problem", f"the plan's {name} differs from the problem's; it was made for another one.")
     have, want = plan.resident_LGS, problem.resident_LGS
     if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
-        found.add("problem", "the plan starts from other resident experts than the problem; plan it anew from these.")
+        found.add("problem", "the plan starts from other resident experts than the problem; plan it again from these.")
     for name in ("model", "slots", "redundant", "replicas"):
         if getattr(plan.header, name) != getattr(problem, name):
             found.add(
@@ -117,107 +119,104 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
 
 def _check_transfers(found: Violations, plan: Plan) -> None:
     """Law 3: replaying the copies gives every use the weights it needs, and nothing lands on a buffer still in use."""
-    t, head = plan.transfers, plan.header
-    L, G, E, B, R = plan.L, plan.G, plan.E, plan.B, head.redundant
-    uses = head.schedule.uses(L)
-    end = int(uses.use_U[-1]) + 1
-    per_pool = head.slots.num_buffers(R, 1)
-    shared = isinstance(head.slots, SharedSlots)
-    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
-    home_rank_LE = plan.home_LE // B
-    inside = (t.layer_C >= 0) & (t.layer_C < L) & (t.expert_C >= 0) & (t.expert_C < E) & (t.dst_C >= 0) & (t.dst_C < G)
-    inside &= (t.slot_C >= B) & (t.slot_C < B + R)
-    found.mask("residency", ~inside, "C", lambda i: f"layer, expert, rank or slot out of range (slot {t.slot_C[i]})")
+    uses = plan.header.schedule.uses(plan.L)
+    _check_ranges(found, plan)
+    if not found.errors:
+        _check_times(found, plan, uses)
     if found.errors:
         return
-    found.mask(
-        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
-        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
-    )  # fmt: skip
-    host_C = t.link_C == Link.HOST
-    found.mask(
-        "residency", ~np.where(host_C, t.src_C == -1, (t.src_C >= 0) & (t.src_C < G) & (t.src_C != t.dst_C)), "C",
-        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is no other rank (nor -1 by host)",
-    )  # fmt: skip
-    found.mask(
-        "buffers", t.after_C >= t.need_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}"
-    )
-    at_C = np.searchsorted(uses.use_U, t.need_C)
-    at_C = np.minimum(at_C, len(uses.use_U) - 1)
-    right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
-    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
-    found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is no use of its layer, phase and micro-step")
-    if found.errors:
-        return
+    t = plan.transfers
     placed_C = plan.expert_MLGS[t.micro_step_C, t.layer_C, t.dst_C, t.slot_C] == t.expert_C
     found.mask(
         "residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, where the plan does not place expert {t.expert_C[i]}"
     )
+    landings = Landings.of(t, plan.resident_LGS, plan.B, plan.header.slots.num_buffers(plan.header.redundant, 1))
+    early_Z = _check_buffers(found, plan, landings)
+    _check_readers(found, plan, uses, landings, early_Z)
 
-    # What stands in a buffer from the start counts as a copy that landed before every use.
-    dst, layer, expert, need = (a.astype(np.int64) for a in (t.dst_C, t.layer_C, t.expert_C, t.need_C))
-    buffer, after = t.buffer_C.astype(np.int64), t.after_C.astype(np.int64)
-    if plan.resident_LGS is not None:
-        at_L, at_G, at_R = np.nonzero(plan.resident_LGS[:, :, B:] >= 0)
-        held = plan.resident_LGS[at_L, at_G, B + at_R]
-        none = np.full(len(held), -1, np.int64)
-        dst, layer, expert, need = (
-            np.concatenate(pair) for pair in ((at_G, dst), (at_L, layer), (held.astype(np.int64), expert), (none, need))
-        )
-        buffer, after = np.concatenate([at_L * per_pool + at_R, buffer]), np.concatenate([none - 1, after])
-    # Until when a buffer's content stays: the use after which the next copy may land on it.
-    order = np.lexsort((need, buffer, dst))
-    same_next = (dst[order][1:] == dst[order][:-1]) & (buffer[order][1:] == buffer[order][:-1])
-    until = np.full(len(dst), end, np.int64)
-    until[order[:-1][same_next]] = after[order[1:][same_next]]
-    clash = np.zeros(len(dst), bool)
-    clash[order[1:][same_next]] = need[order[1:][same_next]] == need[order[:-1][same_next]]
-    # A copy's own use must be over before the next one lands; later uses of the same content are checked below.
-    held_back = (until < need) | clash
+
+def _check_ranges(found: Violations, plan: Plan) -> None:
+    """Every column of a copy names something that exists."""
+    t, R = plan.transfers, plan.header.redundant
+    inside = (t.layer_C >= 0) & (t.layer_C < plan.L) & (t.expert_C >= 0) & (t.expert_C < plan.E)
+    inside &= (t.dst_C >= 0) & (t.dst_C < plan.G) & (t.slot_C >= plan.B) & (t.slot_C < plan.B + R)
+    found.mask("residency", ~inside, "C", lambda i: f"layer, expert, rank or slot out of range (slot {t.slot_C[i]})")
+    if found.errors:
+        return
+    per_pool = plan.header.slots.num_buffers(R, 1)
+    shared = isinstance(plan.header.slots, SharedSlots)
+    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
     found.mask(
-        "buffers", held_back[len(dst) - len(t) :], "C",
-        lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
+        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
+        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
+    )  # fmt: skip
+    other_rank_C = (t.src_C >= 0) & (t.src_C < plan.G) & (t.src_C != t.dst_C)
+    found.mask(
+        "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is not another rank (nor -1 by host)",
     )  # fmt: skip
 
+
+def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
+    """Every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
+    t = plan.transfers
+    found.mask(
+        "buffers", t.after_C >= t.need_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}"
+    )
+    at_C = np.minimum(np.searchsorted(uses.use_U, t.need_C), len(uses.use_U) - 1)
+    right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
+    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
+    found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is not a use of its layer, phase and micro-step")
+
+
+def _check_buffers(found: Violations, plan: Plan, landings: Landings) -> Array:
+    """A copy's own use is over before the next copy lands; bool [Z]: landings that are overwritten too early."""
+    t = plan.transfers
+    this_Z, next_Z = landings.successions()
+    early_Z = landings.until_Z() < landings.need_Z
+    early_Z[next_Z] |= landings.need_Z[next_Z] == landings.need_Z[this_Z]
+    found.mask(
+        "buffers", early_Z[len(early_Z) - len(t) :], "C",
+        lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
+    )  # fmt: skip
+    return early_Z
+
+
+def _check_readers(found: Violations, plan: Plan, uses: Uses, landings: Landings, early_Z: Array) -> None:
+    """Every slot that serves, and every rank that passes a copy on, has the expert when it reads it."""
+    t, B = plan.transfers, plan.B
     replica_MLGR = np.where(plan.quota_MLGS[..., B:] > 0, plan.expert_MLGS[..., B:], -1)
     used_UGR = replica_MLGR[plan.order_M[uses.micro_step_U], uses.layer_U]
     at_U, rank_D, slot_D = np.nonzero(used_UGR >= 0)
-    expert_D, layer_D, use_D = used_UGR[at_U, rank_D, slot_D].astype(np.int64), uses.layer_U[at_U], uses.use_U[at_U]
-    num_read = len(use_D)
     # A rank that passes on its own copy must hold it as a reader does, through the use for which it is passed on.
-    relay_K = np.flatnonzero(~host_C & (t.src_C != home_rank_LE[t.layer_C, t.expert_C]))
-    rank_D, expert_D, layer_D, use_D = (
-        np.concatenate([mine_D, column_C[relay_K].astype(np.int64)])
-        for mine_D, column_C in ((rank_D, t.src_C), (expert_D, t.expert_C), (layer_D, t.layer_C), (use_D, t.need_C))
-    )
-    content_C = (dst * L + layer) * E + expert
-    content_D = (rank_D * L + layer_D) * E + expert_D
-    key_C = content_C * (end + 2) + need + 1
-    order = np.argsort(key_C, kind="stable")
-    last_D = np.searchsorted(key_C[order], content_D * (end + 2) + use_D + 1, side="right") - 1
-    copy_D = order[np.maximum(last_D, 0)] if len(order) else np.zeros(len(use_D), np.int64)
-    if len(order):
-        missing_D = (last_D < 0) | (content_C[copy_D] != content_D)
-        # What is overwritten before even its own use was reported above.
-        gone_D = ~missing_D & (until[copy_D] < use_D) & ~held_back[copy_D]
-    else:
-        missing_D, gone_D = np.ones(len(use_D), bool), np.zeros(len(use_D), bool)
+    relay_Y = np.flatnonzero((t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B))
+    pairs = (
+        (rank_D, t.src_C), (uses.layer_U[at_U], t.layer_C), (used_UGR[at_U, rank_D, slot_D], t.expert_C),
+        (uses.use_U[at_U], t.need_C),
+    )  # fmt: skip
+    rank_D, layer_D, expert_D, use_D = (np.concatenate([mine_D, column_C[relay_Y]]) for mine_D, column_C in pairs)
+    landing_D = landings.latest(rank_D, layer_D, expert_D, use_D)
+    missing_D, gone_D = landing_D < 0, np.zeros(len(landing_D), bool)
+    there = landing_D[~missing_D]
+    # What is overwritten before even its own use was reported above.
+    gone_D[~missing_D] = (landings.until_Z()[there] < use_D[~missing_D]) & ~early_Z[there]
     for mask_D, text in ((missing_D, "was never copied there"), (gone_D, "has been overwritten by then")):
         for d in np.flatnonzero(mask_D)[:SHOWN_PER_LAW]:
-            reader = f"slot {B + slot_D[d]}" if d < num_read else f"to be passed on by copy {relay_K[d - num_read]}"
+            reader = f"slot {B + slot_D[d]}" if d < len(slot_D) else f"to be passed on by copy {relay_Y[d - len(slot_D)]}"
             where = f"use {use_D[d]} (layer {layer_D[d]}), rank {rank_D[d]}, {reader}"
             found.add("residency", f"expert {expert_D[d]} {text} ({int(mask_D.sum())} uses in all).", where)
+    _check_circles(found, t, relay_Y, landing_D[len(slot_D) :] - (len(early_Z) - len(t)))
 
-    # Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is no relay.
-    relay_Z = len(dst) - len(t) + relay_K
-    from_Z = np.arange(len(dst))
-    same_use = ~missing_D[num_read:]
-    same_use[same_use] = need[copy_D[num_read:][same_use]] == need[relay_Z[same_use]]
-    from_Z[relay_Z[same_use]] = copy_D[num_read:][same_use]
-    end_Z = from_Z
-    for _ in range(len(dst).bit_length() if len(relay_K) else 0):
-        end_Z = end_Z[end_Z]
+
+def _check_circles(found: Violations, t: TransferList, relay_Y: Array, parent_Y: Array) -> None:
+    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is no relay."""
+    from_C = np.arange(len(t))
+    same_use = (parent_Y >= 0) & (t.need_C[parent_Y.clip(0)] == t.need_C[relay_Y])
+    from_C[relay_Y[same_use]] = parent_Y[same_use]
+    end_C = from_C
+    for _ in range(len(t).bit_length() if len(relay_Y) else 0):
+        end_C = end_C[end_C]
     found.mask(
-        "residency", (from_Z[end_Z] != end_Z)[len(dst) - len(t) :], "C",
+        "residency", from_C[end_C] != end_C, "C",
         lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
     )  # fmt: skip

@@ -7,6 +7,8 @@ out as intervals on one line, and a source sends a slot the overlap of their int
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.arrays import Array
@@ -22,45 +24,79 @@ def split_over_sources(
     """int32 [N, P]: how many pairs of its own source rank `rank` sends to every physical slot.
 
     Args:
-        load_NGE: int32, pairs by source rank; summed over sources it equals each expert's summed quota.
-        expert_NGS: int16, logical expert in every slot.
-        quota_NGS: int32, pairs that every slot serves.
-        node_of_rank_G: int32 node of each rank.
-        demand_NVE: int32, `load_NGE` summed over the ranks of every node, if it is known already (`Problem.counts`).
+        load_NGE: Pairs by source rank, int32; summed over sources they equal each expert's summed quota.
+        expert_NGS: Expert in every slot.
+        quota_NGS: Pairs that every slot serves.
+        node_of_rank_G: Node of each rank, int32.
+        rank: Source rank.
+        demand_NVE: `load_NGE` summed over the ranks of every node, int32, if it is known already (`Problem.counts`).
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
-    quota_NGS = np.ascontiguousarray(quota_NGS)
     known = demand_NVE is not None
     sums_NVE = demand_NVE if demand_NVE is not None else np.zeros((1, 1, 1), np.int32)
-
-    def block(low: int, high: int) -> None:
-        _split_rows(low, high, load_NGE, sums_NVE, known, expert_NGS, quota_NGS, node_of_rank_G, rank, split_NP)
-
-    for_rows(block, N, whole=True)
+    rows = _Rows(load_NGE, sums_NVE, known, expert_NGS, np.ascontiguousarray(quota_NGS), node_of_rank_G, rank)
+    for_rows(lambda low, high: _split_rows(low, high, rows, split_NP), N, whole=True)
     return split_NP
 
 
+class _Rows(NamedTuple):
+    """The arguments of `split_over_sources`; `demand_NVE` is empty unless it is `known`."""
+
+    load_NGE: Array
+    demand_NVE: Array
+    known: bool
+    expert_NGS: Array
+    quota_NGS: Array
+    node_G: Array
+    rank: int
+
+
+class _Sums(NamedTuple):
+    """Pairs of one row that the ranks before this one ask of every expert, by node and in all, and that all ranks ask."""
+
+    before_VE: Array
+    before_E: Array
+    demand_VE: Array
+
+
+class _Slots(NamedTuple):
+    """The slots of one row: the next slot of the same expert (-1: none), rank and quota of each, and what tier 1 leaves of it."""
+
+    next_P: Array
+    rank_P: Array
+    quota_P: Array
+    left_P: Array
+
+
 @kernel
-def _split_rows(low, high, load_NGE, sums_NVE, known, expert_NGS, quota_NGS, node_G, rank, split_NP):  # type: ignore[no-untyped-def]
+def link_slots(expert_GS, quota_GS, first_E, next_P):  # type: ignore[no-untyped-def]
+    """Writes the slots of every expert that have a quota as linked lists: `first_E`, then `next_P`, -1 after the last."""
+    G, S = expert_GS.shape
+    first_E[:] = -1
+    for g in range(G - 1, -1, -1):
+        for s in range(S):
+            e = expert_GS[g, s]
+            if e >= 0 and quota_GS[g, s] > 0:
+                next_P[g * S + s], first_E[e] = first_E[e], g * S + s
+
+
+@kernel
+def _split_rows(low, high, rows, split_NP):  # type: ignore[no-untyped-def]
     """One source needs no other source by itself: who comes before it on a line, and what each node asks for in all, is enough.
 
     Those are sums over whole rows of the load, which vectorise; the rest is a few steps per slot of a replicated expert.
     """
-    G, S = expert_NGS.shape[1], expert_NGS.shape[2]
-    E, V = load_NGE.shape[2], node_G.max() + 1
-    first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)  # the slots of an expert in order, -1 after the last
+    G, S = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2]
+    E, V = rows.load_NGE.shape[2], rows.node_G.max() + 1
+    first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)
     rank_P, left_P = np.arange(G * S) // S, np.empty(G * S, np.int64)
-    before_VE, before_E, demand_VE = np.empty((V, E), np.int32), np.empty(E, np.int32), np.empty((V, E), np.int32)
+    sums = _Sums(np.empty((V, E), np.int32), np.empty(E, np.int32), np.empty((V, E), np.int32))
     line_3V = np.empty((3, V), np.int64)
     for n in range(low, high):
-        split_P, mine_E, quota_P = split_NP[n], load_NGE[n, rank], quota_NGS[n].reshape(-1)
-        first_E[:] = -1
-        for g in range(G - 1, -1, -1):
-            for s in range(S):
-                e = expert_NGS[n, g, s]
-                if e >= 0 and quota_NGS[n, g, s] > 0:
-                    next_P[g * S + s], first_E[e] = first_E[e], g * S + s
+        split_P, mine_E = split_NP[n], rows.load_NGE[n, rows.rank]
+        slots = _Slots(next_P, rank_P, rows.quota_NGS[n].reshape(-1), left_P)
+        link_slots(rows.expert_NGS[n], rows.quota_NGS[n], first_E, next_P)
         summed = False
         for e in range(E):
             p = first_E[e]
@@ -70,76 +106,77 @@ def _split_rows(low, high, load_NGE, sums_NVE, known, expert_NGS, quota_NGS, nod
                 split_P[p] = mine_E[e]
                 continue
             if not summed:
-                if known:
-                    demand_VE[:] = sums_NVE[n]
-                _sum_sources(load_NGE[n], known, node_G, rank, before_VE, before_E, demand_VE)
+                _sum_sources(n, rows, sums)
                 summed = True
-            _split_expert(
-                p, next_P, rank_P, quota_P, load_NGE[n, :, e], before_VE[:, e], before_E[e], demand_VE[:, e], node_G, rank,
-                left_P, line_3V, split_P,
-            )  # fmt: skip
+            mine = _own_tier(p, rows.load_NGE[n, :, e], rows, slots, line_3V, split_P)
+            _far_tiers(p, e, mine, rows, sums, slots, line_3V, split_P)
 
 
 @kernel
-def _sum_sources(load_GE, known, node_G, rank, before_VE, before_E, demand_VE):  # type: ignore[no-untyped-def]
-    """Fills by node what all ranks ask of every expert (unless `known`) and what those before `rank` ask, and sums the latter.
+def _sum_sources(n, rows, sums):  # type: ignore[no-untyped-def]
+    """Fills `sums` for one row.
 
-    Of a node whose ranks are all before `rank`, or all after it, no rank needs to be read if the node's sum is known.
+    Of a node whose ranks are all before this one, or all after it, no rank needs to be read if the node's sum is known.
     """
-    last_V = np.full(demand_VE.shape[0], -1, np.int64)
+    load_GE, node_G, rank, known = rows.load_NGE[n], rows.node_G, rows.rank, rows.known
+    if known:
+        sums.demand_VE[:] = rows.demand_NVE[n]
+    last_V = np.full(sums.demand_VE.shape[0], -1, np.int64)
     for g in range(node_G.size):
         last_V[node_G[g]] = g
-    before_VE[:] = 0
+    sums.before_VE[:] = 0
     for g in range(rank):
         if not known or last_V[node_G[g]] >= rank:
-            of_node_E, of_rank_E = before_VE[node_G[g]], load_GE[g]
-            for e in range(of_rank_E.size):
-                of_node_E[e] += of_rank_E[e]
+            _add(load_GE[g], sums.before_VE[node_G[g]])
     if not known:
-        demand_VE[:] = before_VE
+        sums.demand_VE[:] = sums.before_VE
         for g in range(rank, node_G.size):
-            of_node_E, of_rank_E = demand_VE[node_G[g]], load_GE[g]
-            for e in range(of_rank_E.size):
-                of_node_E[e] += of_rank_E[e]
-    before_E[:] = 0
+            _add(load_GE[g], sums.demand_VE[node_G[g]])
+    sums.before_E[:] = 0
     for v in range(last_V.size):
         if known and last_V[v] < rank:
-            before_VE[v] = demand_VE[v]
-        of_node_E = before_VE[v]
-        for e in range(before_E.size):
-            before_E[e] += of_node_E[e]
+            sums.before_VE[v] = sums.demand_VE[v]
+        _add(sums.before_VE[v], sums.before_E)
 
 
 @kernel
-def _split_expert(  # type: ignore[no-untyped-def]
-    first, next_P, rank_P, quota_P, load_G, before_V, before, demand_V, node_G, rank, left_P, line_3V, split_P
-):
-    """All tiers of one expert with several slots, from the slot `first` on.
+def _add(part_E, total_E):  # type: ignore[no-untyped-def]
+    for e in range(total_E.size):
+        total_E[e] += part_E[e]
 
-    Args:
-        left_P: Scratch for what tier 1 leaves of quotas.
-        line_3V: Scratch.
+
+@kernel
+def _own_tier(first, load_G, rows, slots, line_3V, split_P):  # type: ignore[no-untyped-def]
+    """Tier 1 of an expert with several slots, from the slot `first` on; returns the pairs that this source has left.
+
+    Writes by node to `line_3V`: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
     """
-    # By node: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
-    own_V, own_before_V, quota_V = line_3V[0], line_3V[1], line_3V[2]
     line_3V[:] = 0
-    mine = np.int64(load_G[rank])
+    mine = np.int64(load_G[rows.rank])
     p = first
     while p >= 0:
-        g, v = rank_P[p], node_G[rank_P[p]]
-        own = min(np.int64(load_G[g]), np.int64(quota_P[p]))
-        if g == rank:
+        g, v = slots.rank_P[p], rows.node_G[slots.rank_P[p]]
+        own = min(np.int64(load_G[g]), np.int64(slots.quota_P[p]))
+        if g == rows.rank:
             split_P[p] = own
             mine -= own
-        left_P[p] = quota_P[p] - own
-        own_V[v] += own
-        own_before_V[v] += own if g < rank else 0
-        quota_V[v] += left_P[p]
-        p = next_P[p]
+        slots.left_P[p] = slots.quota_P[p] - own
+        line_3V[0, v] += own
+        line_3V[1, v] += own if g < rows.rank else 0
+        line_3V[2, v] += slots.left_P[p]
+        p = slots.next_P[p]
+    return mine
 
-    here = node_G[rank]
+
+@kernel
+def _far_tiers(first, e, mine, rows, sums, slots, line_3V, split_P):  # type: ignore[no-untyped-def]
+    """Tiers 2 and 3 of an expert, for the pairs `mine` that tier 1 left."""
+    next_P, rank_P, left_P, node_G = slots.next_P, slots.rank_P, slots.left_P, rows.node_G
+    before_VE, demand_VE = sums.before_VE, sums.demand_VE
+    own_V, own_before_V, quota_V = line_3V[0], line_3V[1], line_3V[2]
+    here = node_G[rows.rank]
     if mine > 0 and quota_V[here] > 0:
-        low, begin = before_V[here] - own_before_V[here], np.int64(0)
+        low, begin = before_VE[here, e] - own_before_V[here], np.int64(0)
         high = low + mine
         p = first
         while p >= 0:
@@ -152,13 +189,13 @@ def _split_expert(  # type: ignore[no-untyped-def]
 
     # In a node, the first in line were served: as many as its slots take of what it asks.
     if mine > 0:
-        low = np.int64(before)
+        low = np.int64(sums.before_E[e])
         p = first
         while p >= 0:
             v = node_G[rank_P[p]]
             if own_V[v] >= 0:
-                low += max(np.int64(0), before_V[v] - own_before_V[v] - quota_V[v]) - before_V[v]
-                quota_V[v] = min(quota_V[v], demand_V[v] - own_V[v])  # now: what tier 2 takes of the node's quotas
+                low += max(np.int64(0), before_VE[v, e] - own_before_V[v] - quota_V[v]) - before_VE[v, e]
+                quota_V[v] = min(quota_V[v], demand_VE[v, e] - own_V[v])  # now: what tier 2 takes of the node's quotas
                 own_V[v] = -1
             p = next_P[p]
         begin, high = np.int64(0), low + mine

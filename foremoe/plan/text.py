@@ -1,4 +1,4 @@
-"""What a plan says of itself in words: summary, explanation of one row, difference to another plan."""
+"""Texts about a plan: summary, explanation of one row, difference to another plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.placement import Stop
 from foremoe.workload.skew import skew
@@ -40,11 +41,11 @@ def summary(plan: Plan) -> str:
         f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank)",
     ]
     if plan.executable:
-        by_path = ", ".join(
-            f"{path.name.lower()} {int((plan.transfers.link_C == path).sum()) * head.model.expert_bytes / 1e9:.1f} GB"
-            for path in Link
+        by_link = ", ".join(
+            f"{link.name.lower()} {int((plan.transfers.link_C == link).sum()) * head.model.expert_bytes / 1e9:.1f} GB"
+            for link in Link
         )
-        lines.append(f"weights sent: {len(plan.transfers)} copies ({by_path}) over {len(head.schedule.phase_X)} passes")
+        lines.append(f"weights sent: {len(plan.transfers)} copies ({by_link}) over {len(head.schedule.phase_X)} passes")
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
     stage_s, _ = stage_seconds(plan)
@@ -82,7 +83,7 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
 
 
 def diff(old: Plan, new: Plan) -> str:
-    """What changed, in numbers; plans of different shape are told apart by their shapes."""
+    """What changed, in numbers; for plans of different shape, their shapes."""
     if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
         return (
             f"different shapes: [M, L, G, S] = {list(old.expert_MLGS.shape)} with {old.E} experts, "
@@ -102,10 +103,10 @@ def diff(old: Plan, new: Plan) -> str:
     changed = (old.expert_MLGS != new.expert_MLGS) | (old.quota_MLGS != new.quota_MLGS)
     rows = int(changed.any(axis=(2, 3)).sum())
     if rows:
-        held_old, held_new = _held(old), _held(new)
+        before, after = _replica_set(old), _replica_set(new)
         lines.append(
             f"rows: {rows} of {old.N} differ; replicas {old.num_replicas} -> {new.num_replicas} "
-            f"({len(held_new - held_old)} added, {len(held_old - held_new)} removed); "
+            f"({len(after - before)} added, {len(before - after)} removed); "
             f"quota changes of {int(np.abs(old.quota_MLGS.astype(np.int64) - new.quota_MLGS).sum())} pairs over all slots"
         )
     lines.append(
@@ -117,6 +118,6 @@ def diff(old: Plan, new: Plan) -> str:
     return "\n".join(lines)
 
 
-def _held(plan: Plan) -> set[tuple[int, ...]]:
-    at = np.nonzero(plan.quota_MLGS[..., plan.B :] > 0)
-    return set(zip(*(a.tolist() for a in at[:3]), plan.expert_MLGS[..., plan.B :][at].tolist(), strict=True))
+def _replica_set(plan: Plan) -> set[tuple[int, ...]]:
+    z = Replicas.of(plan)
+    return set(zip(*(column_Z.tolist() for column_Z in (z.micro_step_Z, z.layer_Z, z.rank_Z, z.expert_Z)), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,35 +97,37 @@ def derive_transfers(
 ) -> TransferList:
     """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
 
-    Args:
-        expert_NGS: int16, logical expert in every slot.
-        quota_NGS: int32, pairs that every slot serves; only redundant slots with a quota need their weights.
-        home_LE: int32 home slots; weights come from the home rank.
-        order_M: The micro-step that runs m-th.
-        resident_LGS: What ResidentSlots hold at the start.
-
     Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
     slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are
     micro-steps in flight hold all of them.
+
+    Args:
+        expert_NGS: Expert in every slot.
+        quota_NGS: Pairs that every slot serves; only redundant slots with a quota need their weights.
+        home_LE: Home slots, int32; weights come from the home rank.
+        schedule: Passes of the stage.
+        slots: Slot policy.
+        order_M: Micro-step that runs m-th.
+        node_of_rank_G: Node of each rank.
+        resident_LGS: What resident slots hold at the start.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape
     base = E // G
-    redundant = S - base
     uses = schedule.uses(L)
     micro_step_U = order_M[uses.micro_step_U]
     row_U = micro_step_U.astype(np.int64) * L + uses.layer_U
-    shared = isinstance(slots, SharedSlots)
-    pool = slots.num_buffers(redundant, 1)
-    start_LGR = np.full((L, G, redundant), -1, np.int16)
+    start_LGR = np.full((L, G, S - base), -1, np.int16)
     if resident_LGS is not None:
         start_LGR[:] = resident_LGS[:, :, base:]
     last_use_N = np.zeros(len(expert_NGS), np.int64)
     last_use_N[row_U] = np.arange(len(row_U))  # of several places the last one stays
-    needed_NGR = np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1))
-    out = np.empty((len(row_U) * G * redundant, 6), np.int32)
-    arrays = (row_U, uses.layer_U, uses.use_U, last_use_N, needed_NGR, start_LGR)
-    num = _derive(*arrays, pool, shared, E, out) if redundant else 0
+    demand = _Demand(
+        row_U, uses.layer_U, uses.use_U, last_use_N, np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1)),
+        start_LGR, slots.num_buffers(S - base, 1), isinstance(slots, SharedSlots), E,
+    )  # fmt: skip
+    out = np.empty((len(row_U) * G * (S - base), 6), np.int32)
+    num = _derive(demand, out) if base < S else 0
     use, dst, slot, expert, buffer, after = out[:num].T
     order_C = np.lexsort((slot, dst, use))
     use, dst, slot, expert, buffer, after = (a[order_C] for a in (use, dst, slot, expert, buffer, after))
@@ -145,9 +148,24 @@ def derive_transfers(
     )
 
 
+class _Demand(NamedTuple):
+    """What uses need: the last use of each row, experts of redundant slots (-1: none), those held at the start, and buffers."""
+
+    row_U: Array
+    layer_U: Array
+    use_U: Array
+    last_use_N: Array
+    needed_NGR: Array
+    start_LGR: Array
+    pool: int
+    shared: bool
+    num_experts: int
+
+
 @kernel
-def _derive(row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts, out):  # type: ignore[no-untyped-def]
+def _derive(demand, out):  # type: ignore[no-untyped-def]
     """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
+    row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts = demand
     L, G, R = start_LGR.shape
     num_pools = 1 if shared else L
     held = np.empty(num_pools * pool, np.int64)  # layer * E + expert in each buffer, -1 nothing

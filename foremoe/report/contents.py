@@ -131,11 +131,11 @@ def parts(plan: Plan, static: Mapping[str, Array]) -> dict[str, dict[str, float]
 
 def links(bytes_by_link: Mapping[str, Array], simulation: Any) -> dict[str, Any]:
     """Per rank and link class: bytes by the plan, and seconds busy by the simulation if there is one."""
-    busy_KG = None if simulation is None else np.asarray(simulation.link_busy_KG, np.float64)
+    busy_WG = None if simulation is None else np.asarray(simulation.link_busy_WG, np.float64)
     return {
         "names": LINKS,
         "bytes_KG": [bytes_by_link[name].tolist() for name in LINKS],
-        "busy_s_KG": None if busy_KG is None else busy_KG.tolist(),
+        "busy_s_KG": None if busy_WG is None else busy_WG.tolist(),
     }
 
 

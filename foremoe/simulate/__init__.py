@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from foremoe.simulate.groups import ep_groups
-from foremoe.simulate.pipeline import PipelineStage, pipeline_problems, plan_pipeline, simulate_pipeline
+from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
 from foremoe.simulate.systems import System, foremoe_planner, simulate_systems
 
 __all__ = [
-    "LINKS", "PARTS", "Parts", "PipelineStage", "Simulation", "StageRun", "System", "ep_groups", "even_routing", "force_balanced",
+    "LINKS", "PARTS", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing", "force_balanced",
     "foremoe_planner", "pipeline_problems", "plan_pipeline", "simulate", "simulate_pipeline", "simulate_systems",
 ]  # fmt: skip

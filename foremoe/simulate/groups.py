@@ -26,7 +26,7 @@ def ep_groups(workload: Workload, size: int) -> list[Workload]:
         load_MLGE, tokens_MG = workload.load_MLGE[:, :, ranks], workload.tokens_MG[:, ranks]
         pairs_ML = load_MLGE.sum(axis=(2, 3), dtype=np.int64)
         tokens_M = tokens_MG.sum(axis=1, dtype=np.int64)
-        # What is unknown is told of all ranks together; the pairs that a group lacks tell its share.
+        # Unknown tokens are counted over all ranks together; the pairs that a group lacks give its share.
         lacking_ML = tokens_M[:, None] - -(-pairs_ML // workload.num_topk)
         out.append(
             dataclasses.replace(

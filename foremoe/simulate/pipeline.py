@@ -1,4 +1,4 @@
-"""`simulate_pipeline`: the stages of a pipeline, each a plan of its own layers, and how their passes wait for each other."""
+"""`simulate_pipeline`: the ranks of a pipeline, each a plan of its own layers, and how their passes wait for each other."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from foremoe.simulate.stage import StageRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStage:
-    """One pipeline stage: the problem and the plan of its layers."""
+class PipelineRank:
+    """One pipeline rank: the problem and the plan of its layers."""
 
     problem: Problem
     plan: Plan
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """The problem of every pipeline stage: contiguous layers (with `vpp` chunks per stage, dealt in turn), 1F1B or interleaved.
+    """The problem of every pipeline rank: contiguous layers (with `vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
 
     Raises:
-        InputError: more chunks than layers, or micro-steps that an interleaved schedule is not defined for.
+        InputError: More chunks than layers, or micro-steps that an interleaved schedule is not defined for.
     """
     if pp < 1 or vpp < 1 or pp * vpp > problem.L:
-        raise InputError(f"{pp} pipeline stages of {vpp} chunks need as many layers; the problem has {problem.L}.")
+        raise InputError(f"{pp} pipeline ranks of {vpp} chunks need as many layers; the problem has {problem.L}.")
     chunks = np.array_split(np.arange(problem.L), pp * vpp)
     trains, reforward = problem.schedule.trains, problem.schedule.reforward
     out = []
@@ -52,7 +52,7 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
 
 
 def simulate_pipeline(
-    stages: Sequence[PipelineStage],
+    ranks: Sequence[PipelineRank],
     *,
     prefetch: int = 2,
     known: str = "rollout",
@@ -60,20 +60,28 @@ def simulate_pipeline(
     share_links: bool = True,
     outside_s_MG: Array | None = None,
 ) -> list[Simulation]:
-    """The timelines of all stages; all are of one length, that of the slowest with its waits.
+    """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
 
-    A pass waits for the same micro-step's pass on the stage (chunk) before it, in backward after it, and for its activations, one
-    message from the late rank. The stages' links are their own. Work outside the layers falls to the last stage. See `simulate`.
+    A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
+    activations, one message from the late EP rank. Links of pipeline ranks are their own.
 
     Args:
-        stages: in order, with the schedules of `pipeline_problems`.
+        ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
+        prefetch: See `simulate`.
+        known: See `simulate`.
+        plan_s: See `simulate`.
+        share_links: See `simulate`.
+        outside_s_MG: See `simulate`; of the last chunk.
+
+    Raises:
+        InputError: Orders of micro-steps differ, or the schedules wait for each other.
     """
-    pp = len(stages)
+    pp = len(ranks)
     options = {"prefetch": prefetch, "known": known, "plan_s": plan_s, "share_links": share_links}
-    if any((stage.plan.order_M != stages[0].plan.order_M).any() for stage in stages):
-        raise InputError("the stages run their micro-steps in different orders; plan them without an order level.")
-    runs = [StageRun(stage.problem, stage.plan, **options) for stage in stages]  # type: ignore[arg-type]
-    vpp = stages[0].plan.header.schedule.num_chunks
+    if any((rank.plan.order_M != ranks[0].plan.order_M).any() for rank in ranks):
+        raise InputError("the pipeline ranks run their micro-steps in different orders; plan them without an order level.")
+    runs = [StageRun(rank.problem, rank.plan, **options) for rank in ranks]  # type: ignore[arg-type]
+    vpp = ranks[0].plan.header.schedule.num_chunks
     last = pp * vpp - 1
     done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> when it was over
     next_pass = [0] * pp
@@ -94,19 +102,19 @@ def simulate_pipeline(
                 done[m, v, phase] = run.run_pass(x, ready_s, outside)
                 next_pass[s], moved = x + 1, True
         if not moved:
-            raise InputError("the stages' schedules wait for each other; use those of pipeline_problems.")
+            raise InputError("the pipeline ranks' schedules wait for each other; use those of pipeline_problems.")
     end_s = max(run.settled_s() for run in runs)
     return [run.finish(end_s) for run in runs]
 
 
-def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineStage]:
-    """Every stage of the pipeline planned."""
+def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
+    """Plans every pipeline rank."""
     posed = pipeline_problems(problem, pp, vpp)
-    return [PipelineStage(problem=one, plan=planner.plan(one)[0]) for one in posed]
+    return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in posed]
 
 
 def _message_s(problem: Problem, micro_step: int) -> float:
-    """Seconds of a micro-step's activations from one stage to the next."""
+    """Seconds of a micro-step's activations from one pipeline rank to the next."""
     cluster, model = problem.cluster, problem.model
     tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG[micro_step].max())
     return cluster.rdma_latency_s + tokens * model.token_bytes / cluster.rdma_bytes_per_s_per_rank

@@ -10,7 +10,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
 
-# Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, K links.
+# Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, W links (`LINKS`).
 
 LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
 PARTS = (
@@ -23,12 +23,15 @@ class Parts:
     """Seconds of a stage by what the slowest rank did or waited for; they add up to its length.
 
     Attributes:
-        window_s: what precedes the experts: attention of the late rank.
-        dispatch_s, combine_s: tokens to the experts and back.
-        compute_s: experts of the slowest rank.
-        transfer_s: waiting for weights, and compute lost to copies.   gradient_s: waiting for replica gradients.
-        planning_s: planning that nothing hides (on-line balancing).
-        outside_s: work outside the MoE layers.   bubble_s: waiting for other pipeline stages.
+        window_s: What precedes the experts: attention of the late rank.
+        dispatch_s: Tokens on the way to the experts.
+        compute_s: Experts of the slowest rank.
+        combine_s: Tokens on the way back.
+        transfer_s: Waiting for weights, and compute lost to copies.
+        gradient_s: Waiting for replica gradients.
+        planning_s: Exposed planning (on-line balancing).
+        outside_s: Work outside the MoE layers.
+        bubble_s: Waiting for other pipeline ranks.
     """
 
     window_s: float = 0.0
@@ -55,16 +58,31 @@ class Parts:
 class Simulation(ArrayValue):
     """One stage of one EP group: what happened when, in seconds since the stage began.
 
+    A backward use that runs the layer's forward again has it in its window.
+
     Attributes:
-        micro_step_U, layer_U, phase_U: the uses, in order of execution.
-        start_U: the use begins on the group.   window_U: the late rank is ready to dispatch.   ready_U: replicas are in place on
-            all ranks, dispatch begins.   dispatched_U: tokens are with the experts.   computed_U: the slowest rank's experts are
-            done.   end_U: the use is over on all ranks. A backward use that runs the layer's forward again has it in its window.
-        window_UG, compute_UG: float32, seconds of attention and of expert compute per rank.
-        copy_start_C, copy_end_C: of every record of ``plan.transfers``.
-        return_*_A: replica gradients on their way home: micro-step, layer, expert, from and to rank, start, end.
-        link_busy_KG: seconds that each of `LINKS` is busy, exchanges included.
-        peak_bytes_G: int64, expert weights, gradients and buffers, and the activations of experts kept for backward.
+        micro_step_U: Micro-step of every use, in order of execution.
+        layer_U: Layer of every use.
+        phase_U: `Phase` of every use.
+        start_U: The use begins on the group.
+        window_U: The late rank is ready to dispatch.
+        ready_U: Replicas are in place on all ranks, dispatch begins.
+        dispatched_U: Tokens are with the experts.
+        computed_U: The slowest rank's experts are done.
+        end_U: The use is over on all ranks.
+        window_UG: Seconds of attention per rank, float32.
+        compute_UG: Seconds of expert compute per rank, float32.
+        copy_start_C: Start of every copy of ``plan.transfers``.
+        copy_end_C: End of every copy of ``plan.transfers``.
+        return_micro_step_A: Micro-step of every replica gradient on its way home.
+        return_layer_A: Its layer.
+        return_expert_A: Its expert.
+        return_src_A: Rank it leaves.
+        return_dst_A: Its home rank.
+        return_start_A: When it leaves.
+        return_end_A: When it is home.
+        link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
+        peak_bytes_G: Expert weights, gradients and buffers, and the activations of experts kept for backward, int64.
         parts: `Parts`.
     """
 
@@ -88,7 +106,7 @@ class Simulation(ArrayValue):
     return_dst_A: Array
     return_start_A: Array
     return_end_A: Array
-    link_busy_KG: Array
+    link_busy_WG: Array
     peak_bytes_G: Array
     parts: Parts
 
@@ -104,7 +122,7 @@ class Simulation(ArrayValue):
 
     def to_dict(self) -> dict[str, Any]:
         """Totals, for JSON."""
-        busy = {name: float(self.link_busy_KG[k].max()) for k, name in enumerate(LINKS)}
+        busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
         return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy, "peak_bytes": int(self.peak_bytes_G.max())}
 
 
@@ -113,6 +131,6 @@ _DTYPES = {
     **dict.fromkeys(("start_U", "window_U", "ready_U", "dispatched_U", "computed_U", "end_U"), np.float64),
     "window_UG": np.float32, "compute_UG": np.float32, "copy_start_C": np.float64, "copy_end_C": np.float64,
     "return_micro_step_A": np.int32, "return_layer_A": np.int16, "return_expert_A": np.int16, "return_src_A": np.int16,
-    "return_dst_A": np.int16, "return_start_A": np.float64, "return_end_A": np.float64, "link_busy_KG": np.float64,
+    "return_dst_A": np.int16, "return_start_A": np.float64, "return_end_A": np.float64, "link_busy_WG": np.float64,
     "peak_bytes_G": np.int64,
 }  # fmt: skip

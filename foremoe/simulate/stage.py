@@ -17,14 +17,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import kernel
-from foremoe.simulate.prepare import (
-    copy_inputs,
-    empty_record,
-    empty_state,
-    return_inputs,
-    stage_inputs,
-    wall_seconds,
-)
+from foremoe.simulate.prepare import copy_inputs, empty_record, empty_state, return_inputs, stage_inputs, wall_seconds
 from foremoe.simulate.result import PARTS, Parts, Simulation
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots, U uses, X passes, C copies, A gradient returns, R redundant.
@@ -40,26 +33,27 @@ def simulate(
     share_links: bool = True,
     outside_s_MG: Array | None = None,
 ) -> Simulation:
-    """The timeline of a plan on the problem's cluster. Simulated, from the same constants as the cost model; deterministic.
+    """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
     Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank and for replicas' weights,
     tokens are exchanged, experts run, tokens come back. Copies start `prefetch` uses ahead if their buffer is free, one after the
-    other on a link, and stand still while an exchange needs the link. Replica gradients go home beside what follows. See
+    other on a link, and pause while an exchange needs the link. Replica gradients go home during what follows. See
     docs/simulator.md.
 
     Args:
-        problem, plan: the plan of this problem. Where its homes move, weights are there as if by magic: it is only scored.
-        prefetch: uses that a copy may be ahead, as `Engine` has it.
+        problem: Problem with counts by source rank.
+        plan: Plan of this problem. Where its homes move, weights take no time: it is only scored.
+        prefetch: Uses that a copy may be ahead, as in `Engine`.
         known: "rollout": the plan is known before the stage; "router": a layer's load is known when its router has run, so that
             planning and the copies for its forward are exposed.
-        plan_s: seconds of planning per forward of a layer that nothing hides.
-        share_links: copies wait for exchanges on their link class; False: they have links of their own.
-        outside_s_MG: float64, seconds of a forward outside the MoE layers (embedding, head, loss); backward takes
+        plan_s: Seconds of exposed planning per forward of a layer.
+        share_links: Copies wait for exchanges on their link class; False: they have links of their own.
+        outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
             `window_backward_ratio` of the cluster times that.
 
     Raises:
-        InputError: plan and problem do not fit, or the problem has no counts by source rank.
-        PlanError: a slot holds an expert that does not exist.
+        InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
+        PlanError: A slot holds an expert that does not exist.
     """
     run = StageRun(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
     for x in range(run.num_passes):
@@ -94,7 +88,8 @@ class StageRun:
     """One stage that runs pass by pass; `simulate` runs all passes, a pipeline in the order of their dependencies.
 
     Attributes:
-        num_passes: passes of the schedule.   micro_step_X: int32, the micro-step of each.
+        num_passes: Passes of the schedule.
+        micro_step_X: Micro-step of each pass, int32.
     """
 
     def __init__(
@@ -122,7 +117,7 @@ class StageRun:
         self.num_passes = len(self._phase_X)
         self._first_X = np.searchsorted(uses.pass_U, np.arange(self.num_passes + 1))
         num_uses = len(self._uses.use_U)
-        self._stage, self._exchange_busy_KG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
+        self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
         self._copies = copy_inputs(plan, num_uses, prefetch, known)
         self._returns, self._return_columns = return_inputs(plan)
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
@@ -145,12 +140,12 @@ class StageRun:
 
     def settled_s(self) -> float:
         """When the passes so far are over and their gradients home."""
-        return max(float(self._state.clock[kernel.NOW]), float(self._returned()[1].max(initial=0.0)))
+        return max(float(self._state.clock[kernel.NOW]), float(self._return_seconds()[1].max(initial=0.0)))
 
     def finish(self, end_s: float = 0.0) -> Simulation:
-        """Waits for the last gradients, and until `end_s` if other stages take longer."""
+        """Waits for the last gradients, and until `end_s` if other pipeline ranks take longer."""
         state, record = self._state, self._record
-        start_A, end_A = self._returned()
+        start_A, end_A = self._return_seconds()
         kernel.hold(float(end_A.max(initial=0.0)), kernel.GRADIENT, state)
         kernel.hold(end_s, kernel.BUBBLE, state)
         copies, needed_C = self._copies, self.plan.transfers.need_C if self.plan.executable else np.zeros(0, np.int32)
@@ -170,12 +165,12 @@ class StageRun:
             **{f"return_{name}_A": column for name, column in self._return_columns.items()},
             return_start_A=start_A,
             return_end_A=end_A,
-            link_busy_KG=state.busy_KG + self._exchange_busy_KG,
+            link_busy_WG=state.busy_WG + self._exchange_busy_WG,
             peak_bytes_G=fixed_bytes(self.problem) + np.ceil(state.peak_G).astype(np.int64),
             parts=Parts(**dict(zip(PARTS, state.parts.tolist(), strict=True))),
         )
 
-    def _returned(self) -> tuple[Array, Array]:
+    def _return_seconds(self) -> tuple[Array, Array]:
         """When every gradient left and came home."""
         returns, node_G = self._returns, self._stage.node_G
         link_A = np.where(node_G[returns.src_A] == node_G[returns.dst_A], int(Link.PEER), int(Link.RDMA))

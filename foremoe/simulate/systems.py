@@ -1,4 +1,4 @@
-"""`simulate_systems`: planners side by side on the EP groups of one stage, each with its own way to know and to move weights."""
+"""`simulate_systems`: planners side by side on the EP groups of one stage, each with its own knowledge and prefetch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import predicted_load
 from foremoe.problem.problem import Problem
-from foremoe.simulate.pipeline import PipelineStage, pipeline_problems, simulate_pipeline
+from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
 from foremoe.solvers import Anneal, Keep
@@ -26,18 +26,21 @@ from foremoe.workload.skew import skew
 # Letters: M micro-steps, L layers, E experts, G ranks.
 
 BALANCED = "force-balanced"
+_MEANS = ("gap_mean", "replicas_per_layer", "moves_per_layer", "bytes_per_layer", "transfer_s")
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One row: how it plans, and what it knows when.
+    """One line of the table: how it plans, and what it knows when.
 
     Attributes:
-        planner: with its home level; the pack level has no part, the groups are dealt already.
-        known, plan_s, prefetch: as in `simulate`.
-        changes: fields of the problem that this system poses otherwise (``replicas``, ``redundant``, ``slots``).
-        even: routing is forced to be even; the planner has no part.
+        planner: With its home level; the pack level has no part, the groups are dealt already.
+        known: See `simulate`.
+        plan_s: See `simulate`.
+        prefetch: See `simulate`.
+        changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slots``).
+        even: Routing is forced to be even; the planner has no part.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -49,7 +52,7 @@ class System:
 
 
 def foremoe_planner() -> Planner:
-    """What the row ``foremoe`` stands for: the hierarchical planner with its home level."""
+    """The planner of the line ``foremoe``: the hierarchical one with its home level."""
     return Planner(home=Anneal())
 
 
@@ -65,21 +68,29 @@ def simulate_systems(
 ) -> list[dict[str, Any]]:
     """Plans and simulates every EP group with every system.
 
+    EP groups meet at the end of the stage (gradients are synchronised), so the slowest one is its length. Homes are decided for
+    all of them together: they hold the same layers.
+
     Args:
-        groups: the EP groups of one stage, each with its own load; they meet at its end (gradients are synchronised), so the
-            slowest one is its length. Homes are decided for all of them together: they hold the same layers.
-        pp, vpp: pipeline stages that the layers are split over, and chunks of each.
-        history_LE: as in `compare`, or one for each group.   num_threads: of the planner.
-        progress: called with (system, groups done, groups in all).
+        groups: EP groups of one stage, each with its own load.
+        systems: Systems by name.
+        pp: Pipeline ranks that the layers are split over.
+        vpp: Chunks of each pipeline rank.
+        history_LE: As in `compare`, or one for each group.
+        num_threads: Threads of the planner.
+        progress: Called with (system, groups done, groups in all).
 
     Returns:
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
-        means of groups; closed-form times are the slowest group's and pipeline stage's), ``stage_s`` (simulated, moves of homes
-        included), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, hidden under nothing),
-        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links and hidden under nothing: in no other
-        figure; optimizer state left out), ``tokens_per_s_per_rank``, ``stage_speedup_vs_static``,
-        ``share_of_balanced`` (stage time of even routing over this one's; None without that row) and ``groups``. Figures speak
-        of all micro-steps: one without history is static.
+        means of groups; closed-form times are the slowest group's and pipeline rank's), ``stage_s`` (simulated, moves of homes
+        included), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all exposed),
+        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
+        optimizer state left out), ``tokens_per_s_per_rank``, ``stage_speedup_vs_static``, ``share_of_balanced`` (stage time of
+        even routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without
+        history is static.
+
+    Raises:
+        InputError: There are no groups.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
@@ -99,7 +110,7 @@ def simulate_systems(
 class _Group:
     """One EP group, done."""
 
-    stages: list[PipelineStage]
+    ranks: list[PipelineRank]
     simulations: list[Simulation]
     moves_s: float
     cpu_s: float
@@ -125,7 +136,7 @@ def _row(
         if progress is not None:
             progress(name, i + 1, len(groups))
     slowest = max(done, key=lambda group: group.stage_s)
-    # The stage of a pipeline that waits least is the one that the others wait for.
+    # The pipeline rank that waits least is the one that the others wait for.
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
     num_ranks = sum(p.G for p in groups) * pp
@@ -135,7 +146,7 @@ def _row(
         "stage_s": slowest.stage_s,
         **parts.to_dict(),
         "moves_s": slowest.moves_s,
-        "apart_s": max(_apart_s(stage) for stage in slowest.stages),
+        "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks,
         "simulated_peak_bytes": max(int(s.peak_bytes_G.max()) for group in done for s in group.simulations),
         "groups": len(groups),
@@ -153,13 +164,13 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
     return planner.homes(*seen, num_threads=num_threads)
 
 
-def _apart_s(stage: PipelineStage) -> float:
+def _apart_s(rank: PipelineRank) -> float:
     """Seconds of re-placed weights over all links at once; 0 for plans that keep homes."""
-    if stage.plan.executable:
+    if rank.plan.executable:
         return 0.0
-    cluster, (_, bytes_by_link) = stage.problem.cluster, traffic(stage.problem, stage.plan)
+    cluster, (_, bytes_by_link) = rank.problem.cluster, traffic(rank.problem, rank.plan)
     peer_s = bytes_by_link["peer"] / cluster.peer_bytes_per_s
-    return (peer_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank) * stage.plan.N / stage.plan.G
+    return (peer_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank) * rank.plan.N / rank.plan.G
 
 
 def _run(
@@ -170,34 +181,33 @@ def _run(
     state_bytes = getattr(system.planner.home, "state_bytes", Anneal().state_bytes)
     moves_L = price_L(posed, home_LE, state_bytes)
     there = dataclasses.replace(posed, home_LE=home_LE)
-    # Pipeline stages move their layers at the same time.
-    posed_stages = [there] if alone else pipeline_problems(there, pp, vpp)
-    of_stage = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_stages]
-    moves_s = max(float(moves_L[layers].sum()) for layers in of_stage)
-    stages, cpu_s = [], 0.0
-    for one, layers in zip(posed_stages, of_stage, strict=True):
+    # Pipeline ranks move their layers at the same time.
+    posed_ranks = [there] if alone else pipeline_problems(there, pp, vpp)
+    of_rank = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_ranks]
+    moves_s = max(float(moves_L[layers].sum()) for layers in of_rank)
+    ranks, cpu_s = [], 0.0
+    for one, layers in zip(posed_ranks, of_rank, strict=True):
         seen_LE = None if history_LE is None else history_LE[layers]
         plan, report = planner.plan(one, history_LE=seen_LE, num_threads=num_threads)
         cpu_s += sum(level.cpu_s for level in report.levels)
-        stages.append(PipelineStage(problem=one, plan=plan))
+        ranks.append(PipelineRank(problem=one, plan=plan))
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
-    simulations = [simulate(there, stages[0].plan, **options)] if alone else simulate_pipeline(stages, **options)
-    return _Group(stages=stages, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s)
+    simulations = [simulate(there, ranks[0].plan, **options)] if alone else simulate_pipeline(ranks, **options)
+    return _Group(ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s)
 
 
 def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
-    """`FIGURES` over all groups and stages."""
-    pairs: list[tuple[Problem, Plan]] = [(stage.problem, stage.plan) for group in done for stage in group.stages]
+    """`FIGURES` over all groups and pipeline ranks."""
+    pairs: list[tuple[Problem, Plan]] = [(rank.problem, rank.plan) for group in done for rank in group.ranks]
     rows = [plan_figures(name, problem, plan, static_s=0.0) for problem, plan in pairs]
     skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
-    mean = lambda key: float(np.mean([row[key] for row in rows]))  # noqa: E731
-    per_group = [max(stage_seconds(stage.plan)[0] for stage in group.stages) + group.moves_s for group in done]
+    per_group = [max(stage_seconds(rank.plan)[0] for rank in group.ranks) + group.moves_s for group in done]
     links = rows[0]["bytes_by_link"]
-    found = {
+    figures = {
         "skew_mean": float(skew_N.mean()),
         "skew_p99": float(np.quantile(skew_N, 0.99)),
         "skew_max": float(skew_N.max()),
-        **{key: mean(key) for key in ("gap_mean", "replicas_per_layer", "moves_per_layer", "bytes_per_layer", "transfer_s")},
+        **{key: float(np.mean([row[key] for row in rows])) for key in _MEANS},
         "max_fanout": max(row["max_fanout"] for row in rows),
         "bytes_by_link": {link: float(np.mean([row["bytes_by_link"][link] for row in rows])) for link in links},
         "predicted_stage_s": max(per_group),
@@ -205,5 +215,5 @@ def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
         "plan_us_per_layer": 1e6 * sum(group.cpu_s for group in done) / len(skew_N),
         "n_solved": len(skew_N),
     }
-    assert set(FIGURES) <= {*found, "speedup_vs_static"}
-    return found
+    assert set(FIGURES) <= {*figures, "speedup_vs_static"}
+    return figures

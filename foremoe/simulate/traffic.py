@@ -12,16 +12,20 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
+from foremoe.plan.split import link_slots
 from foremoe.problem.problem import Problem
 
-# Letters: N rows, G ranks, V nodes, K NICs, E experts, S slots per rank.
+# Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
 
 
 class Exchange(NamedTuple):
     """Seconds of one dispatch per row; combine, and both of backward, send the same pairs or their way back.
 
-    `peer_N`, `rdma_N`: of the busiest rank (NIC), direction and link class. `peer_busy_G`, `rdma_busy_G`: seconds that a rank
-    sends plus those that it receives, summed over rows with the row's weight.
+    Attributes:
+        peer_N: Seconds of the busiest rank and direction over peer links.
+        rdma_N: Seconds of the busiest NIC and direction.
+        peer_busy_G: Seconds that a rank sends plus those that it receives over peer links, summed over rows with their weights.
+        rdma_busy_G: The same over RDMA.
     """
 
     peer_N: Array
@@ -45,103 +49,123 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
     """The exchanges of every row of a plan, by the split law (own rank, own node, the rest).
 
     Args:
-        weight_N: int64, how often a row dispatches.
+        problem: Problem with counts by source rank.
+        plan: Plan of the problem.
+        weight_N: How often a row dispatches, int64.
 
     Raises:
-        InputError: the problem does not say which rank asks for which expert.
+        InputError: The problem does not say which rank asks for which expert.
     """
     load_NGE = problem.load_NGE
     if load_NGE is None:
         raise InputError("simulation needs counts by source rank; give the problem its load_MLGE.")
     cluster = problem.cluster
-    peer_s = problem.model.token_bytes / cluster.peer_bytes_per_s
-    rdma_s = problem.model.token_bytes / cluster.rdma_bytes_per_s
-    out_N2 = np.zeros((problem.N, 2))
-    nic_G = nic_of_rank(cluster)
+    pair_s = problem.model.token_bytes / np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
+    busy_N2 = np.zeros((problem.N, 2))
+    rows = _Rows(
+        load_NGE, plan.expert_NGS, np.ascontiguousarray(plan.quota_NGS), weight_N, cluster.node_of_rank_G, nic_of_rank(cluster),
+        pair_s, busy_N2,
+    )  # fmt: skip
     parts: list[Array] = []
+    for_rows(lambda low, high: parts.append(_exchange_rows(low, high, rows)), problem.N, whole=True)
+    peer_busy_G, rdma_busy_G = np.sum(parts, axis=0) * pair_s[:, None]
+    return Exchange(busy_N2[:, 0], busy_N2[:, 1], peer_busy_G, rdma_busy_G)
 
-    def block(low: int, high: int) -> None:
-        pairs_2G = np.zeros((2, problem.G), np.int64)
-        _exchange_rows(
-            low, high, load_NGE, plan.expert_NGS, np.ascontiguousarray(plan.quota_NGS), cluster.node_of_rank_G, nic_G, peer_s,
-            rdma_s, weight_N, out_N2, pairs_2G,
-        )  # fmt: skip
-        parts.append(pairs_2G)
 
-    for_rows(block, problem.N, whole=True)
-    pairs_2G = np.sum(parts, axis=0)
-    return Exchange(out_N2[:, 0], out_N2[:, 1], pairs_2G[0] * peer_s, pairs_2G[1] * rdma_s)
+class _Rows(NamedTuple):
+    """The rows of a plan, seconds of one pair by link class, and where the seconds of the rows are written."""
+
+    load_NGE: Array
+    expert_NGS: Array
+    quota_NGS: Array
+    weight_N: Array
+    node_G: Array
+    nic_G: Array
+    pair_s: Array
+    busy_N2: Array
+
+
+class _Pairs(NamedTuple):
+    """Pairs of one row over each link class, out of and into every rank; and scratch: by rank and node, pairs of one expert."""
+
+    peer_2G: Array
+    rdma_2G: Array
+    demand_G: Array
+    quota_G: Array
+    demand_V: Array
+    quota_V: Array
+    asked_V: Array
 
 
 @kernel
-def _exchange_rows(  # type: ignore[no-untyped-def]
-    low, high, load_NGE, expert_NGS, quota_NGS, node_G, nic_G, peer_s, rdma_s, weight_N, out_N2, pairs_2G
-):
-    """Per expert: tier 1 stays on its rank, tier 2 in its node (first in line first), what is left crosses nodes."""
-    G, S = expert_NGS.shape[1], expert_NGS.shape[2]
-    E, V = load_NGE.shape[2], node_G.max() + 1
-    num_nics = nic_G.max() + 1
+def _exchange_rows(low, high, rows):  # type: ignore[no-untyped-def]
+    """Writes the seconds of rows [low, high); returns int64 [2, G], the weighted pairs of every rank by link class."""
+    G, S, E, V = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2], rows.load_NGE.shape[2], rows.node_G.max() + 1
     first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)
-    peer = np.empty((2, G), np.int64)  # pairs out, in
-    rdma = np.empty((2, G), np.int64)
-    nic = np.empty((2, num_nics), np.int64)
-    demand_G, quota_G = np.empty(G, np.int64), np.empty(G, np.int64)
-    demand_V, quota_V, asked_V = np.empty(V, np.int64), np.empty(V, np.int64), np.empty(V, np.int64)
+    by_rank, by_node = np.empty((6, G), np.int64), np.empty((3, V), np.int64)
+    pairs = _Pairs(by_rank[:2], by_rank[2:4], by_rank[4], by_rank[5], by_node[0], by_node[1], by_node[2])
+    total_2G, nic_2Y = np.zeros((2, G), np.int64), np.empty((2, rows.nic_G.max() + 1), np.int64)
     for n in range(low, high):
-        first_E[:] = -1
-        for g in range(G - 1, -1, -1):
-            for s in range(S):
-                e = expert_NGS[n, g, s]
-                if e >= 0 and quota_NGS[n, g, s] > 0:
-                    next_P[g * S + s], first_E[e] = first_E[e], g * S + s
-        peer[:] = 0
-        rdma[:] = 0
+        link_slots(rows.expert_NGS[n], rows.quota_NGS[n], first_E, next_P)
+        pairs.peer_2G[:] = 0
+        pairs.rdma_2G[:] = 0
         for e in range(E):
-            p = first_E[e]
-            if p < 0:
-                continue
-            if next_P[p] < 0:  # one slot serves all
-                g = p // S
-                for source in range(G):
-                    pairs = load_NGE[n, source, e]
-                    if pairs == 0 or source == g:
-                        continue
-                    link = peer if node_G[source] == node_G[g] else rdma
-                    link[0, source] += pairs
-                    link[1, g] += pairs
-                continue
-            quota_G[:] = 0
-            while p >= 0:
-                quota_G[p // S] += quota_NGS[n, p // S, p % S]
-                p = next_P[p]
-            demand_V[:] = 0
-            quota_V[:] = 0
-            for g in range(G):
-                own = min(np.int64(load_NGE[n, g, e]), quota_G[g])
-                demand_G[g] = load_NGE[n, g, e] - own
-                quota_G[g] -= own
-                demand_V[node_G[g]] += demand_G[g]
-                quota_V[node_G[g]] += quota_G[g]
-            for v in range(V):
-                demand_V[v] = min(demand_V[v], quota_V[v])  # now: what stays in the node
-                asked_V[v] = demand_V[v]
-            for g in range(G):
-                v = node_G[g]
-                sent = min(demand_G[g], demand_V[v])
-                demand_V[v] -= sent
-                peer[0, g] += sent
-                rdma[0, g] += demand_G[g] - sent
-                taken = min(quota_G[g], asked_V[v])
-                asked_V[v] -= taken
-                peer[1, g] += taken
-                rdma[1, g] += quota_G[g] - taken
-        nic[:] = 0
+            if first_E[e] >= 0:
+                if next_P[first_E[e]] < 0:
+                    _send_to_one(rows.load_NGE[n, :, e], first_E[e] // S, rows.node_G, pairs)
+                else:
+                    pairs.quota_G[:] = 0
+                    p = first_E[e]
+                    while p >= 0:
+                        pairs.quota_G[p // S] += rows.quota_NGS[n, p // S, p % S]
+                        p = next_P[p]
+                    _send_to_several(rows.load_NGE[n, :, e], rows.node_G, pairs)
+        nic_2Y[:] = 0
         most = np.int64(0)
         for g in range(G):
-            most = max(most, max(peer[0, g], peer[1, g]))
-            nic[0, nic_G[g]] += rdma[0, g]
-            nic[1, nic_G[g]] += rdma[1, g]
-            pairs_2G[0, g] += weight_N[n] * (peer[0, g] + peer[1, g])
-            pairs_2G[1, g] += weight_N[n] * (rdma[0, g] + rdma[1, g])
-        out_N2[n, 0] = most * peer_s
-        out_N2[n, 1] = nic.max() * rdma_s
+            for way in range(2):
+                most = max(most, pairs.peer_2G[way, g])
+                nic_2Y[way, rows.nic_G[g]] += pairs.rdma_2G[way, g]
+                total_2G[0, g] += rows.weight_N[n] * pairs.peer_2G[way, g]
+                total_2G[1, g] += rows.weight_N[n] * pairs.rdma_2G[way, g]
+        rows.busy_N2[n, 0] = most * rows.pair_s[0]
+        rows.busy_N2[n, 1] = nic_2Y.max() * rows.pair_s[1]
+    return total_2G
+
+
+@kernel
+def _send_to_one(load_G, rank, node_G, pairs):  # type: ignore[no-untyped-def]
+    """All pairs of an expert go to its only slot, on `rank`."""
+    for source in range(node_G.size):
+        num = load_G[source]
+        if num > 0 and source != rank:
+            link_2G = pairs.peer_2G if node_G[source] == node_G[rank] else pairs.rdma_2G
+            link_2G[0, source] += num
+            link_2G[1, rank] += num
+
+
+@kernel
+def _send_to_several(load_G, node_G, pairs):  # type: ignore[no-untyped-def]
+    """Tier 1 stays on its rank, tier 2 in its node (first in line first), what is left crosses nodes; uses up `quota_G`."""
+    demand_G, quota_G, demand_V, quota_V, asked_V = pairs.demand_G, pairs.quota_G, pairs.demand_V, pairs.quota_V, pairs.asked_V
+    demand_V[:] = 0
+    quota_V[:] = 0
+    for g in range(node_G.size):
+        own = min(np.int64(load_G[g]), quota_G[g])
+        demand_G[g] = load_G[g] - own
+        quota_G[g] -= own
+        demand_V[node_G[g]] += demand_G[g]
+        quota_V[node_G[g]] += quota_G[g]
+    for v in range(demand_V.size):
+        demand_V[v] = min(demand_V[v], quota_V[v])  # now: what stays in the node
+        asked_V[v] = demand_V[v]
+    for g in range(node_G.size):
+        v = node_G[g]
+        sent = min(demand_G[g], demand_V[v])
+        demand_V[v] -= sent
+        pairs.peer_2G[0, g] += sent
+        pairs.rdma_2G[0, g] += demand_G[g] - sent
+        taken = min(quota_G[g], asked_V[v])
+        asked_V[v] -= taken
+        pairs.peer_2G[1, g] += taken
+        pairs.rdma_2G[1, g] += quota_G[g] - taken

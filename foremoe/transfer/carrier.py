@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError, StaleWeights
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import Programme
-from foremoe.plan.relays import anew, carried
+from foremoe.plan.relays import copies_for, reschedule
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors, TransferBackend
 from foremoe.transfer.timeline import Event
@@ -89,7 +89,7 @@ class Carrier:
         self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
         self._lacking: set[int] = set()  # copies that did not arrive here
         two_sided_P = np.array([b == _NO_WAY or not self.backends[b].one_sided for b in self._backend_P])
-        chosen = carried(plan, self._backend_P, two_sided_P)
+        chosen = copies_for(plan, self._backend_P, two_sided_P)
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
         self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
         self.route_C = self._backend_P[self.link_C]
@@ -159,7 +159,7 @@ class Carrier:
             if batch.backend in lost:
                 self._wait(batch)
         later_C = self.programme.need_C >= position
-        chosen = anew(self.plan, self._backend_P, relay=0)
+        chosen = reschedule(self.plan, self._backend_P, relay=0)
         self.link_C = np.where(later_C, chosen.link_C, self.link_C)
         self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
         self.route_C = np.where(later_C, self._backend_P[self.link_C], self.route_C)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from solver_util import make_problem
 
 from foremoe.base.errors import InputError
-from foremoe.plan.paths import choose_paths, copy_seconds
+from foremoe.plan.links import choose_links, copy_seconds
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
@@ -154,7 +154,7 @@ def test_copies_given_out_of_order_get_the_same_paths(data):
 def test_a_way_that_is_not_there_is_not_taken(data):
     problem = data.draw(PROBLEMS)
     transfers = copies_of(problem, data.draw(placements(problem)))
-    ask = lambda *allowed: choose_paths(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)  # noqa: E731
+    ask = lambda *allowed: choose_links(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, allowed)  # noqa: E731
     assert (ask(Link.HOST).link_C == Link.HOST).all()
     assert not (ask(Link.PEER, Link.RDMA).link_C == Link.HOST).any()
     node_G = problem.cluster.node_of_rank_G

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import foremoe
 from foremoe.base.errors import InputError, TransferError
 from foremoe.plan.programme import Programme
-from foremoe.plan.relays import executable, relays_of
+from foremoe.plan.relays import keep_executable, relays_of
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import ResidentSlots, SharedSlots
@@ -229,9 +229,9 @@ def test_a_relay_needs_one_two_sided_backend_for_itself_and_for_what_it_passes_o
     link_C[first] = Link.RDMA
     two = plan.transfers.replace(link_C=link_C)
     both, one, none = np.array([0, 0, -1]), np.array([0, 1, -1]), np.array([True, True, True])
-    assert executable(plan, two, both, none).same_as(two)
-    assert (executable(plan, two, both, ~none).src_C == plan.home_LE[t.layer_C, t.expert_C] // plan.B).all()
-    found = executable(plan, two, one, none)
+    assert keep_executable(plan, two, both, none).same_as(two)
+    assert (keep_executable(plan, two, both, ~none).src_C == plan.home_LE[t.layer_C, t.expert_C] // plan.B).all()
+    found = keep_executable(plan, two, one, none)
     dropped_C = found.src_C != two.src_C
     assert dropped_C.any() and (relays.parent_C[dropped_C] >= 0).all()
     # What is left is of one backend with what it passes on.

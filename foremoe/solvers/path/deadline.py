@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foremoe.base.errors import InputError
 from foremoe.levels import PathSolver
-from foremoe.plan.paths import choose_paths
+from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.problem import Problem
 
@@ -42,7 +42,7 @@ class Deadline(PathSolver):
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         """Returns the same copies with `link_C` chosen and `src_C` the home rank, a relay, or -1 from the host store."""
-        return choose_paths(
+        return choose_links(
             transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, relay=self.relay,
             buffers_per_pool=problem.slots.num_buffers(problem.R, 1), resident_LGS=problem.resident_LGS,
         )  # fmt: skip

@@ -1,0 +1,180 @@
+"""Which link every weight copy takes, and from which rank, so that the copies of a use are in place as early as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+from foremoe.machine.cluster import Cluster
+from foremoe.plan.landings import Landings
+from foremoe.plan.transfers import Link, TransferList
+
+# Letters: L layers, G ranks, E experts, S slots, C copies, X = L*E experts of all layers, Z landings.
+
+_PEER, _RDMA, _HOST = int(Link.PEER), int(Link.RDMA), int(Link.HOST)
+
+
+def copy_seconds(cluster: Cluster, expert_bytes: int) -> tuple[float, float, float]:
+    """Seconds of one copy of an expert by `Link`: peer, RDMA, host."""
+    return (
+        expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s,
+        expert_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s,
+        # A cluster without a host store has no host bandwidth.
+        expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s if cluster.host_bytes_per_s > 0 else np.inf,
+    )
+
+
+def choose_links(
+    transfers: TransferList,
+    home_LE: Array,
+    cluster: Cluster,
+    expert_bytes: int,
+    allowed: Collection[Link] = tuple(Link),
+    *,
+    relay: int = 0,
+    buffers_per_pool: int = 0,
+    resident_LGS: Array | None = None,
+) -> TransferList:
+    """The copies with `link_C` and `src_C` as `Deadline` chooses them.
+
+    Args:
+        transfers: Copies of a plan.
+        home_LE: Home slots, int [L, E].
+        cluster: Bandwidths and latencies.
+        expert_bytes: Bytes of one copy.
+        allowed: Links that exist. A copy for which there is none keeps the link to its home rank.
+        relay: See `Deadline`.
+        buffers_per_pool: Buffers of one layer, for `resident_LGS`.
+        resident_LGS: What slots hold at the start; only for relays.
+    """
+    L, E = home_LE.shape
+    base = E // cluster.num_ranks
+    home_C = home_LE[transfers.layer_C, transfers.expert_C] // base
+    link_C, src_C = np.empty(len(transfers), np.uint8), home_C.astype(np.int16)
+    seconds = np.array(copy_seconds(cluster, expert_bytes))
+    seconds[[link for link in Link if link not in allowed]] = np.inf
+    wanted = _Wanted(np.argsort(transfers.need_C, kind="stable"), transfers.need_C, home_C, transfers.dst_C)
+    free_2G = np.zeros((2, cluster.num_ranks))
+    links = _Links(cluster.node_of_rank_G, seconds, free_2G, np.zeros_like(free_2G), np.zeros(cluster.num_ranks))
+    none = np.zeros(0, np.int64)
+    holders = _Holders(none, none, none, np.zeros(0), none, none, none)
+    if relay:
+        held = Landings.of(transfers, resident_LGS, base, buffers_per_pool)
+        num = len(held.rank_Z)
+        holders = _Holders(
+            held.layer_Z * E + held.expert_Z, held.rank_Z, held.until_Z(), np.zeros(num), np.zeros(num, np.int64),
+            np.full(num, -1), np.full(L * E, -1),
+        )  # fmt: skip
+    _choose(wanted, links, int(relay), holders, link_C, src_C)
+    src_C[link_C == Link.HOST] = -1
+    return transfers.replace(link_C=link_C, src_C=src_C)
+
+
+class _Wanted(NamedTuple):
+    """Copies to schedule, and their order."""
+
+    order_C: Array
+    need_C: Array
+    home_C: Array
+    dst_C: Array
+
+
+class _Links(NamedTuple):
+    """Seconds of a copy by `Link`, and when each rank's links are free again: out and in by link class, from the host."""
+
+    node_G: Array
+    seconds: Array
+    out_2G: Array
+    in_2G: Array
+    host_G: Array
+
+
+class _Holders(NamedTuple):
+    """The ranks that hold each expert, as linked lists of landings."""
+
+    expert_Z: Array  # layer * E + expert
+    rank_Z: Array
+    until_Z: Array
+    end_Z: Array  # when it is there, in the use it was sent for
+    hops_Z: Array  # how many ranks passed it on, in that use
+    next_Z: Array
+    head_X: Array
+
+
+@kernel
+def _choose(wanted, links, most_hops, holders, link_C, src_C):  # type: ignore[no-untyped-def]
+    """Writes the link and the source of every copy."""
+    first = holders.rank_Z.size - wanted.need_C.size
+    for z in range(first):
+        _add_holder(z, holders)
+    need = np.int64(-1)
+    for c in wanted.order_C:
+        if wanted.need_C[c] != need:
+            need = np.int64(wanted.need_C[c])
+            links.out_2G[:] = 0.0
+            links.in_2G[:] = 0.0
+            links.host_G[:] = 0.0
+        src, dst, hops, relayed = np.int64(wanted.home_C[c]), np.int64(wanted.dst_C[c]), np.int64(0), False
+        link, end = _arrival(0.0, src, dst, links)
+        by_host = links.host_G[dst] + links.seconds[_HOST]
+        if most_hops > 0:
+            z, sooner, passed = _best_holder(first + c, need, dst, min(end, by_host), most_hops, wanted, links, holders)
+            if z >= 0:
+                src, hops, end, relayed = holders.rank_Z[z], passed + 1, sooner, True
+                link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
+        if not relayed and by_host < end:
+            link_C[c] = _HOST
+            links.host_G[dst] = by_host
+            continue  # what came from the host is not passed on
+        link_C[c], src_C[c] = link, src
+        links.out_2G[link, src] = end
+        links.in_2G[link, dst] = end
+        if most_hops > 0:
+            holders.end_Z[first + c], holders.hops_Z[first + c] = end, hops
+            _add_holder(first + c, holders)
+
+
+@kernel
+def _arrival(ready, src, dst, links):  # type: ignore[no-untyped-def]
+    """Link between two ranks, and when a copy that may leave at `ready` arrives by it."""
+    link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
+    return link, max(ready, max(links.out_2G[link, src], links.in_2G[link, dst])) + links.seconds[link]
+
+
+@kernel
+def _add_holder(z, holders):  # type: ignore[no-untyped-def]
+    expert = holders.expert_Z[z]
+    holders.next_Z[z] = holders.head_X[expert]
+    holders.head_X[expert] = z
+
+
+@kernel
+def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):  # type: ignore[no-untyped-def]
+    """Landing from which landing `mine` can be copied before `best` (-1: none), when it arrives, and its hops so far."""
+    rank_Z, until_Z, next_Z, head_X = holders.rank_Z, holders.until_Z, holders.next_Z, holders.head_X
+    need_C, end_Z, hops_Z = wanted.need_C, holders.end_Z, holders.hops_Z
+    first, expert = rank_Z.size - need_C.size, holders.expert_Z[mine]
+    found, hops, best_link = np.int64(-1), np.int64(0), 0
+    before, z = np.int64(-1), head_X[expert]
+    while z >= 0:
+        after, holder = next_Z[z], rank_Z[z]
+        if until_Z[z] < need:  # overwritten by now, and uses only go on
+            if before < 0:
+                head_X[expert] = after
+            else:
+                next_Z[before] = after
+            z = after
+            continue
+        fresh = z >= first and need_C[z - first] == need
+        ready, passed = (end_Z[z], hops_Z[z]) if fresh else (0.0, np.int64(0))
+        if holder != dst and passed < most_hops:
+            link, end = _arrival(ready, holder, dst, links)
+            nearer = found >= 0 and (link < best_link or (link == best_link and holder < rank_Z[found]))
+            if end < best or (end == best and nearer):
+                found, best, best_link, hops = z, end, link, passed
+        before, z = z, after
+    return found, best, hops
