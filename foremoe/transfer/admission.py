@@ -18,9 +18,9 @@ def refusal(
     """Why a rank cannot run the plan, in one sentence; empty if it can.
 
     Args:
-        num_buffers: slot buffers there are on this rank.
-        held: buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
-        debug: check the laws of the plan as well.
+        num_buffers: Slot buffers there are on this rank.
+        held: Buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
+        debug: Check the laws of the plan as well.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."

@@ -31,10 +31,10 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
     """An instance itself, or a new one of the class that the name stands for.
 
     Args:
-        backend: a name of `backend_names`, or an instance.
+        backend: A name of `backend_names`, or an instance.
 
     Raises:
-        InputError: an unknown name, something that is no backend, or a module that it `requires` is missing.
+        InputError: An unknown name, something that is no backend, or a module that it `requires` is missing.
     """
     if isinstance(backend, str):
         if backend in BACKENDS:

@@ -44,12 +44,13 @@ class Copy:
     """One expert's weights (or gradient) on the way from one rank to another.
 
     Attributes:
-        key: equal on both ends and unique among the copies under way; from 0, below 2**31 - 1.
-        layer, expert: what is copied, in the plan's layers and logical experts.
-        src_rank: rank it comes from; `HOST` for the store of the destination's node.
-        dst_rank: rank it goes to; never the source.
-        src: the tensors to read, on the source; None elsewhere.
-        dst: the tensors to write, on the destination; None elsewhere.
+        key: Equal on both ends and unique among the copies under way; from 0, below 2**31 - 1.
+        layer: Layer of the plan.
+        expert: Logical expert that is copied.
+        src_rank: Rank it comes from; `HOST` for the store of the destination's node.
+        dst_rank: Rank it goes to; never the source.
+        src: The tensors to read, on the source; None elsewhere.
+        dst: The tensors to write, on the destination; None elsewhere.
     """
 
     key: int
@@ -66,8 +67,10 @@ class Entry:
     """One expert that one rank reads through a one-sided backend.
 
     Attributes:
-        layer, expert: in the plan's layers and logical experts.
-        home_rank: the rank that owns it.   dst_rank: the rank that will pull it.
+        layer: Layer of the plan.
+        expert: Logical expert.
+        home_rank: The rank that owns it.
+        dst_rank: The rank that will pull it.
     """
 
     layer: int
@@ -84,10 +87,10 @@ class TransferBackend(abc.ABC):
     handles may be under way at once and may be waited for in any order.
 
     Attributes:
-        paths: the ways (`Link`) this backend serves.
-        one_sided: the destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
+        paths: The ways (`Link`) this backend serves.
+        one_sided: The destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
             gradients. Two-sided: both ends call `start`, each with its own tensors.
-        requires: modules that must be importable.
+        requires: Modules that must be importable.
     """
 
     paths: ClassVar[frozenset[Link]]
@@ -105,9 +108,9 @@ class TransferBackend(abc.ABC):
         Homes may be other ranks and lie at other addresses than at the call before: look both up at every call.
 
         Args:
-            entries: what the plan reads through this backend, on all ranks; sorted, no duplicates. What was published before
+            entries: What the plan reads through this backend, on all ranks; sorted, no duplicates. What was published before
                 with the same version stays readable.
-            version: counts changes of the weights, from 1.
+            version: Counts changes of the weights, from 1.
         """
 
     @abc.abstractmethod
@@ -115,7 +118,7 @@ class TransferBackend(abc.ABC):
         """Begins copies in which this rank takes part and returns a handle for all of them.
 
         Raises:
-            TransferError, or any error of a library: none of these copies will arrive.
+            TransferError: None of these copies will arrive. Any error of a library means the same.
         """
 
     @abc.abstractmethod
@@ -123,10 +126,10 @@ class TransferBackend(abc.ABC):
         """Returns when the copies of a handle are done.
 
         Raises:
-            TransferError: it failed or took longer than `timeout_s`. Nothing is known of the destination's contents, and nothing
+            TransferError: It failed or took longer than `timeout_s`. Nothing is known of the destination's contents, and nothing
                 of this handle is written to it any more. A source may be written then: what was not read of it by now makes the
                 destination's `wait` fail, too.
-            StaleWeights: a one-sided source has weights of another version.
+            StaleWeights: A one-sided source has weights of another version.
         """
 
     @abc.abstractmethod

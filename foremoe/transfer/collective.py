@@ -45,7 +45,7 @@ class Collective(TransferBackend):
     the group's `timeout_s`. `close` waits a few seconds for what still runs, then aborts it.
 
     Args:
-        process_group: carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
+        process_group: Carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
     """
 
     paths: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})

@@ -48,7 +48,7 @@ def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | Non
     """Looks at this rank's homes when a plan begins: the watch over them, or why the plan cannot be run with them.
 
     Args:
-        before: the last plan's watch, if its weights are said to be the same still.
+        before: The last plan's watch, if its weights are said to be the same still.
     """
     try:
         if before is not None:

@@ -35,12 +35,12 @@ class Engine:
     is a use of its own.
 
     Args:
-        buffers: the model's experts and the slots on this rank.
-        group: the EP group; a `Group`, a process group, or None for all ranks.
-        backends: instances or names, in order of preference; see `foremoe.transfer.backends`.
-        prefetch: how many uses ahead a copy may start, if its buffer is free.
-        timeout_s: seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
-        debug: compares replicas with their homes and fills released buffers and gradients with NaN; slow.
+        buffers: The model's experts and the slots on this rank.
+        group: The EP group; a `Group`, a process group, or None for all ranks.
+        backends: Instances or names, in order of preference; see `foremoe.transfer.backends`.
+        prefetch: How many uses ahead a copy may start, if its buffer is free.
+        timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
+        debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
 
     Law: a pull that fails is repeated another way by this rank alone; a two-sided backend is given up by all ranks together at
     a pass boundary; a row whose replicas cannot be had runs at home placement on all ranks or, in backward, ends the step with
@@ -81,12 +81,12 @@ class Engine:
         """Starts a plan; collective.
 
         Args:
-            plan: one that keeps homes, the same on all ranks.
-            same_weights: no home weight was written since the last plan began, on any rank. Host stores and resident slots then
+            plan: One that keeps homes, the same on all ranks.
+            same_weights: No home weight was written since the last plan began, on any rank. Host stores and resident slots then
                 stay valid; otherwise stores are filled anew.
 
         Raises:
-            InputError: the plan does not fit this engine, or differs between ranks; on all ranks.
+            InputError: The plan does not fit this engine, or differs between ranks; on all ranks.
         """
         self._require_usable()
         begin = time.perf_counter()
@@ -142,8 +142,9 @@ class Engine:
         """What this rank's slots hold for a use, once it is there; the same again for the use under way.
 
         Raises:
-            InputError: it is not this use's turn.
-            TransferError: a replica that backward needs cannot be had; `StaleWeights`: home weights changed inside the plan.
+            InputError: It is not this use's turn.
+            TransferError: A replica that backward needs cannot be had.
+            StaleWeights: Home weights changed inside the plan.
         """
         plan, position = self._turn(micro_step, layer, phase)
         if self._open is not None:
@@ -221,11 +222,11 @@ class Engine:
         """Finishes the plan: all gradients are home, nothing is under way; collective.
 
         Args:
-            partial: the stage stops early, after the same use on all ranks.
+            partial: The stage stops early, after the same use on all ranks.
 
         Raises:
-            InputError: uses are left and `partial` is not set.
-            TransferError: something did not arrive, here or elsewhere.
+            InputError: Uses are left and `partial` is not set.
+            TransferError: Something did not arrive, here or elsewhere.
         """
         plan = self._running()
         left = len(self._programme.layer_U) - self._next

@@ -44,8 +44,10 @@ def missing(
     """What the stores of all nodes lack, sorted; the same on all ranks.
 
     Args:
-        entries: what will be read.   node_G: node of every rank.
-        written: version that (node, layer, expert) was last written with.   version: the one that is needed.
+        entries: What will be read.
+        node_G: Node of every rank.
+        written: Version that (node, layer, expert) was last written with.
+        version: The one that is needed.
     """
     reader: dict[tuple[int, int, int], Entry] = {}
     for entry in entries:
@@ -80,7 +82,7 @@ def agreed(group: Group, work: Callable[[], T]) -> list[T]:
     """What `work` returns on every rank, by rank, once all are done with it.
 
     Raises:
-        TransferError: it failed on a rank; on all of them, so that none waits for it later.
+        TransferError: It failed on a rank; on all of them, so that none waits for it later.
     """
     result, raised = None, None
     try:

@@ -39,12 +39,13 @@ class HostStore:
     is written once. The ranks' barrier after writing orders the bytes; stamps tell of those who did not keep to it.
 
     Args:
-        file: descriptor of an open, writable file; it gets its size here and may be closed afterwards.
-        num_places, place_bytes: how many experts there is room for, and bytes of the largest.
-        page_lock: for DMA to GPUs of this process.
+        file: Descriptor of an open, writable file; it gets its size here and may be closed afterwards.
+        num_places: Number of experts that there is room for.
+        place_bytes: Bytes of the largest.
+        page_lock: For DMA to GPUs of this process.
 
     Raises:
-        TransferError: there is not enough memory, or it cannot be page-locked.
+        TransferError: There is not enough memory, or it cannot be page-locked.
     """
 
     def __init__(self, file: int, num_places: int, place_bytes: int, *, page_lock: bool = False) -> None:
@@ -103,7 +104,7 @@ class HostStore:
         before; only `check` after the copy tells whether it is what arrived.
 
         Raises:
-            TransferError: the tensors have other sizes than the entry.
+            TransferError: The tensors have other sizes than the entry.
         """
         parts = self._parts(key, tensors)
         found = int(self._stamp_N2[self._place[key].row, _DONE])
@@ -115,7 +116,7 @@ class HostStore:
         """Checks that a copy that found version `found` and is over now has read the whole of `version`.
 
         Raises:
-            StaleWeights: it has not.
+            StaleWeights: It has read another version, or a mix of two.
         """
         begun = int(self._stamp_N2[self._place[key].row, _BEGUN])
         if not found == begun == version:
@@ -174,7 +175,7 @@ class NodeFile:
     process ends; until then it is empty.
 
     Args:
-        name: known to all ranks before the file is made, so that whoever survives can remove it.
+        name: Known to all ranks before the file is made, so that whoever survives can remove it.
     """
 
     def __init__(self, name: str) -> None:

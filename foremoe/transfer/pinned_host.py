@@ -46,7 +46,7 @@ class PinnedHost(TransferBackend):
     it in the background, and there the cost falls where the engine looks ahead instead of where a layer waits.
 
     Args:
-        node_of_rank_G: node of every rank of the group; ranks of one node must be able to open the same files. Default: ranks
+        node_of_rank_G: Node of every rank of the group; ranks of one node must be able to open the same files. Default: ranks
             with the same host name are one node.
     """
 

@@ -18,9 +18,9 @@ class Residency:
     """What this rank's slots hold during one use.
 
     Attributes:
-        expert_S: logical expert in every slot, -1 where the slot serves nothing.
-        weights_S: its tensors; None where the slot serves nothing, or its replica did not arrive.
-        grads_S: in a backward use, where each slot's gradient is to be added; None in a forward use.
+        expert_S: Logical expert in every slot, -1 where the slot serves nothing.
+        weights_S: Its tensors; None where the slot serves nothing, or its replica did not arrive.
+        grads_S: In a backward use, where each slot's gradient is to be added; None in a forward use.
         complete: False if a replica did not arrive (forward uses only): the row must run at home placement on all ranks.
     """
 
@@ -43,10 +43,11 @@ def residency(
     """Reads off which tensors serve every slot.
 
     Args:
-        buffer_of: (layer, expert) -> the buffer that holds it now.   at_home: the row runs without replicas.
+        buffer_of: (layer, expert) -> the buffer that holds it now.
+        at_home: The row runs without replicas.
 
     Raises:
-        TransferError: a backward or re-forward use lacks a replica that its forward used.
+        TransferError: A backward or re-forward use lacks a replica that its forward used.
     """
     base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
     expert_S = [

@@ -10,11 +10,16 @@ class Event(NamedTuple):
     """One copy that reached this rank, or failed to.
 
     Attributes:
-        kind: "weights" or "gradient".   micro_step, layer, expert: what was copied.
-        src_rank: -1 for the host store.   backend: its class name, the one that delivered.
-        num_bytes: of the expert's tensors.
-        start_s: when the copy was started.   ready_s: when the engine knew it had arrived; both in seconds since `begin`.
-        exposed_s: how long this rank stood still for it. On a GPU the waiting happens on streams and is not seen here.
+        kind: "weights" or "gradient".
+        micro_step: Micro-step of the copy.
+        layer: Layer of the plan.
+        expert: Logical expert that was copied.
+        src_rank: -1 for the host store.
+        backend: Its class name, the one that delivered.
+        num_bytes: Of the expert's tensors.
+        start_s: When the copy was started.
+        ready_s: When the engine knew it had arrived; both in seconds since `begin`.
+        exposed_s: Seconds that this rank waited for it. On a GPU the waiting happens on streams and is not seen here.
         outcome: "done", "failed over" (arrived by another way than planned), "missing".
     """
 
@@ -36,9 +41,12 @@ class Timeline:
     """One stage of one rank.
 
     Attributes:
-        rank: this rank.   begin_s: seconds that `Engine.begin` took.   wall_s: seconds from then to the end of `end`.
+        rank: This rank.
+        begin_s: Seconds that `Engine.begin` took.
+        wall_s: Seconds from then to the end of `end`.
         events: `Event`, in the order in which they were known to be over.
-        fell_back: (micro-step, layer) that ran at home placement.   retired: two-sided backends given up.
+        fell_back: (micro-step, layer) that ran at home placement.
+        retired: Two-sided backends given up.
     """
 
     rank: int
@@ -50,7 +58,7 @@ class Timeline:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds this rank stood still for copies."""
+        """Seconds that this rank waited for copies."""
         return sum(event.exposed_s for event in self.events)
 
     @property
