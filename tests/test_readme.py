@@ -11,6 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from foremoe.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -44,12 +48,31 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
         "1",
         "--objective",
         "balance",
+        "--ranks-per-node",
+        "4",
     ]
-    solvers = ["--solvers", "static,recipe:HalveHottest", "--json"]
+    both = "Planner(rank=(recipe:HalveHottest(), Chain(inside=True)))"
+    solvers = ["--solvers", f"static,recipe:HalveHottest(min_pairs=2),Chain(inside=True),{both}", "--json"]
     run = subprocess.run([sys.executable, "-m", "foremoe", "compare", *case, *solvers], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    static, mine = json.loads(run.stdout)["rows"]
-    assert mine["skew_mean"] < static["skew_mean"]
+    static, mine, inside, composed = (line["skew_mean"] for line in json.loads(run.stdout)["rows"])
+    assert composed < inside < mine < static
+
+
+def test_the_composition_gives_what_the_readme_says():
+    """Fewer bytes across nodes than chains everywhere, less skew than chains inside nodes."""
+    command, lines = re.search(r"\| `foremoe (compare [^`]*) --solvers \.\.\.`.*\n\|.*\n((?:\|.*\n)+)", README).groups()
+    table = [line.split("|")[1:-1] for line in lines.splitlines()]
+    shown = {name.strip(" `"): [cell.strip() for cell in cells] for name, *cells in table}
+    result = CliRunner().invoke(main, [*command.split(), "--solvers", ",".join(shown), "--json"])
+    assert result.exit_code == 0, result.stderr
+    rows = {row["solver"]: row for row in json.loads(result.stdout)["rows"]}
+    for name, row in rows.items():
+        rdma_mb, stage_ms = row["bytes_by_link"]["rdma"] / 1e6, row["predicted_stage_s"] * 1e3
+        assert shown[name] == [f"{row['skew_mean']:.3f}", f"{rdma_mb:.0f}", f"{stage_ms:.1f}"]
+    chains, inside, composed = (rows[name] for name in shown)
+    assert composed["bytes_by_link"]["rdma"] < chains["bytes_by_link"]["rdma"] / 5
+    assert composed["skew_mean"] - 1 < (inside["skew_mean"] - 1) / 5
 
 
 def test_the_results_are_those_of_a_committed_run():
