@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foremoe.base.lazy import lazy
+from foremoe.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from foremoe import calibrate as calibrate
@@ -92,6 +93,5 @@ __all__ = [
     "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
     "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "workload",
 ]  # fmt: skip
-__version__ = "0.1.0.dev0"
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

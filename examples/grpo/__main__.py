@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-import foremoe
 from foremoe.base.errors import InputError, TransferError
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.main import OneSentence
-from foremoe.cli.texts import Whole
 
 FAILED = 1
 
@@ -18,12 +16,14 @@ class _Command(OneSentence, JsonCommand):
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--ranks", type=Whole(2, 32), default=2, show_default=True, help="Processes; the experts are spread over them.")
-@click.option("--steps", type=Whole(high=10_000), default=12, show_default=True, help="GRPO steps.")
+@click.option(
+    "--ranks", type=click.IntRange(2, 32), default=2, show_default=True, help="Processes; the experts are spread over them."
+)
+@click.option("--steps", type=click.IntRange(1, 10_000), default=12, show_default=True, help="GRPO steps.")
 @click.option(
     "--redundant",
     metavar="R",
-    type=Whole(1, 2**15 - 1),
+    type=click.IntRange(1, 2**15 - 1),
     help="Redundant slots per rank.  [default: the fewest whose load bound allows to take away 95 % of (static skew - 1)]",
 )
 @click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
@@ -59,7 +59,7 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, size
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         ctx.exit(FAILED)
-    emit(json_file, figures | {"foremoe_version": foremoe.__version__}, report(figures))
+    emit(json_file, figures, [report(figures)])
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-import foremoe
 from foremoe.base.errors import TransferError
+from foremoe.base.version import __version__
 from foremoe.calibrate.budget import require_time
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.computing import ExpertCompute, Layers, drawn
@@ -91,7 +91,7 @@ def measure(
     return Measured(
         points=tuple(points), flops_per_s=peak, memory_bytes=_memory_bytes(device, nodes, group.rank), node_of_rank=nodes,
         hardware=_hardware(device), versions={
-            "foremoe": foremoe.__version__, "torch": str(torch.__version__), "python": platform.python_version()
+            "foremoe": __version__, "torch": str(torch.__version__), "python": platform.python_version()
         },
     )  # fmt: skip
 

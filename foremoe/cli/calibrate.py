@@ -6,49 +6,46 @@ import datetime
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from foremoe.base.errors import InputError, TransferError
+from foremoe.calibrate import Case, Fit, Measured, fit
+from foremoe.calibrate.fitting import copy_seconds
+from foremoe.calibrate.torchrun import under_torchrun
+from foremoe.cli.files import model_of
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, plain, require_writable
-from foremoe.cli.options import MODELS
-from foremoe.cli.tables import Column, percent, render
-from foremoe.cli.texts import Seconds, Whole
-
-if TYPE_CHECKING:
-    from foremoe.calibrate import Case, Fit, Measured
-    from foremoe.machine.model import Model
+from foremoe.cli.options import COUNT, MAX_EXPERTS, MODELS, option
+from foremoe.cli.progress import Progress
+from foremoe.cli.tables import Column, percent, plural, render
+from foremoe.cli.texts import Seconds
+from foremoe.machine.model import Model
 
 FAILED = 1
 _HEAD_COLUMNS = 64  # of a model that is given by sizes
 
 
-@click.command(cls=JsonCommand, short_help="Measure this machine's constants for the cost model.")
-@click.option(
-    "--ranks", type=Whole(2, 1024), help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]"
+@click.command(cls=JsonCommand)
+@option(
+    "--ranks",
+    type=click.IntRange(2, 1024),
+    help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]",
 )
-@click.option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
-@click.option("--hidden", type=Whole(), help="Instead of --model: hidden size.  [default: none]")
-@click.option("--ffn", type=Whole(), help="Instead of --model: intermediate size of one expert.  [default: none]")
-@click.option("--experts", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a layer.  [default: none]")
-@click.option("--topk", type=Whole(1, 2**15 - 1), help="Instead of --model: experts of a token.  [default: none]")
-@click.option(
-    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of weights and tokens.  [default: the model's; bfloat16]"
-)
-@click.option(
-    "--tokens", type=Whole(8), default=2048, show_default=True, help="Tokens of a rank and micro-step: constants hold near it."
-)
-@click.option("--sequence-length", type=Whole(), default=512, show_default=True, help="Tokens of a sequence, at most --tokens.")
-@click.option("--seconds", type=Seconds(), default=90.0, show_default=True, help="Time to measure for, about.")
-@click.option(
-    "-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json beside it."
-)
+@option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
+@option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
+@option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
+@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts of a layer.  [default: none]")
+@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts of a token.  [default: none]")
+@option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of weights and tokens.  [default: the model's; bfloat16]")
+@option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens of a rank and micro-step.")
+@option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
+@option("--seconds", type=Seconds(), default=90.0, help="Time to measure for, about.")
+@option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
 @json_option
-@click.pass_context
 def calibrate(
-    ctx: click.Context, ranks: int | None, model: str | None, hidden: int | None, ffn: int | None, experts: int | None,
-    topk: int | None, dtype: str | None, tokens: int, sequence_length: int, seconds: float, output: str, json_file: str | None,
+    ranks: int | None, tokens: int, sequence_length: int, seconds: float, output: str, json_file: str | None,
+    **sizes: Any,
 ) -> None:  # fmt: skip
     """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
 
@@ -60,21 +57,19 @@ def calibrate(
       foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
       torchrun --nnodes 2 --nproc-per-node 8 ... -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
     """
-    from foremoe.calibrate.torchrun import under_torchrun
-
     joined = under_torchrun()
     if not output.lower().endswith(".toml"):
         raise InputError(f"the cluster file must end in .toml, so that --cluster knows it for a file; got {output!r}.")
     fit_file = str(Path(output).with_suffix(".fit.json"))
     if not joined or int(os.environ["RANK"]) == 0:  # the one that writes; other nodes need not have its folders
-        require_writable({"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [model])
-    chosen = _sizes(model, hidden, ffn, experts, topk, dtype)
+        require_writable(
+            {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [sizes["model"]]
+        )
+    chosen = _sizes(**sizes)
     try:
         from foremoe.calibrate.launch import join_started, launch
     except ModuleNotFoundError:
         raise InputError("calibrate needs torch; pip install 'foremoe[torch]'.") from None
-    from foremoe.calibrate import Case, fit
-
     num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (2 if ranks is None else ranks)
     if joined and ranks not in (None, num_ranks):
         raise InputError(f"torchrun has started {num_ranks} ranks; leave --ranks out.")
@@ -83,7 +78,7 @@ def calibrate(
         measured = join_started(case, bar) if joined else launch(case, bar)
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
-        ctx.exit(FAILED)
+        click.get_current_context().exit(FAILED)
     if joined and int(os.environ["RANK"]) != 0:
         return
     found = fit(measured, chosen, name=f"calibrated: {measured.hardware}", source=source_of(case, measured))
@@ -94,55 +89,34 @@ def calibrate(
     emit(json_file, record, report(found, measured, output))
 
 
-def bar() -> Bar:
-    """What the telling rank tells with."""
-    return Bar()
-
-
-class Bar:
-    """The progress bar of a terminal; elsewhere one line for each part."""
-
-    def __init__(self) -> None:
-        from foremoe.cli.progress import Progress
-
-        self._bar, self._what = Progress(), ""
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """`what` comes now; `done` of `total` are over."""
-        if self._bar.terminal:
-            self._bar(f"measuring {what}", done, total)
-            if done >= total:
-                self._bar.__exit__(None, None, None)  # clears it
-        elif what != self._what:
-            self._bar.note(f"measuring {what}")
-        self._what = what
+def bar() -> Progress:
+    """Shows how far the measuring is; made on the rank that reports."""
+    return Progress("measuring")
 
 
 def source_of(case: Case, measured: Measured) -> str:
     """One line: where the constants come from."""
     m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
-    nodes = len(set(measured.node_of_rank))
-    where = "" if nodes > 1 else "; links across nodes not measured, taken for those inside the node"
+    num_nodes = len(set(measured.node_of_rank))
+    where = "" if num_nodes > 1 else "; links across nodes not measured, taken for those inside the node"
     return (
         f"foremoe calibrate, {datetime.date.today().isoformat()}, {measured.hardware}; {versions}; {case.num_ranks} ranks on"
-        f" {nodes} node{'s' if nodes > 1 else ''}; hidden {m.hidden_size}, ffn {m.ffn_size}, top-{m.num_topk} of"
+        f" {plural(num_nodes, 'node')}; hidden {m.hidden_size}, ffn {m.ffn_size}, top-{m.num_topk} of"
         f" {case.num_experts} experts, {m.bytes_per_weight:g} bytes per weight, {case.tokens} tokens per rank{where}"
     )
 
 
-def report(found: Fit, measured: Measured, output: str) -> str:
+def report(found: Fit, measured: Measured, output: str) -> list[str]:
     """The table of constants and what stands below it."""
-    from foremoe.calibrate.fitting import copy_seconds
-
     columns = [
-        Column("constant", left=True), Column("value", lambda value: f"{value:.4g}"), Column("unit", left=True),
+        Column("constant", left=True), Column("value", "{:.4g}".format), Column("unit", left=True),
         Column("points"), Column("median residual", percent), Column("worst", percent),
     ]  # fmt: skip
     rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst] for c in found.constants]
     spread = sorted(point.spread for point in measured.points)[len(measured.points) // 2]
     copies = copy_seconds(measured.points, found.cluster)
     share = sorted(by_constants / seconds for seconds, by_constants in copies)
-    lines = [
+    return [
         f"{len(measured.points)} points on {measured.hardware}",
         "",
         render(columns, rows),
@@ -151,15 +125,12 @@ def report(found: Fit, measured: Measured, output: str) -> str:
         f"copies between ranks were not fitted: the links' constants give {share[0]:.2f} to {share[-1]:.2f} of their seconds",
         f"written: {output}, and residuals and points beside it",
     ]
-    return "\n".join(lines)
 
 
 def _sizes(
     model: str | None, hidden: int | None, ffn: int | None, experts: int | None, topk: int | None, dtype: str | None
 ) -> Model:
     """The model that is named, or one of the given sizes."""
-    from foremoe.machine.model import Model
-
     given = {"--hidden": hidden, "--ffn": ffn, "--experts": experts, "--topk": topk}
     if model is not None and any(value is not None for value in given.values()):
         raise InputError("--model already tells the sizes; leave --hidden, --ffn, --experts and --topk out.")
@@ -167,8 +138,6 @@ def _sizes(
     if model is None and lacking:
         raise InputError(f"constants depend on sizes: give --model, or {', '.join(given)}; {', '.join(lacking)} are missing.")
     if model is not None:
-        from foremoe.cli.files import model_of
-
         table = model_of(model).to_dict()
     else:
         assert hidden is not None

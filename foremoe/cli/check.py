@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+import numpy as np
 
-import foremoe
 from foremoe.base.errors import InputError, PlanError
+from foremoe.cli.files import file_name, read_trace
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
-
-if TYPE_CHECKING:
-    from foremoe.plan.plan import Plan
-    from foremoe.workload.workload import Workload
+from foremoe.cli.options import option
+from foremoe.plan.plan import Plan
+from foremoe.planner.parsing import parse
+from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
 
@@ -20,22 +20,16 @@ BROKEN = 1
 _SHOWN = 4
 
 
-@click.command(cls=JsonCommand, short_help="Does a plan keep its laws, and belong to this routing?")
+@click.command(cls=JsonCommand)
 @click.argument("plan_file", metavar="PLAN")
-@click.option(
-    "--trace",
-    "traces",
-    metavar="TRACE",
-    multiple=True,
+@option(
+    "--trace", "traces", metavar="TRACE", multiple=True,
     help="The routing it was made from (repeat for several, in order), dealt again as the plan says and compared.  "
     "[default: none]",
-)
-@click.option(
-    "--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]"
-)
+)  # fmt: skip
+@option("--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]")
 @json_option
-@click.pass_context
-def check(ctx: click.Context, plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
+def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
     """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if one is broken.
 
     Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
@@ -49,14 +43,11 @@ def check(ctx: click.Context, plan_file: str, traces: tuple[str, ...], workload_
     if traces and workload_file is not None:
         raise InputError("--trace and --workload exclude each other; give one of them.")
 
-    from foremoe.cli.files import file_name
-    from foremoe.plan.plan import Plan
-
     plan = Plan.load(plan_file)
     broken = plan.violations()
     checked = [f"{plan.N} rows on their own"]
     source = "the trace" if traces else "the workload file"
-    work = dealt_again(plan, traces) if traces else None if workload_file is None else counts_of(workload_file)
+    work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:
         other = load_violations(plan, work, source)
         # A plan that is broken, or not of these loads, has no shares to add up.
@@ -70,15 +61,12 @@ def check(ctx: click.Context, plan_file: str, traces: tuple[str, ...], workload_
         "valid": not broken,
         "violations": [{"law": error.law, "where": error.where, "message": error.message} for error in broken],
         "checked": checked,
-        "foremoe_version": foremoe.__version__,
     }
-    if broken:
-        text = "\n".join([*(str(error) for error in broken), f"{name}: broken"])
+    if not broken:
+        emit(json_file, payload, [f"{name}: valid (checked: {'; '.join(checked)})"])
     else:
-        text = f"{name}: valid (checked: {'; '.join(checked)})"
-    emit(json_file, payload, text)
-    if broken:
-        ctx.exit(BROKEN)
+        emit(json_file, payload, [*(str(error) for error in broken), f"{name}: broken"])
+        click.get_current_context().exit(BROKEN)
 
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
@@ -87,11 +75,6 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     Raises:
         InputError: the header does not say, or the trace has not the plan's layers.
     """
-    from foremoe.cli.files import read_trace
-    from foremoe.planner.parsing import parse
-    from foremoe.routing.trace import RoutingTrace
-    from foremoe.workload.workload import Workload
-
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
@@ -111,17 +94,8 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     return work.layers([position[int(number)] for number in head.moe_layer_L])
 
 
-def counts_of(workload_file: str) -> Workload:
-    """The workload in a file."""
-    from foremoe.workload.workload import Workload
-
-    return Workload.load(workload_file)
-
-
 def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
     """Where the plan's loads are not those of `work`."""
-    import numpy as np
-
     shape, want = work.load_MLGE.shape, (plan.M, plan.L, plan.G, plan.E)
     if shape != want:
         sizes = f"{list(shape)} micro-steps, layers, ranks, experts"
@@ -139,8 +113,6 @@ def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
 
 def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
     """Where the source ranks' shares do not add up: to every slot's quota, and to every source's own pairs."""
-    import numpy as np
-
     total_MLP = np.zeros((plan.M, plan.L, plan.G * plan.S), np.int64)
     expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, -1)
     row_MLP = np.arange(plan.N).reshape(plan.M, plan.L, 1) * plan.E + np.where(expert_MLP < 0, 0, expert_MLP)

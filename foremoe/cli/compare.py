@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-import foremoe
+from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
-from foremoe.cli.options import CaseOptions, case_options
+from foremoe.cli.options import CaseOptions, case_options, option, solvers_option
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, number, percent, plural, render, scaled
-from foremoe.cli.texts import Seconds, planner_of, split_list
-
-if TYPE_CHECKING:
-    from foremoe.planner.planner import Planner
+from foremoe.cli.tables import Column, number, percent, plural, render
+from foremoe.cli.texts import Seconds, planners_of, split_list
+from foremoe.planner import comparison
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import STRATEGIES
 
 FIGURES = (
-    Column("skew mean", number(3)),
-    Column("p99", number(3)),
-    Column("max", number(3)),
-    Column("load gap", percent),
-    Column("replicas", number(1)),
-    Column("moves", number(1)),
-    Column("fanout"),
-    Column("MB/layer", scaled(1e-6, 1)),
-    Column("peer MB", scaled(1e-6, 1)),
-    Column("rdma MB", scaled(1e-6, 1)),
-    Column("host MB", scaled(1e-6, 1)),
-    Column("stage ms", scaled(1e3, 1)),
-    Column("speed-up", number(3)),
-    Column("peak GB", scaled(1e-9, 2)),
+    Column("skew mean", number(3)), Column("p99", number(3)), Column("max", number(3)), Column("load gap", percent),
+    Column("replicas", number(1)), Column("moves", number(1)), Column("fanout"), Column("MB/layer", number(1, 1e-6)),
+    Column("peer MB", number(1, 1e-6)), Column("rdma MB", number(1, 1e-6)), Column("host MB", number(1, 1e-6)),
+    Column("stage ms", number(1, 1e3)), Column("speed-up", number(3)), Column("peak GB", number(2, 1e-9)),
     Column("plan us", number(1)),
-)
+)  # fmt: skip
 
 
-@click.command(cls=JsonCommand, short_help="Strategies side by side: skew, copies, bytes, predicted time.")
+@click.command(cls=JsonCommand)
 @case_options()
-@click.option(
-    "--solvers",
-    metavar="LIST",
-    multiple=True,
+@solvers_option(
     help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
-    "`foremoe solvers` lists them.  [default: all strategies]",
+    "`foremoe solvers` lists them.  [default: all strategies]"
 )
-@click.option(
-    "--exact-seconds",
-    type=Seconds(),
-    default=15.0,
-    help="Seconds that each exact solver may spend; it plans a sample of the rows.  [default: 15]",
-)
+@option(
+    "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
+    help="Seconds that each exact solver may spend; it plans a sample of the rows.",
+)  # fmt: skip
 @json_option
 def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float, json_file: str | None) -> None:
-    """Plans one case with every strategy and prints a row for each.
+    """Plans one case with every strategy and prints a line for each.
 
     Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
     largest over the mean rank load of a row, 1.000 is perfect. Baselines run as they are, without foremoe's guard.
@@ -63,36 +48,21 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
       foremoe compare rollout.npz --ranks 16 --redundant 1 --solvers static,eplb-history,hierarchical
     """
     require_writable({"the JSON file": json_file}, case_options.files)
-    names = split_list(solvers, "--solvers")
-
-    from foremoe.cli.inputs import build_case
-    from foremoe.planner.comparison import compare as run
-    from foremoe.planner.comparison import needs_first_left_out
-    from foremoe.planner.strategies import STRATEGIES
-
-    chosen = names or list(STRATEGIES)
-    # The table's order is that of STRATEGIES, whatever order they were named in.
-    ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
-    planners = {name: planner_of(name) for name in ordered}
-    case = build_case(case_options)
+    planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
     with Progress() as progress:
-        for warning in case.warnings:
-            progress.note(f"warning: {warning}")
-        rows = run(
+        case = build_case(case_options, progress=progress)
+        rows = comparison.compare(
             case.problem, planners, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             progress=progress,
         )  # fmt: skip
-    calibrated = case.problem.cluster.calibrated
     payload = {
         "rows": rows,
         "case": case.record,
         "objective": case.problem.cost.objective,
-        "micro_step_0_left_out": needs_first_left_out(case.problem, planners, case.history_LE),
-        "cost_model": "calibrated" if calibrated else "uncalibrated",
-        "foremoe_version": foremoe.__version__,
+        "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, planners, case.history_LE),
+        "cost_model": case.cost_model,
     }
-    lines = [case.line, "", comparison(rows, planners), "", *footers(rows, planners, calibrated)]
-    emit(json_file, payload, "\n".join(lines))
+    emit(json_file, payload, [case.line, "", table(rows, planners), "", *footers(rows, planners, case.constants)])
 
 
 def figures(row: Mapping[str, Any], executable: bool) -> list[Any]:
@@ -107,7 +77,7 @@ def figures(row: Mapping[str, Any], executable: bool) -> list[Any]:
     ]  # fmt: skip
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> str:
+def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> str:
     """The table; under a sampled row stands the hierarchical figure on the same rows, or that of the best one there is."""
     lines: list[list[Any]] = []
     for row in rows:
@@ -132,11 +102,9 @@ WORDS = (
 )
 
 
-def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], calibrated: bool) -> list[str]:
+def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str) -> list[str]:
     """What a reader must know to read the table."""
-    lines = [
-        f"stage ms, speed-up over static: {'calibrated' if calibrated else 'model, uncalibrated'}; plan us: CPU time per row"
-    ]
+    lines = [f"stage ms, speed-up over static: {constants}; plan us: CPU time per row"]
     whole = [row for row in rows if row["predicted_stage_s"] is not None and "same_rows" not in row]
     if whole and "static" not in planners:
         static_s = whole[0]["speedup_vs_static"] * whole[0]["predicted_stage_s"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,13 +11,10 @@ from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.plan.text import static_load_MLG
 from foremoe.plan.transfers import Link
-from foremoe.problem.placement import Stop
+from foremoe.planner.summary import PlanSummary, count_stops
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.skew import skew, skew_statistics
 from foremoe.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from foremoe.planner.summary import PlanSummary
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
 
@@ -121,21 +118,16 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
         "predicted_s": {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()},
         "predicted_stage_s": float(plan.cost_ML.sum().total_s),
         "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated",
-        "stops": {stop.name: int((plan.stop_ML == stop).sum()) for stop in Stop if (plan.stop_ML == stop).any()},
+        "stops": count_stops(plan.stop_ML),
         "trace_id": head.trace_id,
         "dealt": head.dealt,
     }
 
 
-def report_figures(report: PlanSummary) -> dict[str, Any]:
-    """What is no function of the input: times, and what each level brought."""
-    return {
-        "plan_s": report.plan_s,
-        "levels": list(report.levels),
-        "rows": report.rows,
-        "rows_kept_at_start": report.rows_kept_at_start,
-        "warnings": list(report.warnings),
-    }
+def summary_figures(summary: PlanSummary) -> dict[str, Any]:
+    """Times of planning, and what each level brought."""
+    names = ("plan_s", "levels", "rows", "rows_kept_at_start", "warnings")
+    return {name: getattr(summary, name) for name in names}
 
 
 def trace_text(figures: dict[str, Any]) -> list[str]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.tensor_file import HEADER_KEY
 from foremoe.cli.options import DEFAULT_RANKS
-
-if TYPE_CHECKING:
-    from foremoe.base.arrays import Array
-    from foremoe.machine.cluster import Cluster
-    from foremoe.machine.model import Model
-    from foremoe.routing.trace import RoutingTrace
-    from foremoe.workload.workload import Workload
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
@@ -32,15 +30,11 @@ def is_file(text: str) -> bool:
 
 def model_of(text: str) -> Model:
     """The preset or TOML file of that name."""
-    from foremoe.machine.model import Model
-
     return Model.from_toml(text) if is_file(text) else Model.preset(text)
 
 
 def cluster_of(text: str, ranks: int | None, ranks_per_node: int | None) -> Cluster:
     """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default)."""
-    from foremoe.machine.cluster import Cluster
-
     if not is_file(text):
         return Cluster.preset(text, num_ranks=DEFAULT_RANKS if ranks is None else ranks, ranks_per_node=ranks_per_node)
     cluster = Cluster.from_toml(text)
@@ -56,8 +50,6 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     Raises:
         InputError: none, or several.
     """
-    from foremoe.machine.model import Model
-
     if name is not None and name.strip().lower() in Model.preset_names():
         return Model.preset(name)
     found = Model.matching(num_layers, num_experts, num_topk)
@@ -72,8 +64,6 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
 
 def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
     """The trace in a file, without router weights; `model` is what it was recorded from."""
-    from foremoe.routing.trace import RoutingTrace
-
     kind = kind_of(path)
     if kind in ("plan", "workload"):
         raise InputError(f"{file_name(path)!r} is a {kind} file; give a trace here.")
@@ -86,10 +76,6 @@ def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
 
 def history_load(path: str, work: Workload, model: Model | None) -> Array:
     """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
-    import numpy as np
-
-    from foremoe.workload.workload import Workload
-
     if kind_of(path) == "workload":
         earlier = Workload.load(path)
         history_LE, layer_L = earlier.load_MLE.sum(axis=0, dtype=np.int64), earlier.moe_layer_L
@@ -107,23 +93,13 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
 
 
 def kind_of(path: str) -> str:
-    """``"trace"``, ``"workload"`` or ``"plan"`` by a file's header; "trace" where it tells nothing, for its reader to judge.
-
-    Raises:
-        InputError: no such file, or not readable.
-    """
+    """``"trace"``, ``"workload"`` or ``"plan"`` by a file's header; "trace" where it tells nothing, for its reader to judge."""
     try:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             head = file.read(length) if length <= _HEADER_LIMIT else b""
         kind = json.loads(json.loads(head)["__metadata__"][HEADER_KEY])["kind"]
         return str(kind) if kind in ("plan", "workload") else "trace"
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file_name(path)!r}; check the path.") from None
-    except IsADirectoryError:
-        raise InputError(f"{file_name(path)!r} is a directory; give the path of one file.") from None
-    except OSError as error:
-        raise InputError(f"{file_name(path)!r} cannot be read ({error.strerror}); check the path and its permissions.") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         return "trace"
 

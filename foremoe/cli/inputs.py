@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
-from foremoe.cli.options import (
-    DEFAULT_MICRO_STEPS,
-    DEFAULT_RANKS,
-    DEFAULT_REGIME,
-    DEFAULT_TOKENS_PER_RANK,
-    CaseOptions,
-)
+from foremoe.cli.options import DEFAULT_MICRO_STEPS, DEFAULT_RANKS, DEFAULT_REGIME, DEFAULT_TOKENS_PER_RANK, CaseOptions
+from foremoe.cli.progress import Progress
 from foremoe.cli.tables import plural
 from foremoe.cli.texts import layer_range, packer_of
+from foremoe.levels import PackSolver
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import slots_of
-
-if TYPE_CHECKING:
-    from foremoe.base.arrays import Array
-    from foremoe.levels import PackSolver
-    from foremoe.machine.model import Model
-    from foremoe.problem.problem import Problem
-    from foremoe.routing.trace import RoutingTrace
-    from foremoe.workload.workload import Workload
+from foremoe.routing.trace import RoutingTrace
+from foremoe.simulate.groups import ep_groups
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.workload.packing import AsGiven
+from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
@@ -36,10 +34,11 @@ class Case:
     """What a command works on.
 
     Attributes:
-        problem, workload: `Problem` of the `Workload`.
-        history_LE: int64, load of an earlier step, or None.
-        record: the case in plain values, for JSON.   line: the same in one line.
-        warnings: sentences for the user.
+        problem: What to plan.
+        workload: The counts behind it.
+        history_LE: Load of an earlier step, int64 [L, E], or None.
+        record: The case in plain values, for JSON.
+        line: The same in one line.
     """
 
     problem: Problem
@@ -47,47 +46,49 @@ class Case:
     history_LE: Array | None
     record: dict[str, Any]
     line: str
-    warnings: tuple[str, ...]
+
+    @property
+    def cost_model(self) -> str:
+        """Whether the cluster's constants were measured."""
+        return "calibrated" if self.problem.cluster.calibrated else "uncalibrated"
+
+    @property
+    def constants(self) -> str:
+        """The same for readers of a table."""
+        return "calibrated" if self.problem.cluster.calibrated else "model, uncalibrated"
 
 
-def build_case(options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None) -> Case:
+def build_case(
+    options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
+) -> Case:
     """Reads, deals and poses what `options` describe.
 
     Args:
-        packer: the pack level; None deals in file order.   num_threads: of dealing; default: every core.
+        options: What the command line says.
+        packer: The pack level; None deals in file order.
+        num_threads: Threads of dealing; default: every core.
+        progress: Takes warnings.
 
     Raises:
-        InputError: options that contradict each other, files that cannot be read, or sizes that do not fit.
+        InputError: Options that contradict each other, files that cannot be read, or sizes that do not fit.
     """
-    require_one_source(options)
-    work, model, names, warnings = _workload(options, packer, num_threads=num_threads)
-    if options.layers is not None:
-        work = work.layers(layer_range(options.layers, work.L))
-    return _case(options, work, model, names, warnings)
+    work, model, names = _workload(options, packer, None, num_threads, progress)
+    return _case(options, work, model, names)
 
 
-def build_groups(options: CaseOptions, group_size: int | None) -> tuple[Case, list[Problem]]:
+def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
     """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group.
 
     Raises:
-        InputError: as `build_case`, or ranks that do not divide into such groups.
+        InputError: As `build_case`, or ranks that do not divide into such groups.
     """
-    from foremoe.simulate.groups import ep_groups
-
-    require_one_source(options)
-    work, model, names, warnings = _workload(options, None, group_size)
-    if options.layers is not None:
-        work = work.layers(layer_range(options.layers, work.L))
+    work, model, names = _workload(options, None, group_size, None, progress)
     groups = ep_groups(work, group_size or work.G)
-    cases = [_case(dataclasses.replace(options, ranks=group.G), group, model, names, warnings) for group in groups]
+    cases = [_case(dataclasses.replace(options, ranks=group.G), group, model, names) for group in groups]
     return cases[0], [case.problem for case in cases]
 
 
-def _case(options: CaseOptions, work: Workload, model: Model, names: list[str], warnings: list[str]) -> Case:
-    from foremoe.problem.cost import CostModel
-    from foremoe.problem.problem import Problem
-    from foremoe.problem.schedule import Schedule
-
+def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) -> Case:
     cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
     schedule = options.schedule
     if schedule is None:
@@ -126,9 +127,7 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str], 
         "seed": options.seed,
         "left_out_micro_steps": 0 if work.dealt is None else work.dealt.dropped_micro_steps,
     }
-    return Case(
-        problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record), warnings=tuple(warnings)
-    )
+    return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record))
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -161,14 +160,14 @@ def _ranks(options: CaseOptions, work: Workload) -> int | None:
 
 
 def _workload(
-    options: CaseOptions, packer: PackSolver | None, group_size: int | None = None, num_threads: int | None = None
-) -> tuple[Workload, Model, list[str], list[str]]:
+    options: CaseOptions, packer: PackSolver | None, group_size: int | None, num_threads: int | None, progress: Progress | None
+) -> tuple[Workload, Model, list[str]]:
+    """The counts of the chosen layers, their model, and the names of their files."""
+    require_one_source(options)
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
     model: Model | None
     if options.synthetic is not None:
-        from foremoe.synthetic.counts import synthetic_workload
-
         model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
         require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(micro_steps * model.num_layers * ranks * model.num_experts * 4)
@@ -176,7 +175,7 @@ def _workload(
             model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
             regime=options.regime or DEFAULT_REGIME, seed=options.seed, stage=stage,
         )  # fmt: skip
-        return work, model, [], []
+        return _chosen_layers(work, options), model, []
     model = None if options.model is None else model_of(options.model)
     names = [file_name(path) for path in options.traces]
     if any(kind_of(path) == "workload" for path in options.traces):
@@ -194,13 +193,18 @@ def _workload(
             f"model {model.name} has {model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts, but "
             f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}; name the model that was recorded."
         )
-    return work, model, names, _remarks(work, options)
+    for remark in _remarks(work, options):
+        if progress is not None:
+            progress.note(f"warning: {remark}")
+    return _chosen_layers(work, options), model, names
+
+
+def _chosen_layers(work: Workload, options: CaseOptions) -> Workload:
+    return work if options.layers is None else work.layers(layer_range(options.layers, work.L))
 
 
 def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
     """All traces as one, and the model they tell of where none is named."""
-    from foremoe.routing.trace import RoutingTrace
-
     traces = [read_trace(path, model) for path in paths]
     trace = traces[0] if len(traces) == 1 else RoutingTrace.concat(traces)
     if model is not None:
@@ -221,9 +225,6 @@ def _deal(
     stage: str,
     num_threads: int | None,
 ) -> Workload:
-    from foremoe.solvers import AsGiven
-    from foremoe.workload.workload import Workload
-
     packer = packer_of(packer if packer is not None else AsGiven(), options.shuffle)
     return Workload.from_trace(
         trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer, seed=options.seed, stage=stage,
@@ -233,8 +234,6 @@ def _deal(
 
 def _counts(options: CaseOptions) -> Workload:
     """The one workload file, with what was said about it compared to what it holds."""
-    from foremoe.workload.workload import Workload
-
     if len(options.traces) > 1:
         raise InputError("a workload file of counts stands alone; give one, or give traces.")
     for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):

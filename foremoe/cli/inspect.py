@@ -6,28 +6,28 @@ from typing import Any
 
 import click
 
-import foremoe
 from foremoe.base.errors import InputError
+from foremoe.cli.figures import plan_figures, trace_figures, trace_text, workload_figures, workload_text
+from foremoe.cli.files import file_name, kind_of, model_of, read_trace
+from foremoe.cli.inputs import require_divides
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
-from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS
+from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS, option
+from foremoe.plan.plan import Plan
+from foremoe.workload.workload import Workload
 
 
-@click.command(cls=JsonCommand, short_help="What a trace, workload or plan file holds.")
+@click.command(cls=JsonCommand)
 @click.argument("file")
-@click.option("--ranks", type=RANKS, help="Trace: also its skew when dealt to so many ranks.  [default: not dealt]")
-@click.option(
-    "--tokens-per-rank",
-    type=COUNT,
+@option("--ranks", type=RANKS, help="Trace: also its skew when dealt to that many ranks.  [default: not dealt]")
+@option(
+    "--tokens-per-rank", type=COUNT,
     help=f"Trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
-)
-@click.option(
-    "--model",
-    metavar="NAME|FILE.toml",
+)  # fmt: skip
+@option(
+    "--model", metavar="NAME|FILE.toml",
     help="Trace: the model that was recorded, where the file lacks the number of experts.  [default: none]",
-)
-@click.option(
-    "--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]"
-)
+)  # fmt: skip
+@option("--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]")
 @json_option
 def inspect(
     file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
@@ -40,33 +40,26 @@ def inspect(
       foremoe inspect plan.safetensors --explain 0,3
     """
     require_writable({"the JSON file": json_file}, [file])
-
-    from foremoe.cli.files import file_name, kind_of
-
     kind = kind_of(file)
     wrong: dict[str, object] = {} if kind == "plan" else {"--explain": explain}
     if kind != "trace":
         wrong |= {"--ranks": ranks, "--tokens-per-rank": tokens_per_rank, "--model": model}
-    for option, value in wrong.items():
+    for name, value in wrong.items():
         if value is not None:
-            raise InputError(f"{file_name(file)!r} is a {kind} file, for which {option} means nothing; leave it out.")
+            raise InputError(f"{file_name(file)!r} is a {kind} file, for which {name} means nothing; leave it out.")
     if tokens_per_rank is not None and ranks is None:
         raise InputError("--tokens-per-rank needs --ranks; give both.")
-    figures, lines = {
-        "trace": lambda: _trace(file, model, ranks, tokens_per_rank or DEFAULT_TOKENS_PER_RANK),
-        "workload": lambda: _workload(file),
-        "plan": lambda: _plan(file, explain),
-    }[kind]()
-    payload = {"file": file_name(file), "kind": kind, **figures, "foremoe_version": foremoe.__version__}
-    emit(json_file, payload, "\n".join([f"{file_name(file)}: {lines[0]}", *lines[1:]]))
+    if kind == "trace":
+        figures, lines = _trace(file, model, ranks, tokens_per_rank or DEFAULT_TOKENS_PER_RANK)
+    elif kind == "workload":
+        figures = workload_figures(Workload.load(file))
+        lines = workload_text(figures)
+    else:
+        figures, lines = _plan(file, explain)
+    emit(json_file, {"file": file_name(file), "kind": kind, **figures}, [f"{file_name(file)}: {lines[0]}", *lines[1:]])
 
 
 def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int) -> tuple[dict[str, Any], list[str]]:
-    from foremoe.cli.figures import trace_figures, trace_text, workload_figures
-    from foremoe.cli.files import model_of, read_trace
-    from foremoe.cli.inputs import require_divides
-    from foremoe.workload.workload import Workload
-
     trace = read_trace(file, None if model is None else model_of(model))
     figures = trace_figures(trace)
     lines = trace_text(figures)
@@ -84,18 +77,7 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
     return figures, lines
 
 
-def _workload(file: str) -> tuple[dict[str, Any], list[str]]:
-    from foremoe.cli.figures import workload_figures, workload_text
-    from foremoe.workload.workload import Workload
-
-    figures = workload_figures(Workload.load(file))
-    return figures, workload_text(figures)
-
-
 def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
-    from foremoe.cli.figures import plan_figures
-    from foremoe.plan.plan import Plan
-
     plan = Plan.load(file)
     figures = plan_figures(plan)
     key, dealt = plan.header.key, plan.header.dealt

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from foremoe.base.errors import InputError
+from foremoe.base.version import __version__
 
 STDOUT = "-"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,28 +23,14 @@ class JsonCommand(click.Command):
     """A command whose ``--json`` takes a file only as ``--json=FILE`` or if the next word ends in ``.json``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Writes the option out in full before click sees it."""
-        return super().parse_args(ctx, _written_out(args))
+        """Gives a bare ``--json`` its value before click sees it."""
+        return super().parse_args(ctx, _with_value(args))
 
 
-def _written_out(args: list[str]) -> list[str]:
-    out: list[str] = []
-    words = iter(args)
-    for word in words:
-        if word == "--":
-            return [*out, word, *words]
-        if word != "--json":
-            out.append(word)
-            continue
-        following = next(words, None)
-        if following is not None and following.lower().endswith(".json") and not following.startswith("-"):
-            out.append(f"--json={following}")
-            continue
-        out.append(f"--json={STDOUT}")
-        if following is not None:
-            # The word after may itself be --json or --; it gets the same treatment.
-            return out + _written_out([following, *words])
-    return out
+def _with_value(args: list[str]) -> list[str]:
+    end = args.index("--") if "--" in args else len(args)
+    has_file = [word.lower().endswith(".json") and not word.startswith("-") for word in [*args[1:], ""]]
+    return [f"--json={STDOUT}" if word == "--json" and i < end and not has_file[i] else word for i, word in enumerate(args)]
 
 
 def json_option(function: Function) -> Function:
@@ -102,15 +89,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-def emit(json_file: str | None, payload: Mapping[str, Any], text: str) -> None:
-    """Prints `text`, or the JSON instead of it; writes the JSON file if one was asked for."""
+def emit(json_file: str | None, payload: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Prints the lines, or the JSON instead of them; writes the JSON file if one was asked for."""
     if json_file is not None:
-        body = json.dumps(plain(payload), indent=2, allow_nan=False) + "\n"
+        body = json.dumps(plain({**payload, "foremoe_version": __version__}), indent=2, allow_nan=False) + "\n"
         if json_file == STDOUT:
             click.echo(body, nl=False)
             return
-        try:
-            Path(json_file).write_text(body, encoding="ascii")
-        except OSError as error:
-            raise InputError(f"cannot write {click.format_filename(json_file)!r}: {error.strerror}.") from None
-    click.echo(text)
+        Path(json_file).write_text(body, encoding="ascii")
+    click.echo("\n".join(lines))

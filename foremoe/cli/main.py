@@ -1,11 +1,12 @@
 """``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. Command modules
-import numpy, numba and torch only when they run, so that ``foremoe --help`` is quick.
+Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. The module of a command is imported when the
+command runs, so that ``foremoe --help`` is quick.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ from typing import Any, NoReturn
 
 import click
 
-import foremoe
 from foremoe.base.errors import InputError, PlanError
-from foremoe.cli.ablate import ablate
-from foremoe.cli.calibrate import calibrate
-from foremoe.cli.check import check
-from foremoe.cli.compare import compare
-from foremoe.cli.inspect import inspect
-from foremoe.cli.plan import plan
-from foremoe.cli.report import report
-from foremoe.cli.simulate import simulate
-from foremoe.cli.solvers import solvers
+from foremoe.base.version import __version__
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+COMMANDS = {
+    "plan": "Plan every layer of every micro-step, and write the plan.",
+    "compare": "Strategies side by side: skew, copies, bytes, predicted time.",
+    "simulate": "Strategies side by side as simulated timelines.",
+    "inspect": "What a trace, workload or plan file holds.",
+    "check": "Does a plan keep its laws, and belong to this routing?",
+    "ablate": "What each level, redundant slot and kind of foresight is worth.",
+    "solvers": "Named strategies, what they are made of, and installed solvers.",
+    "calibrate": "Measure this machine's constants for the cost model.",
+    "report": "Write one HTML page of a plan: skew, copies, timeline, links, memory.",
+}
 
 
 class OneSentence(click.Command):
@@ -64,12 +68,24 @@ class CommandLine(OneSentence, click.Group):
     """The group of commands."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Runs the command line under the package's name, however it was started."""
-        return super().main(args, **(extra | {"prog_name": "foremoe"}))
+        """Runs the command line under the package's name, however it was started; with nothing at all, shows the help."""
+        return super().main((sys.argv[1:] if args is None else list(args)) or ["--help"], **(extra | {"prog_name": "foremoe"}))
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the options before the command; with nothing at all, shows the help."""
-        return super().parse_args(ctx, args or ["--help"])
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"foremoe.cli.{name.replace('-', '_')}"), name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 def fail(sentence: str) -> NoReturn:
@@ -79,12 +95,12 @@ def fail(sentence: str) -> NoReturn:
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(foremoe.__version__, prog_name="foremoe", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="foremoe", message="%(prog)s %(version)s")
 def main() -> None:
     """Balances Mixture-of-Experts training with routing that rollout has already recorded.
 
-    A TRACE holds the experts chosen for every token (.npz or .safetensors). No trace at hand? plan, compare and
-    ablate also take --synthetic MODEL.
+    A TRACE holds the experts chosen for every token (.npz or .safetensors). Without one, plan, compare and ablate take
+    --synthetic MODEL.
 
     \b
     Start here:
@@ -94,7 +110,3 @@ def main() -> None:
 
     Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted.
     """
-
-
-for command in (plan, compare, simulate, inspect, check, ablate, solvers, calibrate, report):
-    main.add_command(command)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
-
-from foremoe.cli.texts import Whole
 
 DEFAULT_RANKS = 16
 DEFAULT_TOKENS_PER_RANK = 1024
@@ -20,8 +17,8 @@ CLUSTERS = "8xh100, 8xh200, 8xh20, 8xa100, 8xpcie"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
 DEFAULT_REGIME = "mid"
 
-
-COUNT, RANKS = Whole(), Whole(high=2**15 - 1)
+MAX_EXPERTS = 2**15 - 1
+COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,103 +46,79 @@ class CaseOptions:
     replicas: str
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def files(self) -> list[str | None]:
         """Files that the case reads."""
-        toml = (text for text in (self.synthetic, self.model, self.cluster) if text is not None)
-        return (*self.traces, *(() if self.history is None else (self.history,)), *toml)
+        return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
 
 
-_SOURCE = (
-    click.argument("traces", metavar="[TRACE]...", nargs=-1),
-    click.option(
-        "--synthetic",
-        metavar="NAME|FILE.toml",
+option = functools.partial(click.option, show_default=True)
+_TOML = "NAME|FILE.toml"
+_CASE = {
+    "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
+    "synthetic": option(
+        "--synthetic", metavar=_TOML,
         help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
-    click.option(
-        "--regime",
-        type=click.Choice(REGIMES),
+    "regime": option(
+        "--regime", type=click.Choice(REGIMES),
         help=f"How uneven --synthetic routing is, and how fast it moves.  [default: {DEFAULT_REGIME}]",
     ),
-    click.option(
+    "ranks": option(
         "--ranks", type=RANKS, help=f"Ranks of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"
     ),
-    click.option(
+    "ranks_per_node": option(
         "--ranks-per-node", type=RANKS, help="Ranks of one node, joined by the fast link.  [default: the cluster's own, 8]"
     ),
-    click.option(
-        "--tokens-per-rank",
-        type=COUNT,
-        help="Token budget of one source rank in a micro-step; sequences stay whole, and how many micro-steps there are "
-        f"follows.  [default: {DEFAULT_TOKENS_PER_RANK}]",
+    "tokens_per_rank": option(
+        "--tokens-per-rank", type=COUNT,
+        help="Token budget of one source rank in a micro-step; sequences stay whole, and the number of micro-steps follows."
+        f"  [default: {DEFAULT_TOKENS_PER_RANK}]",
     ),
-    click.option(
-        "--micro-steps",
-        type=COUNT,
-        help="With a TRACE: take the first so many micro-steps only.  [default: all]  "
-        f"With --synthetic: make so many.  [default: {DEFAULT_MICRO_STEPS}]",
+    "micro_steps": option(
+        "--micro-steps", metavar="N", type=COUNT,
+        help="With a TRACE: take the first N micro-steps only.  [default: all]  With --synthetic: make N."
+        f"  [default: {DEFAULT_MICRO_STEPS}]",
     ),
-    click.option(
-        "--layers", metavar="A:B", help="Only MoE layers A to B-1 (from 0), such as those of one pipeline stage.  [default: all]"
+    "layers": option(
+        "--layers", metavar="A:B", help="Only MoE layers A to B-1 (from 0), such as those of one pipeline rank.  [default: all]"
     ),
-    click.option("--shuffle", is_flag=True, help="Deal the sequences in a random order drawn with --seed, not in file order."),
-    click.option("--seed", type=Whole(0, 2**63 - 1), default=0, show_default=True, help="Seed of all random draws."),
-    click.option(
-        "--history",
-        metavar="TRACE",
+    "shuffle": option("--shuffle", is_flag=True, help="Deal the sequences in a random order drawn with --seed."),
+    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of all random draws."),
+    "history": option(
+        "--history", metavar="TRACE",
         help="Trace of an earlier step: the load that foresight 'previous' begins with.  [default: none]",
     ),
-)
-_MACHINE = (
-    click.option(
-        "--model",
-        metavar="NAME|FILE.toml",
+    "model": option(
+        "--model", metavar=_TOML,
         help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
     ),
-    click.option("--cluster", metavar="NAME|FILE.toml", default="8xh100", show_default=True, help=f"Kind of node: {CLUSTERS}."),
-    click.option(
-        "--stage",
-        type=click.Choice(["update", "recompute"]),
+    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
+    "stage": option(
+        "--stage", type=click.Choice(["update", "recompute"]),
         help="update runs forward and backward, recompute forward only.  [default: update, or what a file says]",
     ),
-)
-_REDUNDANT = click.option(
-    "--redundant",
-    metavar="R",
-    type=Whole(0, 2**15 - 1),
-    default=1,
-    show_default=True,
-    help="Redundant slots per rank: experts that a rank can hold beside its own.",
-)
-_PROBLEM = (
-    click.option(
-        "--objective",
-        type=click.Choice(["time", "balance"]),
-        default="time",
-        show_default=True,
+    "redundant": option(
+        "--redundant", metavar="R", type=click.IntRange(0, MAX_EXPERTS), default=1,
+        help="Redundant slots per rank: experts that a rank can hold besides its own.",
+    ),
+    "objective": option(
+        "--objective", type=click.Choice(["time", "balance"]), default="time",
         help="Minimise predicted seconds, or the largest rank load only.",
     ),
-    click.option(
-        "--schedule",
-        metavar="TEXT",
+    "schedule": option(
+        "--schedule", metavar="TEXT",
         help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK; +reforward behind it if "
         "backward runs the forward again.  [default: accumulate; forward for recompute]",
     ),
-    click.option(
-        "--slots",
-        metavar="TEXT",
-        default="shared:3",
-        show_default=True,
+    "slots": option(
+        "--slots", metavar="TEXT", default="shared:3",
         help="Buffers of redundant slots: shared:DEPTH (one ring for all layers) or resident:COPIES (per layer).",
     ),
-    click.option(
-        "--replicas",
-        type=click.Choice(["any", "node"]),
-        default="any",
-        show_default=True,
+    "replicas": option(
+        "--replicas", type=click.Choice(["any", "node"]), default="any",
         help="Where replicas may live: on any rank, or only in their home's node.",
     ),
-)
+}  # fmt: skip
 
 
 def case_options(*, redundant: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -154,18 +127,20 @@ def case_options(*, redundant: bool = True) -> Callable[[Callable[..., None]], C
     Args:
         redundant: False for a command that has a ``--redundant`` of its own.
     """
+    names = [name for name in _CASE if redundant or name != "redundant"]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        names = [f.name for f in dataclasses.fields(CaseOptions) if redundant or f.name != "redundant"]
-
         @functools.wraps(function)
         def wrapped(**given: Any) -> None:
-            options = CaseOptions(**{name: given.pop(name) for name in names})
-            function(case_options=options, **given)
+            function(case_options=CaseOptions(**{name: given.pop(name) for name in names}), **given)
 
         decorated: Any = wrapped
-        for option in reversed((*_SOURCE, *_MACHINE, *((_REDUNDANT,) if redundant else ()), *_PROBLEM)):
-            decorated = option(decorated)
+        for name in reversed(names):
+            decorated = _CASE[name](decorated)
         return decorated
 
     return decorate
+
+
+solvers_option = functools.partial(option, "--solvers", metavar="LIST", multiple=True)
+threads_option = option("--threads", type=click.IntRange(1, 4096), help="Threads that plan.  [default: every core]")

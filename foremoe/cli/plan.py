@@ -6,30 +6,26 @@ import dataclasses
 
 import click
 
-import foremoe
+from foremoe.cli.figures import plan_figures, summary_figures
+from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
-from foremoe.cli.options import CaseOptions, case_options
+from foremoe.cli.options import CaseOptions, case_options, option, threads_option
 from foremoe.cli.progress import Progress
-from foremoe.cli.texts import Whole, packer_of, planner_of
+from foremoe.cli.texts import packer_of, planner_of
 
 
-@click.command(cls=JsonCommand, short_help="Plan every layer of every micro-step, and write the plan.")
+@click.command(cls=JsonCommand)
 @case_options()
-@click.option(
-    "--planner",
-    "planner_name",
-    metavar="NAME",
-    default="hierarchical",
-    show_default=True,
+@option(
+    "--planner", "planner_name", metavar="NAME", default="hierarchical",
     help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
-)
-@click.option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
-@click.option(
-    "--save-workload",
-    metavar="FILE",
+)  # fmt: skip
+@option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
+@option(
+    "--save-workload", metavar="FILE",
     help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: nowhere]",
-)
-@click.option("--threads", type=Whole(high=4096), help="Threads that plan.  [default: every core]")
+)  # fmt: skip
+@threads_option
 @json_option
 def plan(
     case_options: CaseOptions, planner_name: str, output: str | None, save_workload: str | None, threads: int | None,
@@ -46,38 +42,29 @@ def plan(
     """
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
-
-    from foremoe.cli.figures import plan_figures, report_figures
-    from foremoe.cli.inputs import build_case
-
     planner = planner_of(planner_name)
     planner = planner.using(packer_of(planner.pack, case_options.shuffle))
-    case = build_case(case_options, planner.pack, threads)
-    # The home level acts once per step, outside of planning; this command's case is the whole step.
-    problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     with Progress() as progress:
-        for warning in case.warnings:
-            progress.note(f"warning: {warning}")
-        made, report = planner.plan(
+        case = build_case(case_options, planner.pack, threads, progress)
+        # The home level acts once per step, outside of planning; this command's case is the whole step.
+        problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
+        made, summary = planner.plan(
             problem,
             history_LE=case.history_LE,
             num_threads=threads,
             progress=lambda done, total: progress(planner_name, done, total),
         )
-        for warning in report.warnings:
+        for warning in summary.warnings:
             progress.note(f"warning: {warning}")
-    lines = [case.line, made.summary(), f"planned in {report.plan_s:.2f} s (a first run also compiles)"]
-    if output is not None:
-        made.save(output)
-        lines.append(f"wrote {click.format_filename(output)}")
-    if save_workload is not None:
-        case.workload.save(save_workload)
-        lines.append(f"wrote {click.format_filename(save_workload)}")
+    lines = [case.line, made.summary(), f"planned in {summary.plan_s:.2f} s (a first run also compiles)"]
+    for path, value in ((output, made), (save_workload, case.workload)):
+        if path is not None:
+            value.save(path)
+            lines.append(f"wrote {click.format_filename(path)}")
     payload = {
         "plan": plan_figures(made),
-        "report": report_figures(report),
+        "report": summary_figures(summary),
         "case": case.record,
         "output": None if output is None else click.format_filename(output),
-        "foremoe_version": foremoe.__version__,
     }
-    emit(json_file, payload, "\n".join(lines))
+    emit(json_file, payload, lines)

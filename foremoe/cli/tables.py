@@ -1,7 +1,9 @@
-"""Plain text tables: columns as wide as their content, numbers to the right."""
+"""Plain text tables: columns as wide as their content, numbers to the right, too wide tables in parts."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,22 +18,32 @@ class Column(NamedTuple):
     left: bool = False
 
 
-def render(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> str:
-    """The table as lines; a row that is shorter than the columns leaves the rest blank."""
+def render(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int | None = None) -> str:
+    """The table as lines; a row that is shorter than the columns leaves the rest blank.
+
+    Args:
+        columns: Columns of the table.
+        rows: Values of every line.
+        width: Characters of a line. Columns that do not fit follow below, after the first one again, so that no terminal
+            breaks a line inside a number. Default: the terminal's, no limit elsewhere.
+    """
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
     cells = [[NONE if value is None else column.show(value) for column, value in zip(columns, row, strict=False)] for row in rows]
-    headings = [column.heading for column in columns]
-    lines = [headings, *(row + [""] * (len(columns) - len(row)) for row in cells)]
+    lines = [[column.heading for column in columns], *(row + [""] * (len(columns) - len(row)) for row in cells)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    parts: list[list[int]] = [[0]]
+    for i in range(1, len(columns)):
+        if width is not None and len(parts[-1]) > 1 and sum(widths[j] + 2 for j in parts[-1]) + widths[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
     pad = [str.ljust if column.left else str.rjust for column in columns]
-    return "\n".join("  ".join(p(cell, w) for p, cell, w in zip(pad, line, widths, strict=True)).rstrip() for line in lines)
+    return "\n\n".join(
+        "\n".join("  ".join(pad[i](line[i], widths[i]) for i in part).rstrip() for line in lines) for part in parts
+    )
 
 
-def number(digits: int) -> Callable[[Any], str]:
-    """Shows a number with `digits` decimals."""
-    return lambda value: f"{value:.{digits}f}"
-
-
-def scaled(factor: float, digits: int) -> Callable[[Any], str]:
+def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:
     """Shows a number times `factor` with `digits` decimals: seconds as milliseconds, bytes as megabytes."""
     return lambda value: f"{value * factor:.{digits}f}"
 

@@ -1,4 +1,4 @@
-"""How the command line's texts are read: numbers, lists, ranges, and names of solvers and policies."""
+"""How the command line's texts are read: seconds, lists, ranges, and names of solvers and policies."""
 
 from __future__ import annotations
 
@@ -6,49 +6,31 @@ import dataclasses
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
 from foremoe.base.errors import InputError
-
-if TYPE_CHECKING:
-    from foremoe.levels import PackSolver
-    from foremoe.planner.planner import Planner
-
-
-class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number of at least `low`, in plain ASCII digits."""
-
-    name = "N"
-
-    def __init__(self, low: int = 1, high: int = 2**31 - 1) -> None:
-        self.low, self.high = low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; fails with one sentence."""
-        text = str(value).strip()
-        # int() would also take 1_0 and digits of other scripts.
-        digits = text.isascii() and text.isdigit() and len(text) <= 19
-        if not digits or not self.low <= int(text) <= self.high:
-            self.fail(f"{value!r} is not a whole number from {self.low} to {self.high}.", param, ctx)
-        return int(text)
+from foremoe.levels import PackSolver
+from foremoe.planner.parsing import parse
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import STRATEGIES, resolve
+from foremoe.problem.foresight import require_foresight
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A finite number of seconds above 0."""
+class Seconds(click.FloatRange):
+    """A number of seconds above 0."""
 
-    name = "S"
+    def __init__(self) -> None:
+        super().__init__(0, 1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The seconds; fails with one sentence."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds above 0.", param, ctx)
-        return seconds
+        return float(seconds)
 
 
 def split_list(texts: tuple[str, ...], option: str) -> list[str]:
@@ -88,7 +70,7 @@ def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
     """The items of a list option as whole numbers of at least 0.
 
     Raises:
-        InputError: an item is none.
+        InputError: An item is something else.
     """
     items = split_list(texts, option)
     for item in items:
@@ -108,7 +90,14 @@ def layer_range(text: str, num_layers: int) -> range:
         chosen = range(int(first or 0), int(end or num_layers))
         if len(chosen) and chosen.stop <= num_layers:
             return chosen
-    raise InputError(f"--layers {text!r} is no range of the {num_layers} layers; write A:B, for example 0:{num_layers}.")
+    raise InputError(f"--layers {text!r} is not a range of the {num_layers} layers; write A:B, for example 0:{num_layers}.")
+
+
+def planners_of(names: Sequence[str], default: Iterable[str]) -> dict[str, Planner]:
+    """The planners of a list of names (none: `default`), in the order of `STRATEGIES`, whatever order they were named in."""
+    chosen = names or list(default)
+    ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
+    return {name: planner_of(name) for name in ordered}
 
 
 def planner_of(text: str) -> Planner:
@@ -117,8 +106,6 @@ def planner_of(text: str) -> Planner:
     Raises:
         InputError: none of them, or code of the caller's own that cannot be used.
     """
-    from foremoe.planner.strategies import resolve
-
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -150,9 +137,6 @@ def foresight_of(text: str) -> Any:
     Raises:
         InputError: none of them.
     """
-    from foremoe.planner.parsing import parse
-    from foremoe.problem.foresight import require_foresight
-
     value = parse(text) if "(" in text else text
     require_foresight(value)
     return value

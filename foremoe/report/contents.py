@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import foremoe
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.version import __version__
 from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.problem.objective import peak_bytes
@@ -62,7 +62,7 @@ def contents(
     head = plan.header
     bytes_by_link = link_bytes(problem, plan, replicas)
     facts = {
-        "version": foremoe.__version__,
+        "version": __version__,
         "source": source,
         "date": date,
         "model": head.model.name,

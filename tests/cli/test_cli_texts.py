@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
-from foremoe.cli.jsonio import _written_out, plain
+from foremoe.cli.jsonio import _with_value, plain
 from foremoe.cli.tables import Column, number, render
-from foremoe.cli.texts import Seconds, Whole, foresight_of, layer_range, planner_of, split_list, whole_numbers
+from foremoe.cli.texts import Seconds, foresight_of, layer_range, planner_of, split_list, whole_numbers
 from foremoe.problem.foresight import Noisy
 from foremoe.problem.slots import ResidentSlots, SharedSlots, slots_of
 
@@ -46,13 +46,6 @@ def test_a_broken_list_is_refused(text: str) -> None:
 def test_only_plain_whole_numbers_pass(text: str) -> None:
     with pytest.raises(InputError, match="--redundant"):
         whole_numbers((text,), "--redundant")
-    with pytest.raises(click.BadParameter):
-        Whole(0).convert(text, None, None)
-
-
-@given(st.integers(0, 2**31 - 1))
-def test_whole_numbers_round_trip(value: int) -> None:
-    assert Whole(0).convert(str(value), None, None) == value
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x", ""])
@@ -96,31 +89,18 @@ WORD = st.sampled_from(["a.npz", "--ranks", "4", "x.json", "--json", "--json=y.j
 
 @given(st.lists(WORD, max_size=7))
 def test_json_takes_a_word_only_if_it_ends_in_json(words: list[str]) -> None:
-    out = _written_out(words)
-    head = out[: out.index("--")] if "--" in out else out
-    assert "--json" not in head
-    # Every other word is still there, in order; what was taken ended in .json.
-    rebuilt = []
-    for word in out:
-        if word.startswith("--json=") and word not in words:
-            file = word.removeprefix("--json=")
-            assert file == "-" or file.lower().endswith(".json")
-            rebuilt += ["--json"] if file == "-" else ["--json", file]
-        else:
-            rebuilt.append(word)
-    if "--json=y.json" not in words:
-        assert rebuilt == words
+    out = _with_value(words)
+    end = words.index("--") if "--" in words else len(words)
+    following = [*words[1:], ""]
+    for i, (before, after) in enumerate(zip(words, out, strict=True)):
+        alone = before == "--json" and i < end and (following[i].startswith("-") or not following[i].lower().endswith(".json"))
+        assert after == ("--json=-" if alone else before)
 
 
 def test_json_never_swallows_a_trace() -> None:
-    assert _written_out(["--json", "rollout.npz"]) == ["--json=-", "rollout.npz"]
-    assert _written_out(["rollout.npz", "--json", "out.json", "--ranks", "4"]) == [
-        "rollout.npz",
-        "--json=out.json",
-        "--ranks",
-        "4",
-    ]
-    assert _written_out(["--", "--json", "x.json"]) == ["--", "--json", "x.json"]
+    assert _with_value(["--json", "rollout.npz"]) == ["--json=-", "rollout.npz"]
+    for words in (["rollout.npz", "--json", "out.json", "--ranks", "4"], ["--", "--json", "x.json"]):
+        assert _with_value(words) == words
 
 
 @given(
@@ -142,3 +122,18 @@ def test_plain_takes_numpy_and_dataclasses() -> None:
 def test_tables_align_and_show_missing_values() -> None:
     text = render([Column("name", left=True), Column("x", number(2))], [["a", 1.0], ["long", None], ["short"]])
     assert text.splitlines() == ["name      x", "a      1.00", "long      -", "short"]
+
+
+def test_a_table_wider_than_the_terminal_goes_on_below_and_breaks_no_number() -> None:
+    columns = [Column("solver", left=True), *(Column(f"column {i}", number(3)) for i in range(12))]
+    values = [[f"name {n}", *(1000.5 * i + n for i in range(12))] for n in range(3)]
+    text = render(columns, values, width=80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    parts = text.split("\n\n")
+    assert len(parts) == 2 and all(line.startswith(("solver", "name ")) for line in text.splitlines() if line)
+    assert [word for n in range(3) for part in parts for word in part.splitlines()[n + 1].split()[2:]] == [
+        f"{value:.3f}" for line in values for value in line[1:]
+    ]
+    assert render(columns, values, width=None).count("\n") == 3
+    narrow = render(columns[:3], [line[:3] for line in values], width=5)
+    assert narrow.count("solver") == 2, "a column that is wider than the terminal stands alone"
