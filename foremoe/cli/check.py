@@ -73,7 +73,7 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     """The workload of `traces`, dealt as the plan's header says.
 
     Raises:
-        InputError: the header does not say, or the trace has not the plan's layers.
+        InputError: The header does not say, or the trace has not the plan's layers.
     """
     head = plan.header
     if head.dealt is None:

@@ -53,7 +53,7 @@ def popularity(load_LE: Array) -> dict[str, Any]:
     """How far the hottest expert of a layer stands above the mean, and the hottest of all layers.
 
     Args:
-        load_LE: pairs per layer and expert.
+        load_LE: Pairs per layer and expert.
     """
     mean_L = load_LE.mean(axis=1)
     times_LE = load_LE / np.where(mean_L > 0, mean_L, 1.0)[:, None]

@@ -48,7 +48,7 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     """The preset that a recording names, or the only one of its shape.
 
     Raises:
-        InputError: none, or several.
+        InputError: None, or several.
     """
     if name is not None and name.strip().lower() in Model.preset_names():
         return Model.preset(name)

@@ -49,11 +49,11 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
     """Refuses output files before any work is done for them.
 
     Args:
-        outputs: what each is called, to its path; None and "-" are no files.
-        inputs: files that the command reads, which no output may replace.
+        outputs: What each is called, to its path; None and "-" are no files.
+        inputs: Files that the command reads, which no output may replace.
 
     Raises:
-        InputError: a directory is missing or not writable, the path is a directory, or two files of the command are the same.
+        InputError: A directory is missing or not writable, the path is a directory, or two files of the command are the same.
     """
     taken = {Path(path).resolve() for path in inputs if path}
     for what, path in outputs.items():

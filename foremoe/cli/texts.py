@@ -37,7 +37,7 @@ def split_list(texts: tuple[str, ...], option: str) -> list[str]:
     """The items of an option that may be repeated and holds commas: only commas outside brackets and quotes separate.
 
     Raises:
-        InputError: nothing between two commas, or brackets and quotes that do not close.
+        InputError: Nothing between two commas, or brackets and quotes that do not close.
     """
     items = [item.strip() for text in texts for item in _split(text, option)]
     if not all(items):
@@ -83,7 +83,7 @@ def layer_range(text: str, num_layers: int) -> range:
     """The layers of ``A:B``; either end may be left out.
 
     Raises:
-        InputError: no range, or none of the layers.
+        InputError: No range, or none of the layers.
     """
     first, colon, end = (part.strip() for part in text.partition(":"))
     if colon and all(not part or (part.isascii() and part.isdigit() and len(part) <= 9) for part in (first, end)):
@@ -104,7 +104,7 @@ def planner_of(text: str) -> Planner:
     """The planner that a strategy's name, a solver's text or a place in a module stands for.
 
     Raises:
-        InputError: none of them, or code of the caller's own that cannot be used.
+        InputError: None of them, or code of the caller's own that cannot be used.
     """
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
@@ -122,7 +122,7 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
     """The pack level, which shuffles first if ``--shuffle`` says so.
 
     Raises:
-        InputError: a pack level that cannot shuffle.
+        InputError: A pack level that cannot shuffle.
     """
     if not shuffle:
         return packer
@@ -135,7 +135,7 @@ def foresight_of(text: str) -> Any:
     """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)``.
 
     Raises:
-        InputError: none of them.
+        InputError: None of them.
     """
     value = parse(text) if "(" in text else text
     require_foresight(value)

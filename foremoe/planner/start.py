@@ -18,7 +18,7 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
     """The static placement, or `start` with its quotas split anew if they do not fit the problem's load.
 
     Raises:
-        InputError: the start is of another shape, or not valid for this problem whatever its quotas.
+        InputError: The start is of another shape, or not valid for this problem whatever its quotas.
     """
     if start is None:
         return problem.static()

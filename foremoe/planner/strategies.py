@@ -83,7 +83,7 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
     """A solver from a per-row function ``edit(load_E, node_G, num_base, params, expert_GS, quota_GS)``; see `RowSolver.edit`.
 
     Args:
-        compiled: run it through numba; False runs plain Python, with the same result.
+        compiled: Run it through numba; False runs plain Python, with the same result.
     """
     name = getattr(edit, "__name__", "row_solver")
     body = {

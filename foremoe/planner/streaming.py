@@ -47,14 +47,14 @@ class PlanStream:
         plan.check(stream.problem)
 
     Args:
-        planner: with foresight ``"exact"``; the others look at more than the micro-steps at hand.
-        cluster: as `Problem.of`, like all of `options`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
-        reforward: whether backward passes run the forward again; the schedule given to `finish` must say the same.
-        key: which part of training this is.
-        num_threads: for the planner; default: every core.
+        planner: With foresight ``"exact"``; the others look at more than the micro-steps at hand.
+        cluster: As `Problem.of`, like all of `options`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
+        reforward: Whether backward passes run the forward again; the schedule given to `finish` must say the same.
+        key: Which part of training this is.
+        num_threads: For the planner; default: every core.
 
     Raises:
-        InputError: another foresight, or an option that `Problem.of` does not take.
+        InputError: Another foresight, or an option that `Problem.of` does not take.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class PlanStream:
         """Takes the next micro-steps, one or more, and returns at once; they are planned in the background.
 
         Raises:
-            InputError: they do not fit those before, or the stream is closed.   Exception: what planning earlier ones raised.
+            InputError: They do not fit those before, or the stream is closed.
+            Exception: What planning earlier ones raised.
         """
         if self._closed:
             raise InputError("this PlanStream is finished; make a new one for the next stage.")
@@ -116,13 +117,14 @@ class PlanStream:
         """Waits for the background, and joins the plan of all micro-steps.
 
         Args:
-            schedule: the passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
+            schedule: The passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
 
         Returns:
             the plan, and a report whose seconds are summed over the parts.
 
         Raises:
-            InputError: nothing was added, the schedule does not fit, or the stream is closed.   Exception: what planning raised.
+            InputError: Nothing was added, the schedule does not fit, or the stream is closed.
+            Exception: What planning raised.
         """
         if self._closed:
             raise InputError("this PlanStream is finished; make a new one for the next stage.")
