@@ -13,7 +13,10 @@ settings.register_profile("nightly", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # Files with most seconds, longest first: side by side, no core is left with a long file at the end.
-LONGEST = ()
+LONGEST = (
+    "test_measure.py", "test_simulate.py", "test_cli_compare.py", "test_demo.py", "test_laws.py", "test_planner_laws.py",
+    "test_compiled.py", "test_cli_simulate.py", "test_equality.py", "test_split.py", "test_refusals.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
