@@ -209,14 +209,14 @@ def test_stages_do_not_pile_anything_up() -> None:
                 run_passes(case, group.rank, runtime.moe)
                 runtime.end()
                 group.barrier()
-                if group.rank == 0:
+                if group.rank == 0 and i in (2, 11):  # a look at all objects takes most of a second
                     gc.collect()
                     counts.append(sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()))
                 group.barrier()
         return counts
 
     counts = run_threads(run, 2)[0]
-    assert counts[-1] <= counts[2]
+    assert counts[1] <= counts[0]
 
 
 @pytest.mark.parametrize("wrong", ["shape", "homes", "layers"])
