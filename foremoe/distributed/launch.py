@@ -49,15 +49,15 @@ def _recorded(rank: Callable[..., Any], *args: Any) -> Any:
 def _failure(error: ChildFailedError, what: str) -> TransferError:
     """The rank that failed first; one that was killed, or failed by itself, comes before those that noticed it."""
 
-    def said(failure: Any) -> str:
+    def message(failure: Any) -> str:
         return str(failure.message["message"] if isinstance(failure.message, dict) else failure.message)
 
     def order(item: tuple[int, Any]) -> tuple[bool, bool, int, int]:
         rank, failure = item
-        return failure.exitcode >= 0, said(failure).startswith("TransferError"), failure.timestamp, rank
+        return failure.exitcode >= 0, message(failure).startswith("TransferError"), failure.timestamp, rank
 
     rank, failure = min(error.failures.items(), key=order)
-    first_line = (said(failure).strip().splitlines() or ["no message"])[0].rstrip(".")
+    first_line = (message(failure).strip().splitlines() or ["no message"])[0].rstrip(".")
     return TransferError(f"rank {rank} failed and the {what} was stopped ({first_line}).", (rank,))
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.relays import Relays, home_ranks, relays_of
 from foremoe.plan.replicas import Replicas
@@ -104,6 +105,25 @@ class Programme:
             returns=_returns(plan, rank, position),
             relays=relays,
         )
+
+    def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
+        """Checks that a use is the one at position `due`.
+
+        Raises:
+            InputError: It is not, or the plan does not have it.
+        """
+        position = self.position.get((micro_step, layer, int(phase)))
+        if position != due:
+            text = "nothing; all uses were run"
+            if due < len(self.layer_U):
+                text = use_text(self.micro_step_U[due], self.layer_U[due], self.phase_U[due])
+            known = "" if position is not None else ", which the plan does not have"
+            raise InputError(f"the plan's schedule has {text} next; got {use_text(micro_step, layer, phase)}{known}.")
+
+
+def use_text(micro_step: int, layer: int, phase: int) -> str:
+    """A use in words."""
+    return f"{Phase(phase).name.lower()} of micro-step {micro_step}, layer {layer}"
 
 
 def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Array | None = None) -> Array:

@@ -200,7 +200,7 @@ def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend
         dst = memory.main_grad(op.layer, op.expert) if op.gradient else memory.slot(op.buffer)
     else:
         return None
-    return Copy(op.key, op.layer, op.expert, HOST if backend.paths == {Link.HOST} else src_rank, dst_rank, src, dst)
+    return Copy(op.key, op.layer, op.expert, HOST if backend.links == {Link.HOST} else src_rank, dst_rank, src, dst)
 
 
 def entries_of(case: TransferCase, ops: Sequence[Op]) -> list[Entry]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.plan.relays import relays_of
 
@@ -48,13 +50,36 @@ def refusal(
     return ""
 
 
+def require_agreement(group: Group, plan: Plan, refused: str, options: tuple[Any, ...]) -> None:
+    """All ranks can run the plan, and were given the same one; collective.
+
+    Args:
+        group: The EP group.
+        plan: This rank's plan.
+        refused: Why this rank cannot run it; empty if it can.
+        options: Options that must be the same on all ranks.
+
+    Raises:
+        InputError: A rank cannot run it, or has another plan or other options; on all ranks.
+    """
+    answers = group.gather((refused, (fingerprint(plan), options)))
+    for g, (other, theirs) in enumerate(answers):
+        if other:
+            raise InputError(other if g == group.rank else f"rank {g}: {other}")
+        if theirs != answers[0][1]:
+            raise InputError(
+                f"rank {g} was given another plan, or other options, than rank 0 (prefetch, debug, same_weights, backends: "
+                f"{theirs[1]} and {answers[0][1][1]}); give all ranks the same."
+            )
+
+
 def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
     """Buffer -> (layer, expert) of the replicas that a plan counts on from the start."""
     if plan.resident_LGS is None:
         return {}
     pool = plan.header.slots.num_buffers(plan.header.redundant, 1)
-    found_LR = plan.resident_LGS[:, rank, plan.B :]
-    return {layer * pool + r: (layer, int(found_LR[layer, r])) for layer, r in np.argwhere(found_LR >= 0).tolist()}
+    expert_LR = plan.resident_LGS[:, rank, plan.B :]
+    return {layer * pool + r: (layer, int(expert_LR[layer, r])) for layer, r in np.argwhere(expert_LR >= 0).tolist()}
 
 
 def fingerprint(plan: Plan) -> str:

@@ -87,13 +87,13 @@ class TransferBackend(abc.ABC):
     handles may be under way at once and may be waited for in any order.
 
     Attributes:
-        paths: The ways (`Link`) this backend serves.
+        links: Links that this backend serves.
         one_sided: The destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
             gradients. Two-sided: both ends call `start`, each with its own tensors.
         requires: Modules that must be importable.
     """
 
-    paths: ClassVar[frozenset[Link]]
+    links: ClassVar[frozenset[Link]]
     one_sided: ClassVar[bool]
     requires: ClassVar[tuple[str, ...]] = ()
 

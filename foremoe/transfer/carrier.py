@@ -1,27 +1,27 @@
-"""Carrier: brings the weight copies of a plan over several backends, and finds another way where one fails."""
+"""Carrier: brings the weight copies of a plan over several backends, and finds another one where one fails."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, StaleWeights
+from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import Programme
 from foremoe.plan.relays import copies_for, reschedule
 from foremoe.plan.transfers import Link
-from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors, TransferBackend
+from foremoe.transfer.backend_set import NONE, BackendSet
+from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors
 from foremoe.transfer.timeline import Event
 
 # Letters: C copies of the whole plan.
 
-_NO_WAY = -1
 _LAST_CALL_S = 0.05  # what is waited for on a backend that has already failed
 
 
@@ -41,65 +41,41 @@ class Batch:
 class Carrier:
     """The weight copies of one rank.
 
-    A copy's backend is the first one, in the order given, that serves its path; all ranks agree on it (`route_C`). A one-sided
+    A copy's backend is the first one, in the order given, that serves its link; all ranks agree on it (`route_C`). A one-sided
     pull that fails is tried again over the other one-sided backends at once, by this rank alone. A two-sided backend that failed
-    anywhere is given up by all ranks together at the next pass boundary, and its remaining copies get new paths.
+    anywhere is given up by all ranks together at the next pass boundary, and its remaining copies get new links.
 
     A relay is sent from this rank's slot buffer, once its own copy is there, where both take the same two-sided backend; all
     others come from home, and after a backend was given up all copies do. A rank that has nothing to pass on does not start its
     end, which is a failure of the backend like any other.
     """
 
-    def __init__(self, backends: Sequence[TransferBackend], buffers: Buffers, group: Group, timeout_s: float) -> None:
-        self.backends, self.buffers, self.group, self.timeout_s = list(backends), buffers, group, timeout_s
-        self.retired: set[int] = set()
-        self._sick: set[int] = set()  # backends that failed on this rank, since the engine was opened
-        self._opened: list[TransferBackend] = []
-        try:
-            for backend in self.backends:
-                self._opened.append(backend)
-                backend.open(group.rank, group, buffers)
-        except BaseException as error:
-            group.report(f"{type(error).__name__}: {error}")
-            self.close()
-            raise
-
-    def name(self, backend: int) -> str:
-        """What a backend is called in messages and timelines."""
-        return type(self.backends[backend]).__name__
-
-    @property
-    def names(self) -> list[str]:
-        """What the backends are called, in order of preference."""
-        return [self.name(b) for b in range(len(self.backends))]
-
-    @property
-    def all_one_sided(self) -> bool:
-        """No backend can bring gradients home."""
-        return all(backend.one_sided for backend in self.backends)
+    def __init__(self, backends: BackendSet, buffers: Buffers, group: Group, timeout_s: float) -> None:
+        self.backends, self.buffers, self.group, self.timeout_s = backends, buffers, group, timeout_s
+        self._batches: list[Batch] = []
+        self._batch_C: dict[int, Batch] = {}
 
     def begin(self, plan: Plan, prefetch: int, version: int) -> None:
         """Takes over a plan's copies; collective."""
         self.plan, self.version, self.zero_s = plan, version, time.perf_counter()
         self.events: list[Event] = []
-        # A pull may have failed for a passing reason; two-sided backends are given up for good, by all ranks.
-        self._sick -= {b for b, x in enumerate(self.backends) if x.one_sided}
-        self._batch_C: dict[int, Batch] = {}
-        self._batches: list[Batch] = []
+        self.backends.forgive_pulls()  # two-sided backends are given up for good, by all ranks
+        self._batches, self._batch_C = [], {}
         self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
         self._lacking: set[int] = set()  # copies that did not arrive here
-        two_sided_P = np.array([b == _NO_WAY or not self.backends[b].one_sided for b in self._backend_P])
-        chosen = copies_for(plan, self._backend_P, two_sided_P)
+        backend_P = self.backends.by_link()
+        two_sided_P = np.array([not self.backends.one_sided(b) for b in backend_P])
+        chosen = copies_for(plan, backend_P, two_sided_P)
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
         self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
-        self.route_C = self._backend_P[self.link_C]
+        self.route_C = backend_P[self.link_C]
         self._publish(0)
-        # After a backend was given up, rows whose copies have no way left run at home.
-        if (self.route_C == _NO_WAY).any() and not self.retired:
+        # After a backend was given up, rows with copies that no backend can send run at home.
+        if (self.route_C == NONE).any() and not self.backends.retired:
             lost = Link(int(self.link_C[np.argmin(self.route_C)]))
             raise InputError(
-                f"{int((self.route_C == _NO_WAY).sum())} copies of the plan need the {lost.name.lower()} path, which none of "
-                f"{', '.join(self.names)} serves; add a backend for it."
+                f"{int((self.route_C == NONE).sum())} copies of the plan need the {lost.name.lower()} link, which none of "
+                f"{', '.join(self.backends.names)} serves; add a backend for it."
             )
 
     def clock(self) -> float:
@@ -120,8 +96,8 @@ class Carrier:
             exposed_s = time.perf_counter() - begin
             if batch is not None:
                 exposed_s, batch.exposed_s = exposed_s + batch.exposed_s, 0.0  # a batch is waited for once
-            outcome = "missing" if delivered == _NO_WAY else "done" if delivered == self.route_C[c] else "failed over"
-            if delivered == _NO_WAY:
+            outcome = "missing" if delivered == NONE else "done" if delivered == self.route_C[c] else "failed over"
+            if delivered == NONE:
                 missing.append(c)
                 self._lacking.add(c)
             self._record(c, batch, delivered, exposed_s, outcome)
@@ -135,71 +111,71 @@ class Carrier:
         for batch in self._passed_on.pop(position, ()):
             self._wait(batch)
 
-    def agree(self, position: int) -> list[int]:
-        """At a pass boundary: which two-sided backends failed on any rank since the last one. Collective."""
+    def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
+        """A pass boundary: two-sided backends that failed on any rank since the last one are given up on all; collective.
+
+        Args:
+            position: The use that comes next.
+            settle: Waits for gradient returns, which must not be lost with their backend.
+
+        Returns:
+            Names of the backends given up now; their copies take other links.
+
+        Raises:
+            TransferError: Gradients were lost, on any rank.
+        """
         self._reap(position)
-        return self.give_up([b for sick in self.group.gather(self.failed()) for b in sick])
+        lost = self.backends.give_up([b for failed in self.group.gather(self.backends.failed()) for b in failed])
+        if lost:
+            failure = ""
+            try:
+                settle()
+            except TransferError as error:
+                failure = str(error)
+            failures = {g: text for g, text in enumerate(self.group.gather(failure)) if text}
+            if failures:
+                g = min(failures)
+                raise TransferError(f"rank {g}: {failures[g]}", tuple(failures))
+            self._reroute(lost, position)
+        return [self.backends.names[b] for b in lost]
 
-    def failed(self) -> list[int]:
-        """Two-sided backends that failed on this rank."""
-        return sorted(b for b in self._sick if not self.backends[b].one_sided)
+    def close(self) -> None:
+        """Closes all backends, whatever state they are in."""
+        self._batches, self._batch_C = [], {}
+        self.backends.close()
 
-    def give_up(self, failed: Sequence[int]) -> list[int]:
-        """Retires backends, the same on all ranks; returns those that were not retired before."""
-        lost = sorted(set(failed) - self.retired)
-        self.retired.update(lost)
-        self._sick.update(lost)
-        return lost
-
-    def reroute(self, lost: Sequence[int], position: int) -> None:
-        """Finds new ways for copies of lost backends that are needed from `position` on, and starts those that were under way."""
+    def _reroute(self, lost: Sequence[int], position: int) -> None:
+        """Finds other links for copies of lost backends that are needed from `position` on, and starts again those in flight."""
         again_C = np.isin(self.route_C, lost) & (self.programme.need_C >= position) & (self.programme.start_C <= position)
         # Nothing of the lost backend may land later, on a buffer that another copy has filled by then.
         for batch in self._batches:
             if batch.backend in lost:
                 self._wait(batch)
-        later_C = self.programme.need_C >= position
-        chosen = reschedule(self.plan, self._backend_P, relay=0)
+        later_C, backend_P = self.programme.need_C >= position, self.backends.by_link()
+        chosen = reschedule(self.plan, backend_P, relay=0)
         self.link_C = np.where(later_C, chosen.link_C, self.link_C)
         self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
-        self.route_C = np.where(later_C, self._backend_P[self.link_C], self.route_C)
+        self.route_C = np.where(later_C, backend_P[self.link_C], self.route_C)
         self._publish(position)
         for start in range(position + 1):
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
 
     def finish(self) -> None:
-        """Waits for everything that is still under way, so that the weights may change."""
+        """Waits for everything that is still in flight, so that the weights may change."""
         self._reap(len(self.programme.layer_U))
 
-    def under_way(self) -> list[int]:
+    def in_flight(self) -> list[int]:
         """Copies to this rank that were started and that no use has taken yet."""
         return list(self._batch_C)
-
-    def return_backend(self) -> int:
-        """The backend that brings gradients home, the first two-sided one that is not given up; -1 if there is none."""
-        return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), _NO_WAY)
-
-    def close(self) -> None:
-        """Closes all backends, whatever state they are in."""
-        self._batches, self._batch_C = [], {}
-        errors = []
-        for backend in reversed(self._opened):
-            try:
-                backend.close()
-            except Exception as error:  # the other backends must be closed all the same
-                errors.append(error)
-        self._opened = []
-        if errors:
-            raise errors[0]
 
     def _publish(self, position: int) -> None:
         """Publishes what will be pulled for uses from `position` on. Collective."""
         later_C = self.programme.need_C >= position
-        one_sided = np.array([x.one_sided for x in self.backends])
-        pulled_C = later_C & (self.route_C != _NO_WAY) & one_sided[self.route_C]
-        for b, backend in enumerate(self.backends):
+        one_sided = np.array([x.one_sided for x in self.backends.backends])
+        pulled_C = later_C & (self.route_C != NONE) & one_sided[self.route_C]
+        for b, backend in enumerate(self.backends.backends):
             # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
-            mine_C = pulled_C & (self.route_C == b) if Link.HOST in backend.paths else pulled_C
+            mine_C = pulled_C & (self.route_C == b) if Link.HOST in backend.links else pulled_C
             if backend.one_sided:
                 # Also without entries: what it still holds of an earlier version must not pass for the present one.
                 backend.publish(self._entries(mine_C), self.version)
@@ -209,24 +185,17 @@ class Carrier:
         columns = np.stack([t.layer_C[mask_C], t.expert_C[mask_C], self.programme.home_C[mask_C], t.dst_C[mask_C]], axis=1)
         return [Entry(*row) for row in np.unique(columns, axis=0).tolist()]
 
-    @property
-    def _backend_P(self) -> Array:
-        return np.array([self._backend_for(path) for path in Link])
-
-    def _backend_for(self, path: int) -> int:
-        return next((b for b, x in enumerate(self.backends) if Link(path) in x.paths and b not in self.retired), _NO_WAY)
-
     def _launch(self, copies: Sequence[int]) -> None:
         """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
         t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int, int], list[int]]()
         for c in copies:
             b = int(self.route_C[c])
-            one_sided = b != _NO_WAY and self.backends[b].one_sided
+            one_sided = self.backends.one_sided(b)
             if t.dst_C[c] != me and (one_sided or self.src_C[c] != me):
                 continue
-            if one_sided and b in self._sick:
-                b = next(iter(self._other_pulls(b)), _NO_WAY)
-            if b != _NO_WAY:
+            if one_sided and b in self.backends.sick:
+                b = next(iter(self.backends.other_pulls(b)), NONE)
+            if b != NONE:
                 depth = int(self.programme.relays.depth_C[c])
                 batches.setdefault((depth, int(self.programme.need_C[c]), b), []).append(c)
         for (_, need, b), members in batches.items():
@@ -253,8 +222,8 @@ class Carrier:
     def _start(self, b: int, members: list[int]) -> None:
         batch = Batch(b, tuple(members), None, self.clock())
         try:
-            if b in self._sick and not self.backends[b].one_sided:
-                raise RuntimeError(f"{self.name(b)} has failed on this rank before")
+            if b in self.backends.sick and not self.backends[b].one_sided:
+                raise RuntimeError(f"{self.backends.names[b]} has failed on this rank before")
             if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
                 raise RuntimeError("what this rank should pass on did not arrive here")
             batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
@@ -277,13 +246,13 @@ class Carrier:
         elif rank == me and not backend.one_sided:
             src = self.buffers.home(layer, expert)
         into: Tensors | None = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
-        return Copy(c, layer, expert, HOST if backend.paths == {Link.HOST} else rank, dst, src, into)
+        return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch) -> bool:
         """True once the batch's copies are done; a failure is kept in the batch."""
         if not batch.done and batch.error is None:
             try:
-                timeout_s = _LAST_CALL_S if batch.backend in self._sick else self.timeout_s
+                timeout_s = _LAST_CALL_S if batch.backend in self.backends.sick else self.timeout_s
                 self.backends[batch.backend].wait(batch.handle, timeout_s)
                 batch.done = True
             except StaleWeights:
@@ -294,20 +263,17 @@ class Carrier:
 
     def _failed(self, batch: Batch, error: Exception) -> None:
         batch.error, batch.handle = error, None
-        self._sick.add(batch.backend)
-
-    def _other_pulls(self, failed: int) -> list[int]:
-        return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self._sick]
+        self.backends.sick.add(batch.backend)
 
     def _pull_elsewhere(self, c: int, failed: Batch | None) -> int:
         """Pulls one copy over another one-sided backend, at once; returns the backend, -1 if none could."""
-        for b in self._other_pulls(failed.backend if failed is not None else _NO_WAY):
+        for b in self.backends.other_pulls(failed.backend if failed is not None else NONE):
             try:
                 self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
             except Exception:  # not published there, of an old version, or broken as well: the next one, then home placement
                 continue
             return b
-        return _NO_WAY
+        return NONE
 
     def _reap(self, position: int) -> None:
         """Waits for batches whose use is over; their sources need not have been waited for by now."""
@@ -321,21 +287,14 @@ class Carrier:
 
     def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
-        pulled = delivered != _NO_WAY and self.backends[delivered].one_sided
-        host = pulled and self.backends[delivered].paths == {Link.HOST}
+        pulled = self.backends.one_sided(delivered)
+        host = pulled and self.backends[delivered].links == {Link.HOST}
         rank = int(self.programme.home_C[c] if pulled else self.src_C[c])
+        num_bytes = sum(x.numel() * x.element_size() for x in self.buffers.slot(int(t.buffer_C[c])))
         self.events.append(
             Event(
-                kind="weights",
-                micro_step=int(t.micro_step_C[c]),
-                layer=int(t.layer_C[c]),
-                expert=int(t.expert_C[c]),
-                src_rank=HOST if host else rank,
-                backend="" if delivered == _NO_WAY else self.name(delivered),
-                num_bytes=sum(x.numel() * x.element_size() for x in self.buffers.slot(int(t.buffer_C[c]))),
-                start_s=ready_s if batch is None else batch.start_s,
-                ready_s=ready_s,
-                exposed_s=exposed_s,
-                outcome=outcome,
+                "weights", int(t.micro_step_C[c]), int(t.layer_C[c]), int(t.expert_C[c]), HOST if host else rank,
+                "" if delivered == NONE else self.backends.names[delivered], num_bytes,
+                ready_s if batch is None else batch.start_s, ready_s, exposed_s, outcome,
             )
-        )
+        )  # fmt: skip

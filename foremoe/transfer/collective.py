@@ -48,7 +48,7 @@ class Collective(TransferBackend):
         process_group: Carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
     """
 
-    paths: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})
+    links: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})
     one_sided: ClassVar[bool] = False
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:

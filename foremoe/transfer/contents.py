@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 
 import torch
 
@@ -89,6 +90,15 @@ class DebugContents:
         mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == rank}
         self._homes, self._buffers = mine, buffers
         self._rank, self._digest = rank, {key: value for part in group.gather(mine) for key, value in part.items()}
+        self._trains = plan.header.schedule.trains
+
+    def spoil_free(self, held: Container[int]) -> None:
+        """Spoils buffers that nothing is held in, and gradients."""
+        for buffer in range(self._buffers.num_buffers):
+            if buffer not in held:
+                spoil(self._buffers.slot(buffer))
+            if self._trains:
+                spoil(self._buffers.slot_grad(buffer))
 
     def check(self, layer: int, expert: int, tensors: Tensors) -> None:
         """Raises `TransferError` if `tensors` are not the expert's weights."""

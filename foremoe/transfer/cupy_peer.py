@@ -42,8 +42,7 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pulls:
-    """Copies under way (an address alone would not keep their destinations alive), the version that was published when they
-    began, and the events at their ends."""
+    """Copies in flight, which keep their destinations alive, their version, and the events at their ends."""
 
     copies: tuple[Copy, ...]
     version: int
@@ -64,7 +63,7 @@ class CupyPeer(TransferBackend):
     can be shared between processes. Close it on all ranks before a home frees its experts.
     """
 
-    paths: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
+    links: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
     one_sided: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("cupy",)
 
@@ -96,15 +95,15 @@ class CupyPeer(TransferBackend):
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:
         group = self._opened()
-        told = agreed(group, lambda: (hash((version, *entries)), *self._export(entries)))
-        for home, (digest, pieces, handles) in enumerate(told):
-            if digest != told[0][0]:
+        shares = agreed(group, lambda: (hash((version, *entries)), *self._export(entries)))
+        for home, (digest, pieces, handles) in enumerate(shares):
+            if digest != shares[0][0]:
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
             self._home.update({key: (home, value) for key, value in pieces.items()})
             for base, handle in handles.items():
                 self._detach((home, base))  # an address that was freed and given out again is another allocation
                 self._handle[home, base] = handle
-        if any(pieces for _, pieces, _ in told):
+        if any(pieces for _, pieces, _ in shares):
             used = {(home, piece.base) for home, pieces in self._home.values() for piece in pieces}
             for where in self._handle.keys() - used:
                 self._detach(where)
@@ -115,8 +114,7 @@ class CupyPeer(TransferBackend):
 
     def start(self, copies: Sequence[Copy]) -> _Pulls:
         self._opened()
-        moves: list[list[tuple[int, int, int]]] = [self._moves(copy) for copy in copies]
-        used: dict[int, torch.cuda.Stream] = {}
+        moves, used = [self._moves(copy) for copy in copies], dict[int, torch.cuda.Stream]()
         with torch.cuda.device(self._device):
             # What was queued so far may still use the buffers.
             ready = torch.cuda.current_stream().record_event()
@@ -175,7 +173,7 @@ class CupyPeer(TransferBackend):
         for key, expert in pieces.items():
             for base in {piece.base for piece in expert if piece.num_bytes} if self._several else ():
                 if base not in handles:
-                    handles[base] = self._exported(key, base)
+                    handles[base] = self._ipc_handle(key, base)
         return (
             {key: expert for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)},
             {base: handle for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle},
@@ -192,7 +190,7 @@ class CupyPeer(TransferBackend):
             raise _not_shareable(key, "it spans several allocations")
         return _Piece(base, pointer - base, num_bytes)
 
-    def _exported(self, key: Key, base: int) -> bytes:
+    def _ipc_handle(self, key: Key, base: int) -> bytes:
         try:
             return bytes(self._cuda.ipcGetMemHandle(base))
         except Exception as error:

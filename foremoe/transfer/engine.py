@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -13,13 +14,15 @@ import torch.distributed as dist
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, as_group
 from foremoe.plan.plan import Plan
+from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
-from foremoe.transfer.admission import fingerprint, refusal, resident_buffers
+from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
+from foremoe.transfer.backend_set import BackendSet
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
-from foremoe.transfer.residency import Residency, residency
+from foremoe.transfer.residency import Residency, SlotContents, residency
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.timeline import Timeline
 
@@ -42,8 +45,8 @@ class Engine:
         timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
         debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
 
-    Law: a pull that fails is repeated another way by this rank alone; a two-sided backend is given up by all ranks together at
-    a pass boundary; a row whose replicas cannot be had runs at home placement on all ranks or, in backward, ends the step with
+    Law: a pull that fails is repeated over another backend by this rank alone; a two-sided backend is given up by all ranks
+    together at a pass boundary; a row that lacks replicas runs at home placement on all ranks or, in backward, ends the step with
     one error on every rank that names the cause. After a `TransferError` only `close` may be called.
     """
 
@@ -61,21 +64,22 @@ class Engine:
             raise InputError(f"prefetch must be at least 0 and timeout_s above 0; got {prefetch} and {timeout_s}.")
         if not backends:
             raise InputError("an Engine needs at least one transfer backend; the default is ('collective',).")
-        found = [resolve_backend(backend) for backend in backends]
+        resolved = [resolve_backend(backend) for backend in backends]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
         self.buffers, self.prefetch, self.debug = buffers, prefetch, debug
-        self._version = 0
-        self._held: dict[int, tuple[int, int]] = {}  # buffer -> (layer, expert), as far as known to be there
+        self._version, self._slots = 0, SlotContents({})
         self._plan: Plan | None = None
+        self._open: Residency | None = None
         self._watch: HomeWatch | None = None
         self._ended = ""  # why nothing can be run any more
         try:
-            self._carrier = Carrier(found, buffers, self.group, timeout_s)
+            self._backends = BackendSet(resolved, self.group, buffers)
         except BaseException:
             if self._owns_group:
                 self.group.close()
             raise
+        self._carrier = Carrier(self._backends, buffers, self.group, timeout_s)
 
     def begin(self, plan: Plan, *, same_weights: bool = False) -> None:
         """Starts a plan; collective.
@@ -83,7 +87,7 @@ class Engine:
         Args:
             plan: One that keeps homes, the same on all ranks.
             same_weights: No home weight was written since the last plan began, on any rank. Host stores and resident slots then
-                stay valid; otherwise stores are filled anew.
+                stay valid; otherwise stores are filled again.
 
         Raises:
             InputError: The plan does not fit this engine, or differs between ranks; on all ranks.
@@ -92,54 +96,35 @@ class Engine:
         begin = time.perf_counter()
         if self._plan is not None:
             raise InputError("a plan is being run; call end() before the next begin().")
-        rank = self.group.rank
-        held = self._held if same_weights and self._version else None
+        rank, held = self.group.rank, self._slots.expert_of if same_weights and self._version else None
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.debug)
         if same_weights and not self._version:
             refused = "same_weights needs a plan before this one; leave it out for the first."
-        if plan.header.schedule.trains and self._carrier.all_one_sided:
+        if plan.header.schedule.trains and all(backend.one_sided for backend in self._backends.backends):
             refused = refused or "a stage with gradients needs a two-sided backend to bring them home; add collective."
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
-        refused = refused or fault
-        options = (self.prefetch, self.debug, same_weights, self._carrier.names)
-        answers = self.group.gather((refused, (fingerprint(plan), options)))
-        for g, (other, plan_fingerprint) in enumerate(answers):
-            if other:
-                raise InputError(other if g == rank else f"rank {g}: {other}")
-            if plan_fingerprint != answers[0][1]:
-                raise InputError(
-                    f"rank {g} was given another plan, or other options, than rank 0 (prefetch, debug, same_weights, backends: "
-                    f"{plan_fingerprint[1]} and {answers[0][1][1]}); give all ranks the same."
-                )
-        self._watch = watch
-        self._version += not same_weights
-        self._held = resident_buffers(plan, rank)
+        require_agreement(self.group, plan, refused or fault, (self.prefetch, self.debug, same_weights, self._backends.names))
+        self._watch, self._version = watch, self._version + (not same_weights)
+        self._slots = SlotContents(resident_buffers(plan, rank))
         self._trains = plan.header.schedule.trains
-        try:
+        with self._step():
             self._carrier.begin(plan, self.prefetch, self._version)
             self._programme = self._carrier.programme
             self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
-        except TransferError as error:
-            self._fail(error)
         self._returns = Returns(self._carrier, self.buffers, rank, self.prefetch, self.debug)
-        self._plan, self._next = plan, 0
-        self._open: Residency | None = None
-        self._buffer_of = {key: buffer for buffer, key in self._held.items()}
+        self._plan, self._next, self._open = plan, 0, None
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
-        self._returned = False  # gradients of the backward use under way
+        self._returned = False  # gradients of the current backward use
         self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
-        self._homes_only = self._trains and self._carrier.return_backend() < 0
-        if self.debug:
-            for buffer in range(self.buffers.num_buffers):
-                if buffer not in self._held:
-                    spoil(self.buffers.slot(buffer))
-                if self._trains:
-                    spoil(self.buffers.slot_grad(buffer))
+        self._homes_only = self._trains and self._backends.return_backend() < 0
+        if self._contents is not None:
+            self._contents.spoil_free(self._slots.expert_of)
         self._begin_s, self._carrier.zero_s = time.perf_counter() - begin, time.perf_counter()
-        self._start(0)
+        with self._step():
+            self._carrier.start(0)
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What this rank's slots hold for a use, once it is there; the same again for the use under way.
+        """What this rank's slots hold for a use, once it is there; the same again until it is released.
 
         Raises:
             InputError: It is not this use's turn.
@@ -149,28 +134,19 @@ class Engine:
         plan, position = self._turn(micro_step, layer, phase)
         if self._open is not None:
             return self._open
-        watch = self._watch
-        assert watch is not None
-        try:
-            if position and self._programme.pass_U[position] != self._programme.pass_U[position - 1]:
+        t, pass_U = plan.transfers, self._programme.pass_U
+        with self._step():
+            if position and pass_U[position] != pass_U[position - 1]:
                 self._agree(position)
-            watch.check(layer)
+            assert self._watch is not None
+            self._watch.check(layer)
             missing = self._carrier.arrive(position)
-        except TransferError as error:
-            self._fail(error)
-        t = plan.transfers
-        for c in self._programme.arrivals.get(position, ()):
-            buffer = int(t.buffer_C[c])
-            self._buffer_of.pop(self._held.pop(buffer, (-1, -1)), None)
-            if c not in missing:
-                self._held[buffer] = (int(t.layer_C[c]), int(t.expert_C[c]))
-                self._buffer_of[self._held[buffer]] = buffer
-        try:
-            found = self._resident(plan, micro_step, layer, phase)
-        except TransferError as error:
-            self._fail(error)
-        self._open = found
-        return found
+            for c in self._programme.arrivals.get(position, ()):
+                self._slots.drop(int(t.buffer_C[c]))
+                if c not in missing:
+                    self._slots.land(int(t.buffer_C[c]), int(t.layer_C[c]), int(t.expert_C[c]))
+            self._open = self._resident(plan, micro_step, layer, phase)
+        return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
         """All ranks agreed that this row runs at home placement, in forward and in backward."""
@@ -187,39 +163,35 @@ class Engine:
         self._returned = True
         self._in_flight.discard((micro_step, layer))
         if (micro_step, layer) not in self._fell_back:
-            try:
-                returns = self._programme.returns.get(position, ())
-                self._returns.send(micro_step, returns, lambda x, e: self._buffer_of[x, e])
-            except TransferError as error:
-                self._fail(error)
+            with self._step():
+                self._returns.send(micro_step, self._programme.returns.get(position, ()), self._slots.buffer_of)
 
     def settle(self) -> None:
         """Waits until the gradients of all rows whose backward is over are added at their homes; called on all ranks alike."""
         self._running()
-        try:
+        with self._step():
             self._returns.settle()
-        except TransferError as error:
-            self._fail(error)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """The use is over on this rank: its buffers may be filled again, and later copies start."""
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
-            raise InputError(f"{_use(micro_step, layer, phase)} is released before its weights were asked for.")
+            raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")
         if phase == Phase.BACKWARD and not self._returned:
             raise InputError(
-                f"{_use(micro_step, layer, phase)} is released before gradients({micro_step}, {layer}), which would lose those "
-                "of replicas; call it first."
+                f"{use_text(micro_step, layer, phase)} is released before gradients({micro_step}, {layer}), which would lose "
+                "those of replicas; call it first."
             )
         self._carrier.release(position)
         if self.debug:
             for buffer in self._programme.frees.get(position, ()):
                 spoil(self.buffers.slot(buffer))
         self._open, self._next, self._returned = None, position + 1, False
-        self._start(position + 1)
+        with self._step():
+            self._carrier.start(position + 1)
 
     def end(self, *, partial: bool = False) -> Timeline:
-        """Finishes the plan: all gradients are home, nothing is under way; collective.
+        """Finishes the plan: all gradients are home, nothing is in flight; collective.
 
         Args:
             partial: The stage stops early, after the same use on all ranks.
@@ -229,9 +201,9 @@ class Engine:
             TransferError: Something did not arrive, here or elsewhere.
         """
         plan = self._running()
-        left = len(self._programme.layer_U) - self._next
-        if (left or self._open is not None) and not partial:
-            raise InputError(f"{left} of {len(self._programme.layer_U)} uses were not run; run them, or call end(partial=True).")
+        num_uses = len(self._programme.layer_U)
+        if (self._next < num_uses or self._open is not None) and not partial:
+            raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
         try:
             self._returns.settle()
@@ -245,95 +217,70 @@ class Engine:
                 self._contents.check_homes()
         except TransferError as error:
             failure = error
-        answers = self.group.gather((str(failure) if failure is not None else None, self._carrier.failed()))
-        failures = [answer for answer, _ in answers]
-        self._carrier.give_up([b for _, failed in answers for b in failed])
-        for c in self._carrier.under_way():
-            self._held.pop(int(plan.transfers.buffer_C[c]), None)  # it has been overwritten
+        answers = self.group.gather((str(failure) if failure is not None else None, self._backends.failed()))
+        self._backends.give_up([b for _, failed in answers for b in failed])
+        for c in self._carrier.in_flight():
+            self._slots.drop(int(plan.transfers.buffer_C[c]))  # it has been overwritten
         if failure is not None:
             self._fail(failure)
-        ranks = tuple(g for g, other in enumerate(failures) if other)
+        ranks = tuple(g for g, (other, _) in enumerate(answers) if other)
         if ranks:
-            self._fail(TransferError(f"the step was ended by another rank (rank {ranks[0]}: {failures[ranks[0]]})", ranks))
+            self._fail(TransferError(f"the step was ended by another rank (rank {ranks[0]}: {answers[ranks[0]][0]})", ranks))
         self._plan = None
+        events = sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)
         return Timeline(
-            rank=self.group.rank,
-            begin_s=self._begin_s,
-            wall_s=self._carrier.clock(),
-            events=tuple(sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)),
-            fell_back=tuple(self._fell_back),
-            retired=tuple(self._carrier.name(b) for b in sorted(self._carrier.retired)),
-        )
+            rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(), events=tuple(events),
+            fell_back=tuple(self._fell_back), retired=tuple(self._backends.names[b] for b in sorted(self._backends.retired)),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Closes all backends; safe to call twice, and in the middle of a plan."""
         self._plan, self._ended = None, self._ended or "it was closed"
-        try:
+        with contextlib.closing(self.group) if self._owns_group else contextlib.nullcontext():
             self._carrier.close()
-        finally:
-            if self._owns_group:
-                self.group.close()
 
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
         """The use's residency, with gradient buffers ready to be added to."""
         at_home = (m, layer) in self._fell_back
-        found = residency(plan, self.group.rank, self.buffers, self._buffer_of, m, layer, phase, at_home)
-        busy = [self._buffer_of[layer, e] for e in found.expert_S[plan.B :] if (layer, e) in self._buffer_of]
+        buffer_of = self._slots.buffer_of
+        use = residency(plan, self.group.rank, self.buffers, buffer_of, m, layer, phase, at_home)
+        busy = [buffer_of[layer, e] for e in use.expert_S[plan.B :] if (layer, e) in buffer_of]
         if self._contents is not None:
             for buffer in busy:
-                self._contents.check(*self._held[buffer], self.buffers.slot(buffer))
+                self._contents.check(*self._slots.expert_of[buffer], self.buffers.slot(buffer))
         if phase == Phase.BACKWARD:
-            for buffer in busy:
-                self._returns.settle(buffer)
-                with torch.no_grad():
-                    for grad in self.buffers.slot_grad(buffer):
-                        grad.zero_()
+            self._returns.renew(busy)
         elif phase == Phase.FORWARD and not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
             if self._homes_only:
-                return dataclasses.replace(found, complete=False)
+                return dataclasses.replace(use, complete=False)
             if self._trains:
                 self._in_flight.add((m, layer))
-        return found
+        return use
 
     def _agree(self, position: int) -> None:
-        """A pass boundary: two-sided backends that failed anywhere are given up on all ranks."""
-        lost = self._carrier.agree(position)
-        if not lost:
-            return
-        names = ", ".join(self._carrier.name(b) for b in lost)
-        failure = ""
-        try:
-            self._returns.settle()
-        except TransferError as error:
-            failure = str(error)
-        failures = {g: text for g, text in enumerate(self.group.gather(failure)) if text}
-        if failures:
-            g = min(failures)
-            raise TransferError(f"rank {g}: {failures[g]}", tuple(failures))
-        self._carrier.reroute(lost, position)
-        if self._trains and self._carrier.return_backend() < 0:
+        """A pass boundary: rows run at home from here on if no backend is left to bring gradients home."""
+        lost = self._carrier.agree(position, self._returns.settle)
+        if lost and self._trains and self._backends.return_backend() < 0:
             if self._in_flight:
                 raise TransferError(
-                    f"{names} failed and no two-sided backend is left to bring home the gradients of {len(self._in_flight)} rows "
-                    "that already ran on replicas; drop this optimizer step, or give the engine a second two-sided backend."
+                    f"{', '.join(lost)} failed and no two-sided backend is left to bring home the gradients of "
+                    f"{len(self._in_flight)} rows that already ran on replicas; drop this optimizer step, or give the engine a "
+                    "second two-sided backend."
                 )
             self._homes_only = True
 
-    def _start(self, position: int) -> None:
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """A failed transfer ends the step."""
         try:
-            self._carrier.start(position)
+            yield
         except TransferError as error:
             self._fail(error)
 
     def _turn(self, m: int, layer: int, phase: int) -> tuple[Plan, int]:
         """The running plan and the position of a use, whose turn it must be."""
         plan = self._running()
-        position = self._programme.position.get((m, layer, int(phase)))
-        if position != self._next:
-            p, u = self._programme, self._next
-            due = _use(p.micro_step_U[u], p.layer_U[u], p.phase_U[u]) if u < len(p.layer_U) else "nothing; all uses were run"
-            known = "" if position is not None else ", which the plan does not have"
-            raise InputError(f"the plan's schedule has {due} next; got {_use(m, layer, phase)}{known}.")
+        self._programme.require_turn(self._next, m, layer, phase)
         return plan, self._next
 
     def _running(self) -> Plan:
@@ -347,11 +294,7 @@ class Engine:
             raise InputError(f"this engine cannot be used any more: {self._ended}; make a new one.")
 
     def _fail(self, error: TransferError) -> NoReturn:
-        """Ends the step on this rank and leaves word for the others."""
+        """Ends the step on this rank and tells the others why."""
         self._ended = f"a transfer failed ({error})"
         self.group.report(str(error))
         raise error
-
-
-def _use(m: int, layer: int, phase: int) -> str:
-    return f"{Phase(phase).name.lower()} of micro-step {m}, layer {layer}"

@@ -89,8 +89,8 @@ def agreed(group: Group, work: Callable[[], T]) -> list[T]:
         result = work()
     except Exception as error:
         raised = error
-    told = group.gather((result, None if raised is None else str(raised) or type(raised).__name__))
-    failed = tuple(g for g, (_, why) in enumerate(told) if why is not None)
+    answers = group.gather((result, None if raised is None else str(raised) or type(raised).__name__))
+    failed = tuple(g for g, (_, why) in enumerate(answers) if why is not None)
     if failed:
-        raise TransferError(f"rank {failed[0]} cannot publish its weights: {told[failed[0]][1]}", failed) from raised
-    return [value for value, _ in told]
+        raise TransferError(f"rank {failed[0]} cannot publish its weights: {answers[failed[0]][1]}", failed) from raised
+    return [value for value, _ in answers]

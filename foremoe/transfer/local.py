@@ -38,7 +38,7 @@ class Local(TransferBackend):
     paths, so it can stand in for any other backend.
     """
 
-    paths: ClassVar[frozenset[Link]] = frozenset(Link)
+    links: ClassVar[frozenset[Link]] = frozenset(Link)
     one_sided: ClassVar[bool] = False
 
     def __init__(self) -> None:

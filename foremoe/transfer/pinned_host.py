@@ -50,7 +50,7 @@ class PinnedHost(TransferBackend):
             with the same host name are one node.
     """
 
-    paths: ClassVar[frozenset[Link]] = frozenset({Link.HOST})
+    links: ClassVar[frozenset[Link]] = frozenset({Link.HOST})
     one_sided: ClassVar[bool] = True
 
     def __init__(self, node_of_rank_G: tuple[int, ...] | None = None) -> None:
@@ -163,13 +163,13 @@ class PinnedHost(TransferBackend):
             sizes = {key: sum(tensor.numel() * tensor.element_size() for tensor in home) for key, home in homes.items()}
             return hash((version, *entries)), secrets.token_hex(8), sizes
 
-        told = agreed(group, describe)
-        other = [g for g, (digest, _, _) in enumerate(told) if digest != told[0][0]]
+        answers = agreed(group, describe)
+        other = [g for g, (digest, _, _) in enumerate(answers) if digest != answers[0][0]]
         if other:
             raise InputError(f"rank {other[0]} publishes other entries or another version than rank 0; give all ranks the same.")
-        bytes_of = {key: num_bytes for _, _, sizes in told for key, num_bytes in sizes.items()}
+        bytes_of = {key: num_bytes for _, _, sizes in answers for key, num_bytes in sizes.items()}
         new = {fill.key: bytes_of[fill.key] for fill in fills if fill.node == self._node}
-        self._make_room(group, new, version, NodeFile(told[self._node_ranks[0]][1]))
+        self._make_room(group, new, version, NodeFile(answers[self._node_ranks[0]][1]))
 
         mine = [fill.key for fill in fills if fill.writer == self._rank and not fill.crosses]
         agreed(group, lambda: self._write({key: self._buffers.home(*key) for key in mine}, version))

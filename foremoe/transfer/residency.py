@@ -30,6 +30,28 @@ class Residency:
     complete: bool
 
 
+class SlotContents:
+    """Which expert each buffer of this rank holds, as far as known.
+
+    Attributes:
+        expert_of: Buffer -> (layer, expert).
+        buffer_of: (layer, expert) -> the buffer that it landed in last.
+    """
+
+    def __init__(self, expert_of: Mapping[int, tuple[int, int]]) -> None:
+        self.expert_of = dict(expert_of)
+        self.buffer_of = {key: buffer for buffer, key in expert_of.items()}
+
+    def drop(self, buffer: int) -> None:
+        """The buffer's contents are not known any more."""
+        self.buffer_of.pop(self.expert_of.pop(buffer, (-1, -1)), None)
+
+    def land(self, buffer: int, layer: int, expert: int) -> None:
+        """An expert has arrived in a buffer."""
+        self.expert_of[buffer] = layer, expert
+        self.buffer_of[layer, expert] = buffer
+
+
 def residency(
     plan: Plan,
     rank: int,
@@ -39,11 +61,17 @@ def residency(
     layer: int,
     phase: int,
     at_home: bool,
-) -> Residency:
+) -> Residency:  # fmt: skip
     """Reads off which tensors serve every slot.
 
     Args:
+        plan: Plan that runs.
+        rank: This rank.
+        buffers: Its experts and slots.
         buffer_of: (layer, expert) -> the buffer that holds it now.
+        m: Micro-step.
+        layer: Layer of the plan.
+        phase: `Phase` of the use.
         at_home: The row runs without replicas.
 
     Raises:

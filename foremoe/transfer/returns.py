@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +42,11 @@ class Returns:
         self._under_way: deque[_Sent] = deque()
         self.events: list[Event] = []
 
-    def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Callable[[int, int], int]) -> None:
-        """Starts a row's returns; `buffer_of` tells where this rank holds the replica of (layer, expert)."""
+    def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
+        """Starts a row's returns; `buffer_of` gives the buffer that holds the replica of (layer, expert) here."""
         if not returns:
             return
-        backend = self._carrier.return_backend()
+        backend = self._carrier.backends.return_backend()
         assert backend >= 0, "rows run at home where no backend brings gradients home"
         sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
         copies = []
@@ -54,7 +54,7 @@ class Returns:
             src: Tensors | None = None
             dst: Tensors | None = None
             if one.src_rank == self._rank:
-                buffer = buffer_of(one.layer, one.expert)
+                buffer = buffer_of[one.layer, one.expert]
                 sent.buffers.add(buffer)
                 src = self._buffers.slot_grad(buffer)
             else:
@@ -74,6 +74,14 @@ class Returns:
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 
+    def renew(self, buffers: Iterable[int]) -> None:
+        """Makes the gradients of buffers ready to be added to."""
+        for buffer in buffers:
+            self.settle(buffer)
+            with torch.no_grad():
+                for grad in self._buffers.slot_grad(buffer):
+                    grad.zero_()
+
     def _settle_oldest(self) -> None:
         sent = self._under_way.popleft()
         begin = time.perf_counter()
@@ -86,7 +94,7 @@ class Returns:
             for total, part in zip(self._buffers.main_grad(one.layer, one.expert), arrived, strict=True):
                 total.add_(part)
             size = sum(x.numel() * x.element_size() for x in arrived)
-            name = self._carrier.name(sent.backend)
+            name = self._carrier.backends.names[sent.backend]
             self.events.append(
                 Event("gradient", sent.micro_step, one.layer, one.expert, one.src_rank, name, size, sent.start_s, ready_s,
                       exposed_s, "done")
@@ -99,8 +107,9 @@ class Returns:
 
     def _lost(self, sent: _Sent, error: Exception) -> TransferError:
         ranks = error.ranks if isinstance(error, TransferError) else ()
+        name = self._carrier.backends.names[sent.backend]
         return TransferError(
-            f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.name(sent.backend)} ({error}); "
+            f"gradients of micro-step {sent.micro_step} did not get home by {name} ({error}); "
             "drop this optimizer step and restart the engine.",
             ranks or (self._rank,),
         )

@@ -20,7 +20,7 @@ from foremoe.transfer.local import Local
 class Pulls(TransferBackend):
     """One-sided: ranks that are threads read each other's homes; on some ranks every pull fails."""
 
-    paths = frozenset({Link.PEER, Link.RDMA})
+    links = frozenset({Link.PEER, Link.RDMA})
     one_sided = True
 
     def __init__(self, broken: frozenset[int]) -> None:

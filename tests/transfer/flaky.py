@@ -92,7 +92,7 @@ class Slow(Late):
 class Shelf(TransferBackend):
     """One-sided: publish lays weights on a shelf that all ranks of the process reach, for any path."""
 
-    paths = frozenset({Link.PEER, Link.RDMA})
+    links = frozenset({Link.PEER, Link.RDMA})
     one_sided = True
     shelf: ClassVar[dict] = {}
 

@@ -210,7 +210,7 @@ def test_deadlines_relays_run():
 
 
 class PairOnly(Local):
-    paths = frozenset({Link.PEER, Link.RDMA})
+    links = frozenset({Link.PEER, Link.RDMA})
 
 
 def a_problem(plan):

@@ -20,7 +20,7 @@ from foremoe.transfer.local import Local
 class Shelf(TransferBackend):
     """A correct one-sided backend for threads."""
 
-    paths = frozenset({Link.HOST})
+    links = frozenset({Link.HOST})
     one_sided = True
 
     def open(self, rank, group, buffers):

@@ -12,7 +12,7 @@ from foremoe.transfer import TransferBackend
 
 
 class FileBackend(TransferBackend):
-    paths = frozenset({Way.HOST})
+    links = frozenset({Way.HOST})
     one_sided = True
     folder = None
 

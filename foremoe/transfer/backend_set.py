@@ -1,0 +1,89 @@
+"""BackendSet: the backends of one engine, in order of preference, and which of them have failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.distributed.group import Group
+from foremoe.plan.transfers import Link
+from foremoe.transfer.base import Buffers, TransferBackend
+
+# Letters: P links (`Link`).
+
+NONE = -1  # as a backend: no backend can do it
+
+
+class BackendSet:
+    """Backends by number; opens all of them, and closes them if one cannot be opened.
+
+    Attributes:
+        backends: Backends in order of preference.
+        names: Names in messages and timelines.
+        retired: Two-sided backends given up by all ranks.
+        sick: Backends that failed on this rank.
+    """
+
+    def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
+        self.backends = list(backends)
+        self.names = [type(backend).__name__ for backend in self.backends]
+        self.retired: set[int] = set()
+        self.sick: set[int] = set()
+        self._opened: list[TransferBackend] = []
+        try:
+            for backend in self.backends:
+                self._opened.append(backend)
+                backend.open(group.rank, group, buffers)
+        except BaseException as error:
+            group.report(f"{type(error).__name__}: {error}")
+            self.close()
+            raise
+
+    def __getitem__(self, number: int) -> TransferBackend:
+        return self.backends[number]
+
+    def one_sided(self, number: int) -> bool:
+        """Whether destinations pull alone over a backend; False for `NONE`."""
+        return number != NONE and self.backends[number].one_sided
+
+    def by_link(self) -> Array:
+        """int64 [P]: the backend that serves each link, `NONE` for none."""
+        serving = [[b for b, x in enumerate(self.backends) if link in x.links and b not in self.retired] for link in Link]
+        return np.array([numbers[0] if numbers else NONE for numbers in serving])
+
+    def return_backend(self) -> int:
+        """The backend that brings gradients home, the first two-sided one that is not given up; `NONE` if there is none."""
+        return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
+
+    def other_pulls(self, failed: int) -> list[int]:
+        """One-sided backends that a pull may use in place of `failed`."""
+        return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self.sick]
+
+    def forgive_pulls(self) -> None:
+        """One-sided backends may be used again: they may have failed for a passing reason."""
+        self.sick = {b for b in self.sick if not self.backends[b].one_sided}
+
+    def failed(self) -> list[int]:
+        """Two-sided backends that failed on this rank."""
+        return sorted(b for b in self.sick if not self.backends[b].one_sided)
+
+    def give_up(self, failed: Sequence[int]) -> list[int]:
+        """Retires backends, the same on all ranks; returns those that were not retired before."""
+        lost = sorted(set(failed) - self.retired)
+        self.retired.update(lost)
+        self.sick.update(lost)
+        return lost
+
+    def close(self) -> None:
+        """Closes all backends, whatever state they are in; safe to call twice."""
+        errors = []
+        for backend in reversed(self._opened):
+            try:
+                backend.close()
+            except Exception as error:  # the other backends must be closed all the same
+                errors.append(error)
+        self._opened = []
+        if errors:
+            raise errors[0]
