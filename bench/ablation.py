@@ -3,8 +3,8 @@
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
 
 A token-level synthetic load of four domains in runs (mixed tasks), the update stage of a step of several mini-batches, 64 ranks.
-Stage times and exposed seconds are the cost model's, uncalibrated. What moving homes costs, once in the step and hidden under
-nothing, is added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
+Stage times and exposed seconds are the cost model's, uncalibrated. Moving homes, once in the step and exposed,
+is added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Variant(NamedTuple):
 
 
 def packer(ranks_per_node: int, redundant: int = 1, home: Anneal | None = None) -> BestPack:
-    """The pack level told of the nodes, of R and of the home level."""
+    """The pack level, which knows the nodes, R and the home level."""
     rank = (Chain(),) if redundant else ()
     return BestPack(ranks_per_node=ranks_per_node, redundant=redundant, home=home, rank=rank)
 
 
 def variants(ranks_per_node: int) -> dict[str, Variant]:
-    """Name -> variant; gains are told against the first."""
+    """Name -> variant; gains are over the first."""
     full = Planner(pack=packer(ranks_per_node, home=Anneal()), home=Anneal())
     change = lambda **levels: dataclasses.replace(full, **levels)  # noqa: E731
     kept = change(pack=packer(ranks_per_node), home=Keep())
@@ -79,7 +79,7 @@ def variants(ranks_per_node: int) -> dict[str, Variant]:
     for name, view in (("step", "step"), ("previous", "previous"), ("noisy 0.3", Noisy(0.3))):
         out[f"foresight {name}"] = Variant(change(foresight=view))
         out[f"foresight {name}, without home"] = Variant(dataclasses.replace(kept, foresight=view))
-        # Who cannot see a micro-step before it runs cannot pack for it either.
+        # A micro-step that is not seen before it runs cannot be packed for either.
         out[f"foresight {name}, rank alone"] = Variant(Planner(foresight=view))
     return out
 
@@ -172,7 +172,7 @@ def floor_seconds(problem: Problem) -> float:
 
 
 def verdict(stage_s: dict[str, float]) -> str:
-    """One sentence: the joint levels over the best of their subsets."""
+    """One sentence: the joint levels against the best of their subsets."""
     subsets = ("pack + rank", "home + rank", "pack + home", "rank", "home", "pack", "nothing", "pack for given homes + rank")
     best = min(subsets, key=lambda name: stage_s[name])
     ratio = stage_s[JOINT] / stage_s[best]

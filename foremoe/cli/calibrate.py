@@ -50,7 +50,7 @@ def calibrate(
     """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
 
     The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
-    beside it. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too.
+    else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def report(found: Fit, measured: Measured, output: str) -> list[str]:
         "",
         f"residual: |fitted - measured| / measured; repeats of a point spread by {spread:.1%} (median of quartile distances)",
         f"copies between ranks were not fitted: the links' constants give {share[0]:.2f} to {share[-1]:.2f} of their seconds",
-        f"written: {output}, and residuals and points beside it",
+        f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]
 
 

@@ -97,7 +97,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
 # What the columns mean, for a reader of the table alone.
 WORDS = (
     "a row is one layer of one micro-step; skew: largest over mean rank load; load gap: above the proven lower bound",
-    "per row: replicas; moves (copies made, or slots filled anew where homes move); MB of weights (every pass) and gradients",
+    "per row: replicas; moves (copies made, or slots refilled where homes move); MB of weights (every pass) and gradients",
     "fanout: most copies that leave one rank for one row; peak GB: memory of the fullest rank (weights, gradients, slots)",
 )
 

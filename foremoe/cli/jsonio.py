@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +51,7 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
     """Refuses output files before any work is done for them.
 
     Args:
-        outputs: What each is called, to its path; None and "-" are no files.
+        outputs: Name of each to its path; None and "-" are no files.
         inputs: Files that the command reads, which no output may replace.
 
     Raises:
@@ -97,4 +99,7 @@ def emit(json_file: str | None, payload: Mapping[str, Any], lines: Iterable[str]
             click.echo(body, nl=False)
             return
         Path(json_file).write_text(body, encoding="ascii")
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [click.wrap_text(line, width, "", "  ") if "\n" not in line and len(line) > width else line for line in lines]
     click.echo("\n".join(lines))

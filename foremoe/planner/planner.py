@@ -253,7 +253,7 @@ class Planner:
         self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
         cancel: Event | None,
     ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
-        """The plan that the order level makes of finished rows; None if there is no such level, or a warning says why not.
+        """The plan that the order level makes of finished rows; None without such a level, or with a warning that says why.
 
         Args:
             problem: What is planned.

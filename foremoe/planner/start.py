@@ -15,7 +15,7 @@ from foremoe.problem.slots import ResidentSlots
 
 
 def starting_placement(problem: Problem, start: Plan | Placement | None, split: SplitSolver) -> Placement:
-    """The static placement, or `start` with its quotas split anew if they do not fit the problem's load.
+    """The static placement, or `start` with its quotas split again if they do not fit the problem's load.
 
     Raises:
         InputError: The start is of another shape, or not valid for this problem whatever its quotas.

@@ -13,7 +13,7 @@ from foremoe.planner.planner import Planner
 from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
 from foremoe.solvers.base import RowSolver
 
-# Baselines run without the guard: a baseline that the guard improves is no baseline.
+# Baselines run without the guard: the guard would improve them.
 STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
     {
         "static": Planner(rank=()),

@@ -47,14 +47,15 @@ class PlanStream:
         plan.check(stream.problem)
 
     Args:
-        planner: With foresight ``"exact"``; the others look at more than the micro-steps at hand.
-        cluster: As `Problem.of`, like all of `options`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
-        reforward: Whether backward passes run the forward again; the schedule given to `finish` must say the same.
+        planner: A planner with foresight ``"exact"``; the others look at more than the micro-steps added so far.
+        cluster: As for `Problem.of`.
+        reforward: True if backward passes run the forward again; the schedule given to `finish` must say the same.
         key: Which part of training this is.
-        num_threads: For the planner; default: every core.
+        num_threads: Threads of the planner; default: every core.
+        options: As for `Problem.of`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
 
     Raises:
-        InputError: Another foresight, or an option that `Problem.of` does not take.
+        InputError: Another foresight, an option that `Problem.of` does not take, or a home level without ``home_LE``.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class PlanStream:
         """Waits for the background, and joins the plan of all micro-steps.
 
         Args:
-            schedule: The passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
+            schedule: Passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
 
         Returns:
-            the plan, and a report whose seconds are summed over the parts.
+            The plan, and a summary whose seconds are summed over the parts.
 
         Raises:
             InputError: Nothing was added, the schedule does not fit, or the stream is closed.
@@ -224,7 +225,7 @@ def _joined(works: Sequence[Workload]) -> Workload:
 def _merged(
     reports: Sequence[PlanSummary], plan: Plan, finish_s: float, sequenced: LevelSummary | None, warnings: Sequence[str]
 ) -> PlanSummary:
-    """The report of the whole from those of its parts."""
+    """The summary of the whole from those of its parts."""
     levels = []
     for parts in zip(*(report.levels for report in reports), strict=True):
         weights = [report.rows / plan.N for report in reports]

@@ -51,7 +51,7 @@ def write_report(
         path: The file to write.
         problem: The problem.
         plan: A plan of it.
-        planner_report: What `Planner.plan` returned beside the plan.
+        planner_report: Summary that `Planner.plan` returned with the plan.
         simulation: A `Simulation` of the plan, or None.
         timelines: What engines measured, one `Timeline` per rank, or None.
         strategies: Rows of `foremoe.compare`.

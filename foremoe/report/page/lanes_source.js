@@ -223,7 +223,7 @@ class MeasuredSource {
     const colours = ["peer", "attention", "host", "rdma", "compute", "combine"];
     Object.assign(this, { arrays, total: t.total_s, ranks: t.ranks, copies: true });
     this.kinds = [...t.backends.map((_, i) => colours[i % colours.length]), "weights"];
-    this.names = [...t.backends.map((name, i) => [this.kinds[i], `by ${name}`]), ["weights", "rank stands still for it"]];
+    this.names = [...t.backends.map((name, i) => [this.kinds[i], `by ${name}`]), ["weights", "rank stalls for it"]];
     const start = Float64Array.from(arrays.event_start_V, (v) => v * tick), end = start.map((s, i) => s + arrays.event_length_V[i] * tick);
     const still = end.map((s, i) => s - arrays.event_exposed_V[i] * tick);
     const only = (gradient) => arrays.event_rank_V.map((rank, i) => (arrays.event_gradient_V[i] === gradient ? rank : -1));
@@ -235,7 +235,7 @@ class MeasuredSource {
   }
 
   lanes(ranks) {
-    const lanes = [], named = { weights: "weights in", gradients: "gradients in", waits: "stands still" }, high = ranks.length > 8 ? 9 : 18;
+    const lanes = [], named = { weights: "weights in", gradients: "gradients in", waits: "stalls" }, high = ranks.length > 8 ? 9 : 18;
     let top = LANES.top;
     for (const g of ranks) {
       for (const [part, title] of Object.entries(named)) {
