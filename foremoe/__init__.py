@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from foremoe.synthetic import Regime as Regime
     from foremoe.synthetic import synthetic_trace as synthetic_trace
     from foremoe.synthetic import synthetic_workload as synthetic_workload
+    from foremoe.warm import warm_up as warm_up
     from foremoe.workload import Workload as Workload
     from foremoe.workload import count_workload as count_workload
     from foremoe.workload import from_routed_experts as from_routed_experts
@@ -81,6 +82,7 @@ _NAMES = {
     ),
     "routing": ("RoutingTrace",),
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
+    "warm": ("warm_up",),
     "workload": ("Workload", "count_workload", "from_routed_experts", "skew_statistics"),
     "calibrate": (), "distributed": (), "integrations": (), "levels": (), "report": (), "runtime": (), "simulate": (),
     "solvers": (), "testing": (), "transfer": (),
@@ -91,7 +93,8 @@ __all__ = [
     "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "TransferError", "TransferList", "Workload", "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
     "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
-    "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "workload",
+    "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up",
+    "workload",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

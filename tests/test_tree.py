@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = [
     "base", "machine", "routing", "workload", "synthetic", "problem", "plan", "levels", "solvers", "planner", "distributed",
-    "transfer", "runtime", "simulate", "calibrate", "report", "integrations", "testing", "cli",
+    "transfer", "runtime", "simulate", "warm", "calibrate", "report", "integrations", "testing", "cli",
 ]  # fmt: skip
 FACE = {"foremoe", "foremoe.__main__"}  # what users import and run: it may name every room
 MAX_LINES, MAX_CODE, MAX_PARAMETERS = 300, 60, 8

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import stat
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
 from numba.extending import is_jitted
 
@@ -37,6 +41,50 @@ def kernel(function: Callable[..., Any]) -> Any:
     except RuntimeError:  # no locator; the dispatcher goes on without a cache
         _warn("is not cached and is made anew in every process")
     return dispatcher
+
+
+class _Clock(event.Listener):  # type: ignore[misc]
+    """Time that the process has spent compiling: wall seconds, and CPU seconds by thread; callees count with their callers."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.cpu_s = 0.0, dict[int, float]()
+        self.watchers: list[Callable[[str], None]] = []
+        self._begun: list[tuple[float, float]] = []
+
+    # Numba compiles one function at a time, under a lock.
+    def on_start(self, event: Any) -> None:
+        self._begun.append((time.perf_counter(), time.thread_time()))
+
+    def on_end(self, event: Any) -> None:
+        wall_s, cpu_s = self._begun.pop()
+        if not self._begun:
+            thread = threading.get_ident()
+            self.wall_s += time.perf_counter() - wall_s
+            self.cpu_s[thread] = self.cpu_s.get(thread, 0.0) + time.thread_time() - cpu_s
+        for watcher in self.watchers:
+            watcher(event.data["dispatcher"].py_func.__name__)
+
+
+_CLOCK = _Clock()
+event.register("numba:compile", _CLOCK)
+
+
+def compile_seconds() -> tuple[float, float]:
+    """Seconds that this process has spent compiling: wall time, and CPU time of this thread."""
+    return _CLOCK.wall_s, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
+
+
+@contextlib.contextmanager
+def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
+    """Calls `compiled` with the name of every function that is compiled inside the block; loading it from disk does not count."""
+    if compiled is None:
+        yield
+        return
+    _CLOCK.watchers.append(compiled)
+    try:
+        yield
+    finally:
+        _CLOCK.watchers.remove(compiled)
 
 
 class _TemporaryFolder(_SourceFileBackedLocatorMixin, _CacheLocator):  # type: ignore[misc]

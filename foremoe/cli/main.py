@@ -30,6 +30,7 @@ COMMANDS = {
     "solvers": "Named strategies, what they are made of, and installed solvers.",
     "calibrate": "Measure this machine's constants for the cost model.",
     "report": "Write one HTML page of a plan: skew, copies, timeline, links, memory.",
+    "warm-up": "Compile once what a first plan runs.",
 }
 
 

@@ -192,7 +192,7 @@ class Planner:
                 best.levels.append(summary)
         return plan, PlanSummary(
             plan_s=watch.spent()[0], levels=tuple(best.levels), rows=problem.N, rows_kept_at_start=int(best.kept_N.sum()),
-            stops=count_stops(plan.stop_ML), warnings=tuple(warnings),
+            stops=count_stops(plan.stop_ML), warnings=tuple(warnings), compile_s=watch.compile_s(),
         )  # fmt: skip
 
     def what_ran(self, problem: Problem) -> Planner:

@@ -247,4 +247,5 @@ def _merged(
         rows_kept_at_start=sum(report.rows_kept_at_start for report in reports),
         stops=count_stops(plan.stop_ML),
         warnings=tuple(all_warnings),
+        compile_s=sum(report.compile_s for report in reports),
     )

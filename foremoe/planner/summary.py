@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from foremoe.base.arrays import Array
+from foremoe.base.compiled import compile_seconds
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.workload.skew import skew
@@ -39,12 +40,13 @@ class PlanSummary:
     """Everything about planning that is not a function of the input.
 
     Attributes:
-        plan_s: Wall seconds for the whole plan.
+        plan_s: Wall seconds for the whole plan, without those of `compile_s`.
         levels: `LevelSummary` of the start and of every level, in order.
         rows: Number of rows.
         rows_kept_at_start: Rows where no level beat the start (0 without the guard).
         stops: Rows by name of the `Stop` that ended them.
         warnings: Sentences for the user.
+        compile_s: Wall seconds that compiling took; zero once a machine has planned, see `foremoe.warm_up`.
     """
 
     plan_s: float
@@ -53,17 +55,25 @@ class PlanSummary:
     rows_kept_at_start: int
     stops: dict[str, int]
     warnings: tuple[str, ...]
+    compile_s: float = 0.0
 
 
 class Stopwatch:
-    """Wall time, and CPU time of the thread that reads it, since it was made."""
+    """Wall time, and CPU time of the thread that reads it, since it was made, without the time of compiling."""
 
     def __init__(self) -> None:
-        self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
+        self._begin = time.perf_counter(), time.thread_time(), *compile_seconds()
 
     def spent(self) -> tuple[float, float]:
         """Wall seconds and CPU seconds."""
-        return time.perf_counter() - self._wall_s, time.thread_time() - self._cpu_s
+        wall_s, cpu_s, wall_compile_s, cpu_compile_s = self._begin
+        now = compile_seconds()
+        wall_compile_s, cpu_compile_s = now[0] - wall_compile_s, now[1] - cpu_compile_s
+        return time.perf_counter() - wall_s - wall_compile_s, time.thread_time() - cpu_s - cpu_compile_s
+
+    def compile_s(self) -> float:
+        """Wall seconds of compiling."""
+        return compile_seconds()[0] - self._begin[2]
 
 
 def level_summary(

@@ -114,12 +114,13 @@ class Chain(RowSolver):
         open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + GAP) * row_bound(problem)))
         if open_I.size == 0:
             return found
-        static = problem.static()
+        static, load_IE = problem.static(), problem.load_NE[open_I]
+        load_IE.flags.writeable = False  # as a problem's load is: kernels compile once for both
         for inside in (node_only,) if node_only or problem.cluster.num_nodes == 1 else (False, True):
             for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
                 expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
                 expert_IGS, quota_IGS = static.expert_NGS[open_I], static.quotas_NGS[open_I]
-                solver.run(problem, inside, problem.load_NE[open_I], expert_IGS, quota_IGS)
+                solver.run(problem, inside, load_IE, expert_IGS, quota_IGS)
                 expert_NGS[open_I], quota_NGS[open_I] = expert_IGS, quota_IGS
                 other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
                 other_N = row_objective(problem, other)

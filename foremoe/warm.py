@@ -1,0 +1,88 @@
+"""Compiles ahead of time what a first plan would wait for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from foremoe.base.compiled import watch_compilation
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.simulate import simulate
+from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.greedy import Greedy
+from foremoe.solvers.rank.least_loaded import LeastLoaded
+from foremoe.solvers.rank.lplb import Lplb
+from foremoe.solvers.rank.quota import Quota
+from foremoe.workload.routed_experts import count_workload, from_routed_experts
+from foremoe.workload.workload import Workload
+
+__all__ = ["warm_up"]
+
+_SLOTS: tuple[Slots, ...] = (SharedSlots(), ResidentSlots())
+_RANKS, _SEQUENCES, _TOKENS = 4, 8, 32
+# `Chain` tries the others only where it is far from the bound.
+_PLANNER = Planner(rank=(Greedy(), Quota(), LeastLoaded(), Lplb(), Chain()))
+# Integers that rollout engines return, by number of experts.
+_DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int32, np.int64)}
+
+
+def warm_up(progress: Callable[[str], None] | None = None) -> float:
+    """Compiles what reading, the default planner and the simulator run, on tiny inputs; numba keeps it on disk.
+
+    Covers both objectives and slot policies, replicas in nodes and anywhere, known and unknown source ranks.
+
+    Args:
+        progress: Called with the name of each function that has been compiled.
+
+    Returns:
+        Seconds; a few where nothing is left to compile.
+    """
+    begin_s = time.perf_counter()
+    with watch_compilation(progress):
+        for work, problem in _problems():
+            plan, _ = _PLANNER.plan(problem)
+            plan.check(problem)
+            plan.rows_for(work, 0)
+            if problem.load_MLGE is not None:
+                simulate(problem, plan)
+    return time.perf_counter() - begin_s
+
+
+def _problems() -> Iterator[tuple[Workload, Problem]]:
+    works = [work for num_experts in _DTYPES for work in _read(num_experts)]
+    cases = itertools.product(works, (1, _RANKS), ("time", "balance"), _SLOTS, ("any", "node"))
+    for work, num_nodes, objective, slots, replicas in cases:
+        cluster = Cluster.preset("8xh100", num_ranks=_RANKS, ranks_per_node=_RANKS // num_nodes)
+        cost = CostModel(objective=objective)
+        problem = Problem.of(work, cluster, model=_model(work.E), cost=cost, slots=slots, replicas=replicas)
+        yield work, problem
+        yield work, problem.with_load(problem.load_MLE)
+
+
+def _read(num_experts: int) -> Iterator[Workload]:
+    """A workload of each stage, through every reader."""
+    model, rng = _model(num_experts), np.random.default_rng(0)
+    place_Q = np.zeros(_SEQUENCES, np.int32), np.arange(_SEQUENCES, dtype=np.int32) % _RANKS
+    # Few experts have nearly all tokens, so that no row is done at the start.
+    popularity_E = np.arange(num_experts, 0, -1) ** -2.0
+    scores_QTLE = rng.gumbel(size=(_SEQUENCES, _TOKENS, 2, num_experts)) + np.log(popularity_E[::-1])
+    topk_QTLK = np.argsort(scores_QTLE, axis=-1)[..., -2:]
+    for dtype in _DTYPES[num_experts]:
+        payloads = list(topk_QTLK.astype(dtype))
+        trace, _ = from_routed_experts(payloads, model=model)
+        count_workload(payloads, num_ranks=_RANKS, micro_step_Q=place_Q[0], rank_Q=place_Q[1], model=model)
+    for stage in ("recompute", "update"):
+        yield Workload.from_trace(trace, num_ranks=_RANKS, tokens_per_rank=_TOKENS, stage=stage)
+
+
+def _model(num_experts: int) -> Model:
+    sizes = {"name": "warm-up", "num_layers": 2, "first_moe_layer": 0, "num_experts": num_experts, "num_topk": 2}
+    return Model.from_dict(Model.preset("qwen3-30b-a3b").to_dict() | sizes)
