@@ -22,7 +22,6 @@ NOT_YET: set[str] = {
     "foremoe.testing.pasteable imports foremoe, which stands after it",
     "foremoe/integrations/megatron/attach.py is too long",
     "foremoe/integrations/megatron/attach.py: __init__ has too many parameters",
-    "foremoe/problem/laws.py: check_placement has too many parameters",
     "foremoe/solvers/kernels/chain.py: search_row has too many parameters",
     "foremoe/solvers/kernels/flow.py: split_linked is too long",
     "foremoe/solvers/kernels/keep.py: price_kept has too many parameters",

@@ -39,7 +39,7 @@ def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanErro
     resident = isinstance(head.slots, ResidentSlots)
     check_placement(
         found, plan.expert_NGS, plan.quota_NGS, plan.load_MLE.reshape(plan.N, plan.E), plan.home_LE,
-        node_G, head.replicas == "node", resident, head.keeps_homes,
+        within_G=node_G if head.replicas == "node" else None, resident=resident, keeps_homes=head.keeps_homes,
     )  # fmt: skip
     load_N = plan.load_NG.max(axis=1)
     below_N = plan.load_bound_ML.ravel() > load_N

@@ -75,14 +75,15 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
         return found.errors
     check_placement(
         found, placement.expert_NGS, placement.quota_NGS, problem.load_NE, problem.home_LE,
-        problem.cluster.node_of_rank_G, problem.replicas == "node", isinstance(problem.slots, ResidentSlots), keeps_homes,
+        within_G=problem.cluster.node_of_rank_G if problem.replicas == "node" else None,
+        resident=isinstance(problem.slots, ResidentSlots), keeps_homes=keeps_homes,
     )  # fmt: skip
     return found.errors
 
 
 def check_placement(
-    found: Violations, expert_NGS: Array, quota_NGS: Array, load_NE: Array, home_LE: Array, node_G: Array,
-    node_only: bool, resident: bool, keeps_homes: bool,
+    found: Violations, expert_NGS: Array, quota_NGS: Array, load_NE: Array, home_LE: Array, *,
+    within_G: Array | None, resident: bool, keeps_homes: bool,
 ) -> None:  # fmt: skip
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
@@ -131,6 +132,6 @@ def check_placement(
             "NGS",
             lambda i: f"redundant slot {i[2] + B} holds expert {replica_NGR[i]} without a quota",
         )
-    if node_only:
-        far = (replica_NGR >= 0) & (node_G[home_NGR] != node_G[None, :, None])
+    if within_G is not None:
+        far = (replica_NGR >= 0) & (within_G[home_NGR] != within_G[None, :, None])
         found.mask("node", far, "NGS", lambda i: f"expert {replica_NGR[i]} is copied across nodes, but replicas='node'")
