@@ -30,7 +30,18 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
 
 
 def test_the_commands() -> None:
-    assert sorted(COMMANDS) == ["ablate", "calibrate", "check", "compare", "inspect", "plan", "report", "simulate", "solvers"]
+    assert sorted(COMMANDS) == [
+        "ablate",
+        "calibrate",
+        "check",
+        "compare",
+        "inspect",
+        "plan",
+        "report",
+        "simulate",
+        "solvers",
+        "warm-up",
+    ]
 
 
 def test_help_imports_nothing_heavy() -> None:
