@@ -85,7 +85,7 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
         [*command, "--seconds", "0.5", "-o", str(file)], capture_output=True, text=True, timeout=120, env=environment
     )
     assert run.returncode == 0, run.stderr
-    assert "Traceback" not in run.stderr and "measuring experts\n" in run.stderr
+    assert "Traceback" not in run.stderr and "measuring: experts\n" in run.stderr
     cluster = Cluster.from_toml(file)
     assert cluster.calibrated and cluster.num_ranks == 2 and "foremoe calibrate" in cluster.source
     for name in ("compute_efficiency", "backward_ratio", "peer_bytes_per_s", "copy_contention"):
