@@ -102,7 +102,7 @@ def plan_together(
 
     Raises:
         InputError: On all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
-            than `limit_s` (it is told to stop, and its thread left behind if it does not listen).
+            than `limit_s` (it is asked to stop; a thread that does not is left behind).
     """
     begin = time.perf_counter()
     M, L, _ = load_MLE.shape
@@ -208,7 +208,7 @@ def _plan_layers(
     plan, _ = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
-        raise InputError("the planner orders micro-steps anew, which only the data loader can do; use one that keeps the order.")
+        raise InputError("the planner reorders micro-steps, which only the data loader can do; use one that keeps the order.")
     assert problem.load_NGE is not None
     sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, task.cluster.node_of_rank_G
     split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.counts().demand_NVE) for g in range(plan.G)]
@@ -238,7 +238,7 @@ def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) 
 
 
 def _merged(parts: list[Plan], layers_P: list[list[int]], task: PlanningTask) -> Plan:
-    """One plan of all layers, with its transfers on default paths."""
+    """One plan of all layers, with its transfers on default links."""
     first = parts[0]
     num_layers = sum(len(layers) for layers in layers_P)
 

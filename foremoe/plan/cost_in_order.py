@@ -46,10 +46,10 @@ def weight_price(rates: Rates) -> Array:
     return np.array([rates.copy_peer_s, rates.copy_rdma_s]) * rates.contention
 
 
-def cost_as_sent(problem: Problem, placement: Placement, transfers: TransferList) -> Cost:
+def sequence_cost(problem: Problem, placement: Placement, transfers: TransferList) -> Cost:
     """`price_rows` with `transfer_s` of the copies in `transfers` alone, [N].
 
-    Copies count on the link to their home, whichever path they are advised to take, in the row that they are sent for: those for
+    Copies count on the link to their home, whichever link they are advised to take, in the row that they are sent for: those for
     forward hide as in `price_rows`, those for backward (re-sent where too few buffers held them) as gradients do.
     """
     r, times = problem_rates(problem), row_times(problem)
@@ -69,7 +69,7 @@ def cost_as_sent(problem: Problem, placement: Placement, transfers: TransferList
     return dataclasses.replace(price_rows(problem, placement), transfer_s=transfer_N)
 
 
-def bound_as_sent(problem: Problem, load_bound_N: Array) -> Array:
+def sequence_bound(problem: Problem, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row costs less in any sequence, whatever it finds in its buffers."""
     r = problem_rates(problem)
     peer, rdma = weight_price(r)

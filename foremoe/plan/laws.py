@@ -209,7 +209,7 @@ def _check_readers(found: Violations, plan: Plan, uses: Uses, landings: Landings
 
 
 def _check_circles(found: Violations, t: TransferList, relay_Y: Array, parent_Y: Array) -> None:
-    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is no relay."""
+    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is not a relay."""
     from_C = np.arange(len(t))
     same_use = (parent_Y >= 0) & (t.need_C[parent_Y.clip(0)] == t.need_C[relay_Y])
     from_C[relay_Y[same_use]] = parent_Y[same_use]

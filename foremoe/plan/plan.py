@@ -165,7 +165,7 @@ class Plan(ArrayValue):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default paths.
+        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default links.
 
         Args:
             layers: Indices into this plan's layers.
@@ -187,7 +187,7 @@ class Plan(ArrayValue):
         ).rederived()
 
     def rederived(self) -> Plan:
-        """The same plan with its transfers derived anew from placement, schedule and slot policy (default paths)."""
+        """The same plan with its transfers derived again from placement, schedule and slot policy (default links)."""
         head = self.header
         transfers = derive_transfers(
             self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1),
@@ -203,7 +203,7 @@ class Plan(ArrayValue):
 
     @staticmethod
     def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default paths.
+        """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default links.
 
         Args:
             plans: In order; all of the same key, layers, homes, model, cluster and slots.

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.levels import PathSolver
-from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent
+from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
@@ -37,7 +37,7 @@ def assemble(
     """
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
-    bound_N = row_bound(problem, load_bound_N) if order_M is None else bound_as_sent(problem, load_bound_N)
+    bound_N = row_bound(problem, load_bound_N) if order_M is None else sequence_bound(problem, load_bound_N)
     if proven_N is not None and order_M is None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
         objective_N = row_objective(problem, placement)
@@ -65,5 +65,5 @@ def assemble(
         return plan
     plan = plan.rederived()
     if order_M is not None:
-        plan = dataclasses.replace(plan, cost_ML=cost_as_sent(problem, placement, plan.transfers).reshape(M, L))
+        plan = dataclasses.replace(plan, cost_ML=sequence_cost(problem, placement, plan.transfers).reshape(M, L))
     return dataclasses.replace(plan, transfers=path.solve(problem, plan.transfers))

@@ -34,7 +34,7 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
         backend: A name of `backend_names`, or an instance.
 
     Raises:
-        InputError: An unknown name, something that is no backend, or a module that it `requires` is missing.
+        InputError: An unknown name, something that is not a backend, or a module that it `requires` is missing.
     """
     if isinstance(backend, str):
         if backend in BACKENDS:
@@ -47,7 +47,7 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
             raise InputError(f"there is no transfer backend {backend!r}; choose from {known}, or give an instance.")
         backend = found() if isinstance(found, type) else found
     if not isinstance(backend, TransferBackend):
-        raise InputError(f"{backend!r} is no transfer backend; give an instance of a TransferBackend, or its name.")
+        raise InputError(f"{backend!r} is not a transfer backend; give an instance of a TransferBackend, or its name.")
     lacking = [name for name in backend.requires if find_spec(name) is None]
     if lacking:
         packages = " ".join(_PACKAGE_OF.get(name, name) for name in lacking)

@@ -44,7 +44,7 @@ class Copy:
     """One expert's weights (or gradient) on the way from one rank to another.
 
     Attributes:
-        key: Equal on both ends and unique among the copies under way; from 0, below 2**31 - 1.
+        key: Equal on both ends and unique among the copies in flight; from 0, below 2**31 - 1.
         layer: Layer of the plan.
         expert: Logical expert that is copied.
         src_rank: Rank it comes from; `HOST` for the store of the destination's node.
@@ -84,7 +84,7 @@ class TransferBackend(abc.ABC):
 
     Law: `start` does not block on another rank; both ends start the same keys in the same order; after `wait`, work on the
     current stream sees ``dst == src`` bit for bit and ``src`` may be reused. Bytes only: never a cast, never a sum. Several
-    handles may be under way at once and may be waited for in any order.
+    handles may be in flight at once and may be waited for in any order.
 
     Attributes:
         links: Links that this backend serves.

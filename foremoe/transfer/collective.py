@@ -23,7 +23,7 @@ _LINGER_S = 10.0  # what `close` gives copies that still run on the GPU
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Messages:
-    """Copies under way, which keep their tensors alive, and one work for each message; on a GPU one work for all."""
+    """Copies in flight, which keep their tensors alive, and one work for each message; on a GPU one work for all."""
 
     copies: tuple[Copy, ...]
     works: tuple[tuple[int, Any], ...]  # (rank at the other end, work); the rank is -1 for all
@@ -36,8 +36,8 @@ class Collective(TransferBackend):
     travel, so every dtype does, fp8 too. Tensors without elements are not sent.
 
     On a CPU (gloo) `wait` gives up after `timeout_s` and names the ranks that are missing. Gloo then cuts all connections of this
-    rank: other handles under way here fail at once, other ranks fail or time out when they next need this one. Nothing can be
-    copied any more until the backend is closed and opened anew on all ranks.
+    rank: other handles in flight here fail at once, other ranks fail or time out when they next need this one. Nothing can be
+    copied any more until the backend is closed and opened again on all ranks.
 
     On a GPU (NCCL) messages of one `start` are one group call on NCCL's own stream, which waits for the current stream; `wait`
     makes the current stream wait and returns at once, so it ignores `timeout_s`. It sees failures that NCCL has already
@@ -138,7 +138,7 @@ class Collective(TransferBackend):
         return self._link
 
     def _drop(self, works: Sequence[tuple[int, Any]]) -> list[int]:
-        """Ends what is still under way, so that nothing is written later; returns the ranks that had not come."""
+        """Ends what is still in flight, so that nothing is written later; returns the ranks that had not come."""
         late = []
         for peer, work in () if self._grouped else works:  # NCCL works cannot be ended one by one
             try:

@@ -216,7 +216,7 @@ class CupyPeer(TransferBackend):
         base = self._base.pop(where, None)
         if base is not None and self._process_G[where[0]] != self._process_G[self._rank]:
             with contextlib.suppress(Exception), torch.cuda.device(self._device):
-                for stream in self._streams:  # copies under way may read it
+                for stream in self._streams:  # copies in flight may read it
                     stream.synchronize()
                 self._cuda.ipcCloseMemHandle(base)
 

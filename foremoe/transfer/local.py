@@ -17,7 +17,7 @@ from foremoe.transfer.base import Buffers, Copy, Tensors, TransferBackend
 
 @dataclass(slots=True, eq=False)
 class _Meeting:
-    """A copy under way: the end that `start` has shown so far, and whether both met."""
+    """A copy in flight: the end that `start` has shown so far, and whether both met."""
 
     first: Copy
     done: bool = False
@@ -35,7 +35,7 @@ class Local(TransferBackend):
     """Copies at the moment when the second of the two ends starts.
 
     The executable specification of a two-sided backend, and the one for tests and simulations on a `ThreadGroup`. It serves all
-    paths, so it can stand in for any other backend.
+    links, so it can stand in for any other backend.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset(Link)

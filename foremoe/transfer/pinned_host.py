@@ -26,7 +26,7 @@ _ROUND_BYTES = 256 << 20  # what a rank sends or receives at once when a store i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pulls:
-    """Copies under way, which keep their destinations alive; the version they must have, the one that each found, and on a GPU
+    """Copies in flight, which keep their destinations alive; the version they must have, the one that each found, and on a GPU
     the event at their end."""
 
     copies: tuple[Copy, ...]

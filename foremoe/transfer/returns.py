@@ -70,7 +70,7 @@ class Returns:
             self._settle_oldest()
 
     def settle(self, buffer: int | None = None) -> None:
-        """Adds what is under way: all of it, or up to the row that still reads the gradient of `buffer`."""
+        """Adds what is in flight: all of it, or up to the row that still reads the gradient of `buffer`."""
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 

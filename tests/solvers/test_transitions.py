@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
-from foremoe.plan.cost_in_order import bound_as_sent, cost_as_sent, transfers_in_order
+from foremoe.plan.cost_in_order import sequence_bound, sequence_cost, transfers_in_order
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
@@ -149,18 +149,18 @@ def slow_transfer_s(problem: Problem, plan: Plan, n: int) -> float:
 
 
 @given(data=st.data())
-def test_the_cost_as_sent_equals_the_slow_reference_and_bounds_hold(data: st.DataObject) -> None:
+def test_the_sequence_cost_equals_the_slow_reference_and_bounds_hold(data: st.DataObject) -> None:
     problem = data.draw(sequences())
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=data.draw(st.sampled_from([1.0, 0.4])), evenness=20.0)
     plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
-    cost, full = cost_as_sent(problem, placement, plan.transfers), price_rows(problem, placement)
+    cost, full = sequence_cost(problem, placement, plan.transfers), price_rows(problem, placement)
     np.testing.assert_allclose(
         cost.transfer_s, [slow_transfer_s(problem, plan, n) for n in range(problem.N)], rtol=1e-9, atol=1e-15
     )
     for name, part in full.parts().items():
         assert name == "transfer_s" or np.array_equal(part, cost.parts()[name])
-    assert (bound_as_sent(problem, load_bound(problem)) <= cost.total_s * CLOSE).all()
+    assert (sequence_bound(problem, load_bound(problem)) <= cost.total_s * CLOSE).all()
 
 
 @given(data=st.data())
@@ -176,7 +176,7 @@ def test_kernels_hold_and_price_what_transfers_say(data: st.DataObject) -> None:
             *(a.tolist() for a in (transfers.micro_step_C, transfers.layer_C, transfers.dst_C, transfers.expert_C)), strict=True
         )
     }
-    cost_N = cost_as_sent(problem, placement, transfers).total_s
+    cost_N = sequence_cost(problem, placement, transfers).total_s
     rate_NK, r = rates_of(problem), problem_rates(problem)
     weight_2 = np.array([r.copy_peer_s, r.copy_rdma_s]) * problem.cluster.copy_contention / problem.G
     node_G, B = problem.cluster.node_of_rank_G, problem.B

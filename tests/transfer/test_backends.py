@@ -48,7 +48,7 @@ def test_cupy_comes_with_our_own_extra(monkeypatch):
 
 @pytest.mark.parametrize("value", [Local, 3, None])
 def test_what_is_no_backend_is_refused(value):
-    with pytest.raises(InputError, match="is no transfer backend; give an instance"):
+    with pytest.raises(InputError, match="is not a transfer backend; give an instance"):
         resolve_backend(value)
 
 
@@ -56,7 +56,7 @@ def test_what_is_no_backend_is_refused(value):
 def test_entry_points_may_be_classes_or_instances_but_must_be_backends(monkeypatch, registered):
     monkeypatch.setattr(backends, "entry_point_names", lambda group: ["theirs"])
     monkeypatch.setattr(backends, "load_entry_point", lambda group, name: registered)
-    with pytest.raises(InputError, match="is no transfer backend" if registered is dict else "NeedsMuch needs"):
+    with pytest.raises(InputError, match="is not a transfer backend" if registered is dict else "NeedsMuch needs"):
         resolve_backend("theirs")
     assert backend_names() == [*BACKENDS, "theirs"]
 

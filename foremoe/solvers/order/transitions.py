@@ -11,7 +11,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
-from foremoe.plan.cost_in_order import cost_as_sent, transfers_in_order, weight_price
+from foremoe.plan.cost_in_order import sequence_cost, transfers_in_order, weight_price
 from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import problem_rates
 from foremoe.problem.placement import Placement
@@ -74,7 +74,7 @@ class Transitions(OrderSolver):
     @staticmethod
     def _layers(problem: Problem, placement: Placement, order_M: Array) -> Array:
         """float64 [L]: seconds as sent."""
-        cost = cost_as_sent(problem, placement, transfers_in_order(problem, placement, order_M))
+        cost = sequence_cost(problem, placement, transfers_in_order(problem, placement, order_M))
         total_L: Array = cost.total_s.reshape(problem.M, problem.L).sum(axis=0)
         return total_L
 
