@@ -106,7 +106,7 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
         (["-o", "x.toml", "--hidden", "64", "--ffn", "64"], "--experts, --topk are missing"),
         (["-o", "x.toml", "--model", "mixtral-8x7b", "--hidden", "64"], "already tells the sizes"),
         (["-o", "x.toml", "--model", "nope"], "there is no model preset"),
-        (["-o", "x.toml", *SIZE_OPTIONS, "--ranks", "1"], "from 2"),
+        (["-o", "x.toml", *SIZE_OPTIONS, "--ranks", "1"], "not in the range 2<=x<=1024"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--ranks", "3"], "4 experts do not divide over 3 ranks"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--tokens", "4"], "--tokens"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--seconds", "nan"], "--seconds"),

@@ -69,9 +69,9 @@ def test_a_rank_that_dies_ends_the_demo_in_one_sentence():
     ("options", "part"),
     [
         (["--ranks", "3"], "32 experts do not divide over 3 ranks"),
-        (["--ranks", "1"], "not a whole number from 2"),
+        (["--ranks", "1"], "not in the range 2<=x"),
         (["--redundant", "17"], "up to 16"),
-        (["--steps", "0"], "not a whole number from 1"),
+        (["--steps", "0"], "not in the range 1<=x"),
         (["--json=/nowhere/at/all.json"], "no directory"),
     ],
 )
