@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.hardware import cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,6 @@ class RowRunner:
 _RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("foremoe_row_runner", default=None)
 
 
-def default_threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
 @contextlib.contextmanager
 def row_runner(
     num_threads: int | None = None,
@@ -45,7 +40,7 @@ def row_runner(
     cancel: threading.Event | None = None,
 ) -> Iterator[RowRunner]:
     """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
-    threads = default_threads() if num_threads is None else num_threads
+    threads = cores() if num_threads is None else num_threads
     if not isinstance(threads, int) or threads < 1:
         raise InputError(f"num_threads must be a whole number of at least 1; got {threads!r}.")
     runner = RowRunner(threads, progress, cancel)

@@ -223,11 +223,6 @@ class Cluster(ArrayValue):
         return int(np.bincount(self.node_of_rank_G).max())
 
     @property
-    def symmetric(self) -> bool:
-        """True if every node holds the same number of ranks."""
-        return self.num_nodes * self.ranks_per_node == self.num_ranks
-
-    @property
     def expert_flops_per_s(self) -> float:
         """FLOP/s that expert GEMMs of one rank reach."""
         return self.flops_per_s * self.compute_efficiency

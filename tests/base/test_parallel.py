@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
-from foremoe.base.parallel import default_threads, for_rows, row_runner
+from foremoe.base.hardware import cores
+from foremoe.base.parallel import for_rows, row_runner
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4))
@@ -68,6 +69,6 @@ def test_runners_nest_and_end() -> None:
             assert inner.num_threads == 2
         assert outer.num_threads == 3
     with row_runner() as runner:
-        assert runner.num_threads == default_threads() >= 1
+        assert runner.num_threads == cores() >= 1
     with pytest.raises(InputError, match="num_threads must be a whole number of at least 1; got 0"), row_runner(0):
         pass

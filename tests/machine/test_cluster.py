@@ -140,29 +140,28 @@ def test_every_preset_says_what_is_assumed():
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "ranks_per_node", "nodes", "symmetric"),
+    ("num_ranks", "ranks_per_node", "nodes"),
     [
-        (8, None, [0] * 8, True),
-        (3, None, [0] * 3, True),
-        (16, None, [0] * 8 + [1] * 8, True),
-        (12, None, [0] * 8 + [1] * 4, False),
-        (6, 4, [0] * 4 + [1] * 2, False),
-        (4, 1, [0, 1, 2, 3], True),
-        (4, 72, [0] * 4, True),
+        (8, None, [0] * 8),
+        (3, None, [0] * 3),
+        (16, None, [0] * 8 + [1] * 8),
+        (12, None, [0] * 8 + [1] * 4),
+        (6, 4, [0] * 4 + [1] * 2),
+        (4, 1, [0, 1, 2, 3]),
+        (4, 72, [0] * 4),
     ],
 )
-def test_preset_nodes(num_ranks, ranks_per_node, nodes, symmetric):
+def test_preset_nodes(num_ranks, ranks_per_node, nodes):
     cluster = Cluster.preset("8xh100", num_ranks=num_ranks, ranks_per_node=ranks_per_node)
     assert cluster.node_of_rank_G.tolist() == nodes and cluster.node_of_rank_G.dtype == np.int32
     assert not cluster.node_of_rank_G.flags.writeable
-    assert cluster.num_nodes == nodes[-1] + 1 and cluster.symmetric is symmetric
+    assert cluster.num_nodes == nodes[-1] + 1
     assert cluster.ranks_per_node == max(nodes.count(n) for n in nodes)
 
 
 def test_any_mapping():
     cluster = Cluster(**SMALL, node_of_rank_G=[1, 0, 1, 0])
-    assert (cluster.num_nodes, cluster.ranks_per_node, cluster.symmetric) == (2, 2, True)
-    assert not Cluster(**SMALL, node_of_rank_G=[1, 0, 1, 1]).symmetric
+    assert (cluster.num_nodes, cluster.ranks_per_node) == (2, 2)
     assert Cluster(**SMALL).node_of_rank_G.tolist() == [0] * 4
     assert Cluster(**{**SMALL, "num_ranks": 9}).node_of_rank_G.tolist() == [0] * 8 + [1]
 
@@ -172,7 +171,6 @@ def test_node_counts(nodes):
     cluster = Cluster(**{**SMALL, "num_ranks": len(nodes)}, node_of_rank_G=nodes)
     sizes = [nodes.tolist().count(n) for n in range(max(nodes) + 1)]
     assert (cluster.num_nodes, cluster.ranks_per_node) == (len(sizes), max(sizes))
-    assert cluster.symmetric == (min(sizes) == max(sizes))
 
 
 @given(num_ranks=st.integers(1, 200), ranks_per_node=st.integers(1, 40))
