@@ -77,7 +77,7 @@ def test_the_config_takes_one_more_key():
     overrides = [
         "actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig",
         "+actor_rollout_ref.actor.megatron.foremoe.redundant=2",
-        '+actor_rollout_ref.actor.megatron.foremoe.planner.planner="Planner(rank=(Quota(min_pairs=64),))"',
+        '+actor_rollout_ref.actor.megatron.foremoe.planner="Planner(rank=(Quota(min_pairs=64),))"',
         "+actor_rollout_ref.actor.megatron.foremoe.backends=[pinned_host,collective]",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
