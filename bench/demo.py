@@ -1,4 +1,4 @@
-"""Runs `python -m examples.grpo` and prints its figures as markdown.
+"""Runs the demo and prints its figures as markdown.
 
     python -m bench.demo [--steps 12] [--out bench/results/demo_HARDWARE_DATE.md]
 
@@ -63,14 +63,14 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
-    words = ["demo", "--ranks", "2", "--steps", str(options.steps)]
+    words = ["-m", "examples.grpo", "--ranks", "2", "--steps", str(options.steps)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "demo.json")
         begin_s = time.monotonic()
-        run = subprocess.run([sys.executable, "-m", "foremoe", *words, "--json", str(path)], stdout=sys.stderr, check=False)
+        run = subprocess.run([sys.executable, *words, "--json", str(path)], stdout=sys.stderr, check=False)
         if run.returncode:
             sys.exit(1)
-        text = report(json.loads(path.read_text()), f"foremoe {' '.join(words)}", time.monotonic() - begin_s)
+        text = report(json.loads(path.read_text()), f"python {' '.join(words)}", time.monotonic() - begin_s)
     emit(text, options.out)
 
 

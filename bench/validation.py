@@ -30,8 +30,8 @@ from bench.validation_ranks import (
 )  # fmt: skip
 from examples.grpo.arms import ARMS
 from examples.grpo.experts import ClockedSwiGLU
-from examples.grpo.given import given_plans, given_samples
-from examples.grpo.planning import StagePlan, model_of
+from examples.grpo.given import given_samples
+from examples.grpo.planning import StagePlan, model_of, plan_stages, trace_of
 from foremoe.calibrate import Case, Fit, fit
 from foremoe.calibrate.nonnegative import robust
 from foremoe.machine.cluster import Cluster
@@ -252,8 +252,8 @@ def compared(pool: RankPool, config: Configuration, by_size: dict[int, Constants
     share = float(np.log(config.hidden / low) / np.log(high / low))
     constants = by_size[config.hidden] if config.hidden in by_size else Constants.between(by_size[low], by_size[high], share)
     cluster = _with_ranks(constants.cluster, config.num_ranks)
-    samples = given_samples(config.settings, config.skew, config.num_ranks)
-    plans = given_plans(samples, config.settings, cluster, config.redundant, config.slots, 0)
+    trace = trace_of(given_samples(config.settings, config.skew, config.num_ranks), config.settings)
+    plans = plan_stages(trace, config.settings, cluster, config.redundant, 0, config.slots)
     expected = {stage: {arm: predicted(constants, plans[stage], stage, arm) for arm in ARMS} for stage in STAGES}
     by_repeat = pool.run(stages_rank, config, cluster, repeats, limit_s=600.0, timeout_s=TIMEOUT_S)[0]
     measured = {stage: {arm: [seconds[stage, arm] for seconds in by_repeat] for arm in ARMS} for stage in STAGES}

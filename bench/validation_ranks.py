@@ -12,8 +12,9 @@ from torch import nn
 
 from examples.grpo.arms import ARMS, Arms
 from examples.grpo.experts import ClockedSwiGLU
-from examples.grpo.given import given_plans, given_samples
+from examples.grpo.given import given_samples
 from examples.grpo.grpo import Batch, log_probs, policy_loss
+from examples.grpo.planning import plan_stages, trace_of
 from examples.grpo.policy import Block, Policy, WholeSequences
 from examples.grpo.settings import SIZES, Settings
 from examples.grpo.step import batches_of
@@ -135,7 +136,8 @@ class Rank:
         torch.manual_seed(s.seed)
         self.group, self.policy, self.clock = group, Policy(s), ClockedSwiGLU()
         self.samples = given_samples(s, config.skew, group.size)
-        self.plans = given_plans(self.samples, s, cluster, config.redundant, config.slots, group.rank)
+        trace = trace_of(self.samples, s)
+        self.plans = plan_stages(trace, s, cluster, config.redundant, group.rank, config.slots)
         self.batches = {stage: batches_of(self.samples, planned, group.rank) for stage, planned in self.plans.items()}
         self.bank = ExpertBank(
             num_layers=s.num_layers, num_experts=s.num_experts, hidden_size=s.hidden_size, ffn_size=s.ffn_size, rank=group.rank,

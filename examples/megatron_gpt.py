@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, model: DistributedDataParallel, batches: list,
     """All micro-steps: losses (on the last pipeline stage), and the experts chosen, one array [T, L, K] per micro-step.
 
     Args:
-        replayed: what an earlier call found: the update replays it. None: forward only, and record.
+        replayed: What an earlier call found: the update replays it. None: forward only, and record.
     """
     routers = RouterReplay.global_router_replay_instances
     recorded: list = []

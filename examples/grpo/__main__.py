@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from importlib.util import find_spec
+
 import click
 
+from examples.grpo.settings import SIZES
 from foremoe.base.errors import InputError, TransferError
+from foremoe.base.hardware import cores
 from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
 from foremoe.cli.main import OneSentence
 
@@ -26,10 +31,11 @@ class _Command(OneSentence, JsonCommand):
     type=click.IntRange(1, 2**15 - 1),
     help="Redundant slots per rank.  [default: the fewest whose load bound allows to take away 95 % of (static skew - 1)]",
 )
+@click.option("--seed", type=click.IntRange(0), default=SIZES["default"].seed, show_default=True, help="Of everything that is drawn.")
 @click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
 @json_option
 @click.pass_context
-def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, size: str, json_file: str | None) -> None:
+def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed: int, size: str, json_file: str | None) -> None:
     """Pre-trains a small MoE language model on puzzles, then improves it by GRPO, on processes of this machine (CPU).
 
     In every step the recorded routing is replayed in the recompute and update stages, three times from the same parameters: with
@@ -41,19 +47,24 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, size
     """
     require_writable({"the JSON file": json_file})
 
-    from examples.grpo.launch import launch
-    from examples.grpo.settings import SIZES
-    from examples.grpo.table import report
-    from foremoe.base.hardware import cores
-
-    settings = SIZES[size]
+    settings = dataclasses.replace(SIZES[size], seed=seed)
     if settings.num_experts % ranks:
         raise InputError(f"{settings.num_experts} experts do not divide over {ranks} ranks; give --ranks 2, 4, 8, 16 or 32.")
     if redundant is not None and redundant > settings.num_experts - settings.num_experts // ranks:
         away = settings.num_experts - settings.num_experts // ranks
         raise InputError(f"a rank can hold replicas of the {away} experts that live elsewhere; give --redundant up to {away}.")
+    if find_spec("torch") is None:
+        raise InputError("the demo needs torch; pip install 'foremoe[torch]'.")
     if cores() < ranks:
         click.echo(f"note: {ranks} ranks share {cores()} of this machine's cores; wall times say little.", err=True)
+    click.echo("loading torch and foremoe", err=True)  # takes seconds
+
+    from examples.grpo.compiling import compile_kernels
+    from examples.grpo.launch import launch
+    from examples.grpo.table import report
+
+    compile_kernels(settings, ranks, lambda line: click.echo(line, err=True))
+    click.echo(f"starting {ranks} ranks", err=True)
     try:
         figures = launch(settings, num_ranks=ranks, num_steps=steps, redundant=redundant)
     except TransferError as error:

@@ -26,11 +26,12 @@ class StageRun:
     """One stage of one arm on one rank.
 
     Attributes:
-        wall_s: from barrier to barrier.   cpu_s_ML2: CPU seconds of expert compute, [M, L, 2].
-        loss_M: loss of this rank's tokens, a list with one number for each micro-step (recompute: negative log-likelihood).
-        scale_M: sum of the absolute values that `loss_M` sums up.
-        report: figures of the runtime.
-        grad_square: sum of the squared gradients of this rank's experts; 0 in recompute.
+        wall_s: From barrier to barrier.
+        cpu_s_ML2: CPU seconds of expert compute, [M, L, 2].
+        loss_M: Loss of this rank's tokens, a list with one number for each micro-step (recompute: negative log-likelihood).
+        scale_M: Sum of the absolute values that `loss_M` sums up.
+        report: Figures of the runtime.
+        grad_square: Sum of the squared gradients of this rank's experts; 0 in recompute.
     """
 
     wall_s: float
@@ -66,7 +67,9 @@ class Arms:
         """Forward and backward of every micro-step.
 
         Args:
-            old, advantage: [A] by micro-step.   num_tokens: answer tokens of the step on all ranks; the loss is their mean.
+            old: Old log-probabilities by micro-step, [A].
+            advantage: Advantages by micro-step, [A].
+            num_tokens: Answer tokens of the step on all ranks; the loss is their mean.
         """
 
         def micro_step(m: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from examples.grpo.planning import StagePlan, model_of, static_skew, trace_of, workloads_of
+from examples.grpo.planning import static_skew, trace_of, workloads_of
 from examples.grpo.rollout import Samples
 from examples.grpo.settings import Settings
 from examples.grpo.task import TASKS, questions
 from foremoe.base.errors import InputError
-from foremoe.machine.cluster import Cluster
-from foremoe.planner.planner import Planner
-from foremoe.problem.cost import CostModel
-from foremoe.problem.problem import Problem
-from foremoe.problem.slots import Slots
 
 # Letters: Q sequences, N positions, L MoE layers, K top-k, E experts, D kinds of questions, G ranks.
 
@@ -28,7 +23,7 @@ def given_samples(settings: Settings, skew: float, num_ranks: int) -> Samples:
     other, so that the hot rank changes from micro-step to micro-step.
 
     Raises:
-        InputError: that skew cannot be reached, or not to a hundredth.
+        InputError: The skew cannot be reached, or not to a hundredth.
     """
     rng = np.random.default_rng([settings.seed, 3])
     asked = questions(settings.num_prompts * settings.group_size, rng)
@@ -64,17 +59,3 @@ def given_samples(settings: Settings, skew: float, num_ranks: int) -> Samples:
             return samples
         low, high = (factor, high) if found < skew else (low, factor)
     raise InputError(f"no draw of these sizes has a skew of {skew:g}, {found:.3f} is near; take more sequences or that skew.")
-
-
-def given_plans(
-    samples: Samples, settings: Settings, cluster: Cluster, redundant: int, slots: Slots, rank: int
-) -> dict[str, StagePlan]:
-    """Stage -> its plan for a cluster, as one rank runs it; the same on all ranks."""
-    out = {}
-    for stage, work in workloads_of(trace_of(samples, settings), settings, cluster.num_ranks).items():
-        problem = Problem.of(
-            work, cluster, model=model_of(settings), redundant=redundant, slots=slots, cost=CostModel(objective="balance")
-        )
-        plan, _ = Planner().plan(problem, num_threads=1)
-        out[stage] = StagePlan(workload=work, problem=problem, plan=plan, split_MLP=plan.rows_for(work, rank))
-    return out

@@ -22,7 +22,7 @@ def advantages(reward_Q: Array, group_size: int) -> Array:
     """float64 [Q]: rewards less the mean of their group, over its standard deviation; 0 where a group's rewards are all equal.
 
     Args:
-        reward_Q: groups of `group_size` answers to one prompt, one after the other.
+        reward_Q: Groups of `group_size` answers to one prompt, one after the other.
     """
     reward_PG = np.asarray(reward_Q, np.float64).reshape(-1, group_size)
     centred_PG = reward_PG - reward_PG.mean(axis=1, keepdims=True)
@@ -37,9 +37,13 @@ class Batch:
 
     Attributes:
         valid_QN: True where a sequence has a token.
-        token_T, instruction_T, position_T, topk_TLK: what is fed and replayed.
-        target_T: the tokens that follow.   answer_T: True where the target belongs to an answer.
-        place_A: sample * MAX_ANSWER + place in the answer, of every answer token: where it is found again in other batches.
+        token_T: Tokens that are fed.
+        instruction_T: First token of each token's sequence.
+        position_T: Positions of the tokens.
+        topk_TLK: Recorded experts to replay.
+        target_T: The tokens that follow.
+        answer_T: True where the target belongs to an answer.
+        place_A: Sample * MAX_ANSWER + place in the answer, of every answer token: where it is found again in other batches.
     """
 
     valid_QN: torch.Tensor
@@ -80,7 +84,7 @@ def log_probs(policy: Policy, batch: Batch, experts: Experts, topk_TLK: torch.Te
     """float32 [A]: log-probabilities of the batch's answer tokens, in order.
 
     Args:
-        topk_TLK: the experts to use; None lets the router choose.
+        topk_TLK: The experts to use; None lets the router choose.
     """
     attend = WholeSequences(batch.valid_QN, policy.settings.num_heads)
     logits_TV, _ = policy(batch.token_T, batch.instruction_T, batch.position_T, attend, experts, topk_TLK)

@@ -5,13 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from examples.grpo.settings import Settings
-from foremoe.base.errors import InputError
-
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError:
-    raise InputError("the demo needs torch; pip install 'foremoe[torch]'.") from None
-
 from foremoe.distributed.launch import start_ranks
 
 
@@ -19,7 +12,7 @@ def launch(settings: Settings, *, num_ranks: int, num_steps: int, redundant: int
     """Runs the demo on `num_ranks` processes of this machine and returns its figures.
 
     Raises:
-        TransferError: a rank failed or died; the others are ended.
+        TransferError: A rank failed or died; the others are ended.
     """
     figures: dict[str, Any] = start_ranks(_rank, (settings, num_steps, redundant), num_ranks, "demo")[0]
     return figures

@@ -18,7 +18,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import SharedSlots
+from foremoe.problem.slots import SharedSlots, Slots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.skew import skew
 from foremoe.workload.workload import STAGES, Workload
@@ -80,12 +80,26 @@ def workloads_of(trace: RoutingTrace, settings: Settings, num_ranks: int) -> dic
     }
 
 
-def problem_of(workload: Workload, settings: Settings, redundant: int) -> Problem:
+def problem_of(
+    workload: Workload, settings: Settings, redundant: int, cluster: Cluster | None = None, slots: Slots = SLOTS
+) -> Problem:
     """The problem of one stage: level the rank loads."""
     return Problem.of(
-        workload, cluster_of(workload.G), model=model_of(settings), redundant=redundant, slots=SLOTS,
+        workload, cluster or cluster_of(workload.G), model=model_of(settings), redundant=redundant, slots=slots,
         cost=CostModel(objective="balance"),
     )  # fmt: skip
+
+
+def plan_stages(
+    trace: RoutingTrace, settings: Settings, cluster: Cluster, redundant: int, rank: int, slots: Slots = SLOTS
+) -> dict[str, StagePlan]:
+    """Stage -> its plan, as one rank runs it; the same on all ranks."""
+    out = {}
+    for stage, workload in workloads_of(trace, settings, cluster.num_ranks).items():
+        problem = problem_of(workload, settings, redundant, cluster, slots)
+        plan, _ = Planner().plan(problem, num_threads=1)
+        out[stage] = StagePlan(workload=workload, problem=problem, plan=plan, split_MLP=plan.rows_for(workload, rank))
+    return out
 
 
 def static_skew(workload: Workload) -> Array:
@@ -123,13 +137,7 @@ class Planning:
         def work() -> None:
             begin_s = time.perf_counter()
             try:
-                workloads = workloads_of(trace_of(samples, settings), settings, num_ranks)
-                for stage, workload in workloads.items():
-                    problem = problem_of(workload, settings, redundant)
-                    plan, _ = Planner().plan(problem, num_threads=1)
-                    self._plans[stage] = StagePlan(
-                        workload=workload, problem=problem, plan=plan, split_MLP=plan.rows_for(workload, rank)
-                    )
+                self._plans = plan_stages(trace_of(samples, settings), settings, cluster_of(num_ranks), redundant, rank)
             except BaseException as error:
                 self._error = error
             self.plan_s = time.perf_counter() - begin_s

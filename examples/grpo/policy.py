@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from examples.grpo.favourites import Favourites
 from examples.grpo.settings import Settings
-from examples.grpo.task import MAX_ANSWER, MAX_PROMPT, NUM_TOKENS
+from examples.grpo.task import MAX_ANSWER, MAX_PROMPT, NUM_TOKENS, task_of
 
 # Letters: T tokens, L MoE layers, E experts, K top-k, H hidden size, D = 3H columns of queries, keys and values, V vocabulary;
-# Q sequences, N positions, A attention heads, C columns of a head.
+# Q sequences, N positions, B groups of experts.
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]  # (block, qkv_TD) -> [T, H]
 Experts = Callable[
@@ -49,6 +50,7 @@ class Policy(nn.Module):
         self.instruction = nn.Embedding(NUM_TOKENS, settings.hidden_size)
         self.position = nn.Embedding(MAX_PROMPT + MAX_ANSWER, settings.hidden_size)
         self.blocks = nn.ModuleList(Block(settings, dense=i == 0) for i in range(1 + settings.num_layers))
+        self.favourites = Favourites(settings)
         self.norm = nn.RMSNorm(settings.hidden_size)
         self.head = nn.Linear(settings.hidden_size, NUM_TOKENS, bias=False)
         for embedding in (self.token, self.position):
@@ -67,14 +69,17 @@ class Policy(nn.Module):
         """Logits of the next token, and the experts chosen.
 
         Args:
-            token_T, position_T: what is fed.   instruction_T: the first token of each token's sequence, which says what to do.
-            replay_TLK: experts to use; None lets the router choose. Their weights always come from the live router scores.
+            token_T: Tokens that are fed.
+            position_T: Their positions.
+            instruction_T: The first token of each token's sequence, which says what to do.
+            replay_TLK: Experts to use; None lets the router choose. Their weights always come from the live router scores.
 
         Returns:
             logits_TV, and topk_TLK int64.
         """
         x_TH = self.token(token_T) + self.instruction(instruction_T) + self.position(position_T)
         topk_LTK: list[torch.Tensor] = []
+        task_T = task_of(instruction_T)
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             x_TH = x_TH + block.out(attend(i, block.qkv(block.attention_norm(x_TH))))
@@ -84,7 +89,10 @@ class Policy(nn.Module):
                 continue
             layer = len(topk_LTK)
             score_TE = block.router(inner_TH)
-            topk_TK = self.choose(score_TE) if replay_TLK is None else replay_TLK[:, layer].long()
+            if replay_TLK is None:
+                topk_TK = self.choose(score_TE, self.favourites.bonus(layer, task_T))
+            else:
+                topk_TK = replay_TLK[:, layer].long()
             topk_LTK.append(topk_TK)
             # The softmax over all experts, scaled so that the chosen ones sum to 1, is the softmax over the chosen ones.
             weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
@@ -92,13 +100,21 @@ class Policy(nn.Module):
         no_TLK = torch.zeros(len(x_TH), 0, self.settings.num_topk, dtype=torch.long)
         return self.head(self.norm(x_TH)), torch.stack(topk_LTK, dim=1) if topk_LTK else no_TLK
 
-    def choose(self, score_TE: torch.Tensor) -> torch.Tensor:
-        """int64 [T, K]: the best experts of the best groups; a group is as good as its best expert."""
+    def choose(self, score_TE: torch.Tensor, bonus_TB: torch.Tensor) -> torch.Tensor:
+        """The best experts of the best group; a group is as good as its best expert and its bonus.
+
+        Args:
+            score_TE: Router scores.
+            bonus_TB: Addition to the score of a group for a token.
+
+        Returns:
+            Experts of each token, int64 [T, K].
+        """
         s = self.settings
         score_TE = score_TE.detach()
         by_group = score_TE.view(-1, s.num_groups, s.num_experts // s.num_groups)
-        best = by_group.amax(dim=2).topk(s.num_topk_groups, dim=1).indices
-        allowed = torch.zeros(by_group.shape[:2], dtype=torch.bool).scatter_(1, best, True)
+        best_T1 = (by_group.amax(dim=2) + bonus_TB).argmax(dim=1, keepdim=True)
+        allowed = torch.zeros(by_group.shape[:2], dtype=torch.bool).scatter_(1, best_T1, True)
         return by_group.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1).topk(s.num_topk, dim=1).indices
 
 
@@ -107,7 +123,7 @@ class WholeSequences:
 
     Args:
         valid_QN: True where a sequence has a token; its valid positions come first. Tokens are the valid ones in row order.
-        keep: called with (block, key_QNAC, value_QNAC); for a cache.
+        keep: Called with (block, key_QNAC, value_QNAC); for a cache.
     """
 
     def __init__(

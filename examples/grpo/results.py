@@ -25,7 +25,9 @@ def summary(records: Records, last_reward: float, *, redundant: int) -> dict[str
     """All figures of a run, as plain values.
 
     Args:
-        records: of every step and rank.   last_reward: of the rollout after the last step.   redundant: R.
+        records: Records of every step and rank.
+        last_reward: Reward of the rollout after the last step.
+        redundant: Redundant slots per rank.
     """
     first = [by_rank[0] for by_rank in records]
     median = lambda values: float(np.median(list(values)))  # noqa: E731

@@ -24,7 +24,8 @@ class Samples:
 
     Attributes:
         token_QN: int64, prompt and answer, zeros behind.
-        prompt_Q, length_Q: int64, tokens of the prompt, and of prompt and answer.
+        prompt_Q: Tokens of the prompt, int64.
+        length_Q: Tokens of prompt and answer, int64.
         topk_QNLK: uint8, experts of every token that was fed to the model: all but the last of a sequence.
     """
 
@@ -52,7 +53,7 @@ class LocalExperts:
     """All experts in this process, forward only; rollout has no reason to exchange tokens.
 
     Args:
-        weights: name -> [L, E, *shape], as `ExpertBank.gather` returns them.
+        weights: Name -> [L, E, *shape], as `ExpertBank.gather` returns them.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], math: ExpertMath) -> None:

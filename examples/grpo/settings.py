@@ -11,24 +11,34 @@ class Settings:
 
     Attributes:
         num_layers: MoE layers, behind one dense layer.
-        num_experts, num_topk: experts of a layer, and how many serve a token.
-        num_groups, num_topk_groups: a token's experts come from its best groups of neighbouring experts (routing with limited
-            groups, as DeepSeek-V2 and V3 have it).
-        hidden_size, ffn_size, num_heads: widths.
-        instruction_std: of the initial embedding that tells every token of a sequence what its task is; experts specialise by it.
-        pretrain_steps, pretrain_batch, pretrain_lr: supervised steps, sequences in each, peak of the learning rate.
-        mistakes: share of wrong symbols in the answers of pre-training, which GRPO has to unlearn.
-        num_prompts, group_size: prompts of a GRPO step, and answers sampled for each.
-        learning_rate: of GRPO.   clip: of the probability ratio.
-        recompute_tokens, update_tokens: budget of a micro-step of each stage.
-        seed: of everything that is drawn.
+        num_experts: Experts of a layer.
+        num_topk: Experts that serve a token.
+        num_groups: A token's experts come from its best group of neighbouring experts (routing with limited groups, as
+            DeepSeek-V2 and V3 have it).
+        favourite_share: Share of a task's tokens that every layer sends to the task's favourite group. On two ranks this sets the
+            static skew, whatever pre-training makes of the router: twice the share, less where tasks of both halves share a row.
+        hidden_size: Width of the residual stream.
+        ffn_size: Width of an expert.
+        num_heads: Attention heads.
+        instruction_std: Standard deviation of the initial embedding of a sequence's task; experts specialise by it.
+        pretrain_steps: Supervised steps.
+        pretrain_batch: Sequences of a supervised step.
+        pretrain_lr: Peak of the supervised learning rate.
+        mistakes: Share of wrong symbols in the answers of pre-training, which GRPO has to unlearn.
+        num_prompts: Prompts of a GRPO step.
+        group_size: Answers sampled for each prompt.
+        learning_rate: Learning rate of GRPO.
+        clip: Largest change of the probability ratio.
+        recompute_tokens: Tokens of a micro-step of recompute.
+        update_tokens: Tokens of a micro-step of the update.
+        seed: Seed of everything that is drawn.
     """
 
     num_layers: int = 4
     num_experts: int = 32
     num_topk: int = 4
     num_groups: int = 2
-    num_topk_groups: int = 1
+    favourite_share: float = 0.68
     hidden_size: int = 128
     ffn_size: int = 384
     num_heads: int = 4

@@ -16,7 +16,7 @@ from examples.grpo.grpo import Batch, advantages
 from examples.grpo.planning import Planning, StagePlan, static_skew
 from examples.grpo.policy import Policy
 from examples.grpo.rollout import LocalExperts, Samples, rollout
-from examples.grpo.task import MAX_ANSWER, Question, questions, reward
+from examples.grpo.task import MAX_ANSWER, Question, questions, reward, task_of
 from examples.grpo.train import clip_gradients, sum_over_ranks
 from foremoe.base.arrays import Array
 from foremoe.distributed.group import Group
@@ -31,9 +31,13 @@ class StepRecord:
     """What one rank knows of one step.
 
     Attributes:
-        reward: mean over all samples.   rollout_s, plan_s: seconds.   plan_hidden_fraction: as `Planning.hidden_fraction`.
-        runs: (stage, arm) -> what it took.   skew: stage -> mean over its rows of (static, planned).
-        num_replicas: over both stages.
+        reward: Mean over all samples.
+        rollout_s: Seconds of rollout.
+        plan_s: Seconds of planning.
+        plan_hidden_fraction: As `Planning.hidden_fraction`.
+        runs: (stage, arm) -> what it took.
+        skew: Stage -> mean over its rows of (static, planned).
+        num_replicas: Replicas of both stages' plans.
     """
 
     reward: float
@@ -64,7 +68,7 @@ class Trainer:
     """GRPO on one rank.
 
     Args:
-        optimizer: the one of pre-training.
+        optimizer: The one of pre-training.
         redundant: R of every plan.
     """
 
@@ -98,6 +102,7 @@ class Trainer:
         reward_Q, advantage_Q = (_dealt([part[i] for part in by_rank], s.group_size) for i in range(2))
         batches = {stage: batches_of(samples, planned, group.rank) for stage, planned in plans.items()}
         runs = self._run_arms(plans, batches, advantage_Q, int((samples.length_Q - samples.prompt_Q).sum()), step)
+        self._regulate(samples)
         return StepRecord(
             reward=float(reward_Q.mean()),
             rollout_s=rollout_s,
@@ -113,6 +118,11 @@ class Trainer:
         group, group_size = self.runtime.group, self.policy.settings.group_size
         _, asked, own = collect(self.policy, self.bank, group, step)
         return float(np.mean(group.gather(float(own_rewards(asked, own, group_size).mean()))))
+
+    def _regulate(self, samples: Samples) -> None:
+        """Keeps the shares of favourite groups while the router learns; every rank has all samples."""
+        favourites, whole = self.policy.favourites, Batch.of(samples, np.arange(len(samples.length_Q)))
+        favourites.regulate(favourites.counts(whole.topk_TLK, task_of(whole.instruction_T)), gain=1.0)
 
     def _run_arms(
         self, plans: dict[str, StagePlan], batches: dict[str, list[Batch]], advantage_Q: Array, num_tokens: int, step: int

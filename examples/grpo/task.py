@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 SYMBOLS = "abcdefghij"
 MIN_LENGTH, MAX_LENGTH = 6, 9
@@ -17,7 +18,8 @@ class Task:
     """One kind of puzzle: a word goes in, its answer has as many symbols.
 
     Attributes:
-        name: what texts call it.        answer: the right answer of a word; both hold indices into `SYMBOLS`.
+        name: What texts call it.
+        answer: The right answer of a word; both hold indices into `SYMBOLS`.
     """
 
     name: str
@@ -55,6 +57,11 @@ class Question(NamedTuple):
     task: int
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+
+
+def task_of(instruction: torch.Tensor) -> torch.Tensor:
+    """Tasks of sequences by their first token."""
+    return instruction - _FIRST_TASK
 
 
 def question(task: int, random: np.random.Generator) -> Question:

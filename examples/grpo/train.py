@@ -9,12 +9,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
-from examples.grpo.grpo import Batch, log_probs
-from examples.grpo.policy import Policy
+from examples.grpo.grpo import Batch
+from examples.grpo.policy import Policy, WholeSequences
 from examples.grpo.rollout import Samples
 from examples.grpo.settings import Settings
-from examples.grpo.task import TASKS, question, with_mistakes
+from examples.grpo.task import TASKS, question, task_of, with_mistakes
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
 
@@ -73,21 +74,26 @@ def pretrain(
     """A few supervised steps, at home placement and without any balancing loss.
 
     Args:
-        progress: called with steps done, steps in all, and the mean loss of an answer token.
+        progress: Called with steps done, steps in all, and the mean loss of an answer token.
     """
     settings, group = policy.settings, runtime.group
     random = np.random.default_rng([settings.seed, 1, group.rank])
     for step in range(settings.pretrain_steps):
-        warm_up = min(1.0, (step + 1) / _WARM_UP)
+        warm_up, left = min(1.0, (step + 1) / _WARM_UP), max(0.1, 1 - step / settings.pretrain_steps)
         for param_group in optimizer.param_groups:
-            param_group["lr"] = settings.pretrain_lr * warm_up * max(0.1, 1 - step / settings.pretrain_steps)
+            param_group["lr"] = settings.pretrain_lr * warm_up * left
         num = math.ceil(settings.pretrain_batch / group.size)
         samples = demonstrations(num, random, settings)
         batch = Batch.of(samples, np.arange(num))
         runtime.begin_home()
-        loss = -log_probs(policy, batch, runtime.moe, None).mean() / group.size
+        attend = WholeSequences(batch.valid_QN, settings.num_heads)
+        logits_TV, topk_TLK = policy(batch.token_T, batch.instruction_T, batch.position_T, attend, runtime.moe)
+        loss = functional.cross_entropy(logits_TV[batch.answer_T], batch.target_T[batch.answer_T]) / group.size
         loss.backward()
         runtime.end()
+        counts_2LD = policy.favourites.counts(topk_TLK, task_of(batch.instruction_T))
+        dist.all_reduce(counts_2LD)
+        policy.favourites.regulate(counts_2LD, gain=left)
         sum_over_ranks(policy.parameters())
         clip_gradients(policy.parameters(), bank.parameters())
         optimizer.step()

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.grpo.given import given_plans, given_samples
+from examples.grpo.given import given_samples
 from examples.grpo.grpo import Batch, log_probs
-from examples.grpo.planning import cluster_of, static_skew
+from examples.grpo.planning import cluster_of, plan_stages, static_skew, trace_of
 from examples.grpo.policy import Policy
 from examples.grpo.settings import SIZES, Settings
 from foremoe.base.errors import InputError
@@ -138,7 +138,7 @@ SMALL = Settings(
 @pytest.mark.parametrize("skew", [1.15, 1.3, 1.5])
 def test_given_routing_has_the_skew_that_was_asked_for(skew):
     samples = given_samples(SMALL, skew, 2)
-    plans = given_plans(samples, SMALL, cluster_of(2), 2, ResidentSlots(1), rank=1)
+    plans = plan_stages(trace_of(samples, SMALL), SMALL, cluster_of(2), 2, 1, ResidentSlots(1))
     assert set(plans) == {"recompute", "update"}
     for planned in plans.values():
         assert float(static_skew(planned.workload).mean()) == pytest.approx(skew, abs=0.02)

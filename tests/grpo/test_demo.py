@@ -28,7 +28,7 @@ def children(pid):
 
 def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     file = tmp_path / "demo.json"
-    run = subprocess.run([*COMMAND, "--steps", "2", "--json", str(file)], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([*COMMAND, "--steps", "2", "--json", str(file)], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     figures = json.loads(file.read_text())
     assert set(figures["stages"]) == {"recompute", "update"}
@@ -42,6 +42,7 @@ def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     assert figures["redundant"] >= 1 and figures["ranks"] == 2 and figures["steps"] == 2
     assert len(figures["reward"]) == 3 and all(0 <= value <= 1 for value in figures["reward"])
     assert f"{figures['redundant']} redundant slot" in run.stdout and "step 2/2" in run.stderr
+    assert run.stderr.startswith("loading torch and foremoe\n") and "starting 2 ranks\n" in run.stderr
     assert "Traceback" not in run.stderr and "Warning" not in run.stderr
 
 
@@ -79,6 +80,11 @@ def test_bad_options_end_in_one_sentence(options, part):
     result = CliRunner().invoke(main, options)
     assert result.exit_code == 2 and result.stdout == ""
     assert part in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_first_line_does_not_wait_for_torch():
+    code = "import sys; from examples.grpo.__main__ import main; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_without_torch_the_demo_says_how_to_get_it():

@@ -7,13 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
+from numba.core import event
 
+from examples.grpo.compiling import Listener
 from examples.grpo.grpo import Batch, advantages, balanced_topk, log_probs, policy_loss
 from examples.grpo.planning import RECOVERY, problem_of, smallest_redundant, static_skew, trace_of, workloads_of
 from examples.grpo.policy import Policy, WholeSequences, positions
 from examples.grpo.rollout import LocalExperts, Samples, rollout
 from examples.grpo.settings import SIZES
-from examples.grpo.task import END, MAX_ANSWER, questions
+from examples.grpo.task import END, MAX_ANSWER, TASKS, questions
 from foremoe.problem.bounds import load_bound
 from foremoe.runtime import ExpertBank
 from foremoe.workload.workload import STAGES
@@ -145,3 +148,31 @@ def test_the_default_number_of_redundant_slots_is_the_smallest_that_allows_the_r
     chosen = smallest_redundant(workloads, SETTINGS)
     assert reached(chosen) >= RECOVERY
     assert chosen == 1 or reached(chosen - 1) < RECOVERY
+
+
+def test_every_task_sends_its_share_to_its_favourite_group_whatever_the_router_likes():
+    settings = SIZES["default"]
+    policy, random = Policy(settings), torch.Generator().manual_seed(0)
+    favourites, num_tasks = policy.favourites, len(TASKS)
+    task_T = torch.arange(num_tasks).repeat_interleave(1000)
+    liked_LDE = 2.0 * torch.randn(settings.num_layers, num_tasks, settings.num_experts, generator=random)
+    for _ in range(150):
+        noise_LTE = torch.randn(settings.num_layers, len(task_T), settings.num_experts, generator=random)
+        topk_LTK = [
+            policy.choose(liked_LDE[layer, task_T] + noise_LTE[layer], favourites.bonus(layer, task_T))
+            for layer in range(settings.num_layers)
+        ]
+        num_LD, got_LD = counts = favourites.counts(torch.stack(topk_LTK, dim=1), task_T)
+        favourites.regulate(counts, gain=0.5)
+    assert (num_LD == 1000).all()
+    assert ((got_LD / num_LD - settings.favourite_share).abs() < 0.1).all()
+    # On two ranks a rank holds a group, and a row's load comes from one half of the tasks.
+    for half in (slice(0, num_tasks // 2), slice(num_tasks // 2, None)):
+        assert ((2 * got_LD[:, half].sum(1) / num_LD[:, half].sum(1) - 2 * settings.favourite_share).abs() < 0.08).all()
+
+
+def test_compilation_is_announced_and_counted():
+    lines = []
+    with event.install_listener("numba:compile", Listener(lines.append)) as listener:
+        njit(lambda x: x + 1)(1)
+    assert listener.num_done >= 1 and lines[0].startswith("compiling kernels")
