@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, note
 from hypothesis import strategies as st
+from relayed_plans import with_relays
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
@@ -16,7 +17,7 @@ from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.testing.pasteable import describe
-from foremoe.testing.samples import plan_of, random_placement, with_relays
+from foremoe.testing.samples import plan_of, random_placement
 from foremoe.testing.strategies import problems
 
 # Letters: M micro-steps, L layers, N rows, G ranks, E experts, B base slots, S slots, C copies.

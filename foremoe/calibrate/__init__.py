@@ -1,4 +1,4 @@
-"""Calibration: the constants of the cost model, measured on the machine at hand. See docs/calibration.md.
+"""Calibration: the constants of the cost model, measured on this machine. See docs/calibration.md.
 
 Importing this needs no torch; measuring does.
 """

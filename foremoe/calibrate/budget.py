@@ -21,7 +21,7 @@ def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
     """Seconds of expert compute and layers over the fewest runs: (what no number of tokens changes, what `case.tokens` take).
 
     Args:
-        flops_per_s: that a rank reaches on small expert compute.
+        flops_per_s: Rate of a rank on small expert compute.
     """
     model, tokens = case.model, case.tokens
     per_rank = case.num_experts // case.num_ranks

@@ -17,17 +17,17 @@ class Case:
     """What is measured; constants hold near these sizes.
 
     Attributes:
-        model: sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.
-        num_ranks: G.
-        tokens: per rank and micro-step; the middle of what is measured.
-        sequence_length: of every sequence; at most `tokens`.
-        seconds: to measure for, about.
-        math: makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
-        layer: a `foremoe.calibrate.layer.LayerMaker`; None: `PlainLayer`.
-        seed: of routing.
+        model: Sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.
+        num_ranks: Ranks of the EP group.
+        tokens: Tokens of a rank and micro-step; the middle of the measured range.
+        sequence_length: Tokens of every sequence; at most `tokens`.
+        seconds: Approximate length of the measurement.
+        math: Makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
+        layer: A `foremoe.calibrate.layer.LayerMaker`; None: `PlainLayer`.
+        seed: Seed of routing.
 
     Raises:
-        InputError: numbers out of range, or ranks that do not divide the experts.
+        InputError: Numbers out of range, or ranks that do not divide the experts.
     """
 
     model: Model

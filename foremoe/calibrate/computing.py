@@ -74,7 +74,7 @@ class ExpertCompute:
         for share in SHARES:
             for heavy in (False, True):
                 tokens = max(8, int(self.case.tokens * share))
-                routing = drawn(self.case, tokens, heavy)
+                routing = draw_routing(self.case, tokens, heavy)
                 loads.append((tokens, [routing.busy(g) for g in range(G)]))
         out: list[Point] = []
         for tokens, num_GS in loads:
@@ -123,8 +123,8 @@ class Layers:
         case, model = self.case, self.case.model
         length = case.sequence_length
         tokens = max(length, int(case.tokens * share) // length * length)
-        routing = drawn(case, tokens, heavy)
-        plan, split_MLP = planned(case, routing, tokens, self.group.rank)
+        routing = draw_routing(case, tokens, heavy)
+        plan, split_MLP = static_plan(case, routing, tokens, self.group.rank)
         topk_TK = torch.from_numpy(routing.topk_GTK[self.group.rank]).to(self.device)
         x_TH = torch.randn(tokens, model.hidden_size, dtype=self.dtype, device=self.device)
 
@@ -133,11 +133,11 @@ class Layers:
             for m in range(_MICRO_STEPS):
                 timed = m == _MICRO_STEPS - 1
                 self.group.barrier()
-                skip(lap, timed)
+                lap_if(lap, timed)
                 y_TH = self._forward(x_TH.detach().requires_grad_(True), topk_TK)
-                skip(lap, timed)
+                lap_if(lap, timed)
                 y_TH.backward(x_TH)
-                skip(lap, timed)
+                lap_if(lap, timed)
             self.runtime.end()
 
         def run(lap: Lap) -> None:
@@ -164,18 +164,18 @@ class Layers:
         return x_TH
 
 
-def skip(lap: Lap, timed: bool) -> None:
+def lap_if(lap: Lap, timed: bool) -> None:
     """Ends a lap in the micro-step that is timed."""
     if timed:
         lap()
 
 
-def drawn(case: Case, tokens: int, heavy: bool) -> Routing:
-    """Routing of so many tokens on every rank."""
+def draw_routing(case: Case, tokens: int, heavy: bool) -> Routing:
+    """Routing of `tokens` tokens on every rank."""
     return Routing.draw(tokens, case.num_ranks, case.num_experts, case.model.num_topk, heavy=heavy, seed=case.seed)
 
 
-def planned(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
+def static_plan(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
     """A plan with a slot to spare and no replicas for layers that all have this routing, and a rank's split."""
     G, E = routing.load_GE.shape
     load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, NUM_LAYERS, G, E))

@@ -27,8 +27,12 @@ class Constant:
     """One fitted constant.
 
     Attributes:
-        name, value, unit: as in `Cluster`, or of the runtime (see `Fit.runtime`).
-        num_points: points it was fitted on.   median, worst: of their absolute relative residuals; None without points.
+        name: Name as in `Cluster`, or of the runtime (see `Fit.runtime`).
+        value: Fitted value.
+        unit: Unit of the value.
+        num_points: Points it was fitted on.
+        median: Median of the absolute relative residuals; None without points.
+        worst: Largest of them; None without points.
     """
 
     name: str
@@ -44,9 +48,9 @@ class Fit:
     """The outcome.
 
     Attributes:
-        cluster: the constants, with ``calibrated`` set.
-        constants: the same one by one, with residuals.
-        runtime: seconds that foremoe's runtime takes with a plan beyond those without one, which no `Cluster` has: per layer and
+        cluster: The constants, with ``calibrated`` set.
+        constants: The same one by one, with residuals.
+        runtime: Seconds that foremoe's runtime takes with a plan beyond those without one, which no `Cluster` has: per layer and
             pass ``planned_layer_s`` (forward) and ``planned_backward_s``, per token and layer ``planned_token_s`` (forward).
     """
 
@@ -80,10 +84,12 @@ def fit(measured: Measured, model: Model, *, name: str, source: str) -> Fit:
     last, relative to the seconds that the constants give them.
 
     Args:
-        model: whose sizes were measured.   name, source: of the cluster.
+        model: Model whose sizes were measured.
+        name: Name of the cluster.
+        source: Source that the cluster states.
 
     Raises:
-        InputError: the points do not tell a constant that is needed.
+        InputError: The points do not determine a constant that is needed.
     """
     points = measured.points
     inside = _link(points, "exchange", "exchanges", "exchange_bytes")
@@ -175,7 +181,7 @@ def _ratios(points: Sequence[Point], link: _Link, unit_s: tuple[float, ...]) -> 
     ratios: dict[str, float] = {}
     for kind in ("experts", "layer"):
         mine = [p for p in points if p.kind == kind and p.backward]
-        mine = [p for p in mine if p.tokens] or mine  # not the few pairs that tell the knee
+        mine = [p for p in mine if p.tokens] or mine  # not the few pairs, which are for the knee
         if not mine:
             ratios[kind] = _COUNTED_RATIO
             continue
@@ -200,7 +206,7 @@ def _contention(points: Iterable[Point], links: dict[str, _Link]) -> tuple[float
     """Seconds lost over seconds of copy, all together; residuals of what is lost, relative to the copies' seconds.
 
     Args:
-        links: end of the kind's name -> the link that carries it.
+        links: End of the kind's name -> the link that carries it.
     """
     lost, copying = [], []
     for p in points:

@@ -18,18 +18,18 @@ from foremoe.distributed.launch import start_ranks
 
 _TIMEOUT_S = 120.0
 
-Teller = Callable[[], Progress]  # made on the rank that tells
+ProgressMaker = Callable[[], Progress]  # called on the rank that reports progress
 
 
-def launch(case: Case, teller: Teller) -> Measured:
+def launch(case: Case, make_progress: ProgressMaker) -> Measured:
     """Measures on ``case.num_ranks`` processes of this machine, each with a GPU of its own where there are GPUs.
 
     Args:
-        teller: a function of a module.
+        make_progress: A function of a module.
 
     Raises:
-        InputError: fewer GPUs than ranks, or more to measure than there is time for.
-        TransferError: a rank failed; the others are ended.
+        InputError: Fewer GPUs than ranks, or more to measure than there is time for.
+        TransferError: A rank failed; the others are ended.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
     if num_gpus == 1:
@@ -38,17 +38,21 @@ def launch(case: Case, teller: Teller) -> Measured:
         )
     if num_gpus is not None and num_gpus < case.num_ranks:
         raise InputError(f"there are {num_gpus} GPUs for {case.num_ranks} ranks; give --ranks of at most that.")
-    return _measured(start_ranks(_told, (case, teller), case.num_ranks, "calibration")[0])
+    answer = start_ranks(_join_or_refusal, (case, make_progress), case.num_ranks, "calibration")[0]
+    if isinstance(answer, InputError):
+        raise answer
+    return answer  # type: ignore[no-any-return]
 
 
-def join_started(case: Case, teller: Teller) -> Measured:
-    """As `join`, on a rank that somebody else has started.
+def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
+    """As `join`, on a rank that another launcher has started.
 
     Raises:
-        InputError: more to measure than there is time for.   TransferError: whatever else fails, in one sentence.
+        InputError: More to measure than there is time for.
+        TransferError: Whatever else fails, in one sentence.
     """
     try:
-        return _measured(_told(case, teller))
+        return join(case, make_progress)
     except (InputError, TransferError):
         raise
     except Exception as error:
@@ -59,21 +63,15 @@ def join_started(case: Case, teller: Teller) -> Measured:
         ) from error
 
 
-def _told(case: Case, teller: Teller) -> Measured | InputError:
+def _join_or_refusal(case: Case, make_progress: ProgressMaker) -> Measured | InputError:
     """A refusal as a value: all ranks come to the same one, and none of them has failed."""
     try:
-        return join(case, teller)
+        return join(case, make_progress)
     except InputError as error:
         return error
 
 
-def _measured(found: Measured | InputError) -> Measured:
-    if isinstance(found, InputError):
-        raise found
-    return found
-
-
-def join(case: Case, teller: Teller) -> Measured:
+def join(case: Case, make_progress: ProgressMaker) -> Measured:
     """Measures on this rank of an elastic launch."""
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
@@ -85,7 +83,7 @@ def join(case: Case, teller: Teller) -> Measured:
     try:
         group = TorchGroup(timeout_s=_TIMEOUT_S)
         try:
-            return measure(group, case, device, teller() if group.rank == 0 else _silent)
+            return measure(group, case, device, make_progress() if group.rank == 0 else _silent)
         except BaseException as error:
             group.report(f"{type(error).__name__}: {error}")  # so that the other ranks end, and can say why
             raise

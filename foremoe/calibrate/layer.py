@@ -29,7 +29,7 @@ class LayerMaker(Protocol):
 class PlainLayer(nn.Module):
     """A pre-norm decoder layer with as many attention weights, heads and columns as the model has.
 
-    Grouped queries, latent projections and the like are not told apart: weights that are neither queries' nor the output's are
+    Grouped queries, latent projections and the like are not distinguished: weights that are neither queries' nor the output's are
     one projection of the input, and keys and values are cut from what there is.
     """
 

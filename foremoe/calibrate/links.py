@@ -52,7 +52,8 @@ class Copies:
     """Copies between neighbours in a ring of ranks, or from the host store, ready to be started again and again.
 
     Args:
-        step: every rank sends to the rank so many further on (peer copies).   on_host: from the host store instead.
+        step: Every rank sends to the rank `step` further on (peer copies).
+        on_host: From the host store instead.
     """
 
     def __init__(self, group: Group, model: Model, device: torch.device, *, step: int, on_host: bool) -> None:
@@ -94,7 +95,7 @@ def exchange_points(
     group: Group, watch: Stopwatch, node_of_rank: Sequence[int], across: bool, rows: Sequence[int], model: Model,
     dtype: torch.dtype, budget_s: float,
 ) -> list[Point]:  # fmt: skip
-    """Exchanges of so many rows from every rank, an equal part to every rank of its node (or of other nodes) and to itself.
+    """Exchanges of some rows from every rank, an equal part to every rank of its node (or of other nodes) and to itself.
 
     One of the sizes is also sent unevenly: half of what goes elsewhere goes to the first rank that may have it.
     """
@@ -160,7 +161,8 @@ def beside_point(
     """What compute takes longer while whole experts are copied; small compute is repeated until it covers the copies.
 
     Args:
-        alone_s: of `_AT_ONCE` copies alone.   compute_s: of `compute`.
+        alone_s: Seconds of `_AT_ONCE` copies alone.
+        compute_s: Seconds of `compute`.
     """
     layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
 

@@ -13,7 +13,7 @@ from foremoe.base.errors import TransferError
 from foremoe.base.version import __version__
 from foremoe.calibrate.budget import require_time
 from foremoe.calibrate.case import Case
-from foremoe.calibrate.computing import ExpertCompute, Layers, drawn
+from foremoe.calibrate.computing import ExpertCompute, Layers, draw_routing
 from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
 from foremoe.calibrate.points import Measured, Point
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
@@ -31,11 +31,12 @@ def measure(
     """All points; collective, the same on all ranks.
 
     Args:
-        device: of experts and layers.   progress: told what is being measured.
-        node_of_rank: node of every rank; None: by host name.
+        device: Device of experts and layers.
+        progress: Called with the name of each measurement.
+        node_of_rank: Node of every rank; None: by host name.
 
     Raises:
-        InputError: even the fewest runs take far longer than ``case.seconds``; on all ranks alike.
+        InputError: Even the fewest runs take far longer than ``case.seconds``; on all ranks alike.
     """
     names = group.gather(socket.gethostname())
     nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)
@@ -71,7 +72,7 @@ def measure(
     ways = [(f"copy{' across nodes' if across else ''}", _step(nodes, across), False) for across in links]
     ways.append(("copy from host", 1, True))
     copy_s, beside_s = next_s("copies") / len(ways), case.seconds * _SHARES["copies beside compute"] / len(ways)
-    num_S = drawn(case, max(8, case.tokens // 32), False).busy(group.rank)
+    num_S = draw_routing(case, max(8, case.tokens // 32), False).busy(group.rank)
     x_YH = experts.inputs(num_S)
 
     def compute() -> None:

@@ -11,7 +11,7 @@ from foremoe.base.arrays import Array
 # Letters: N points, F unknowns.
 
 _ROUNDS = 8
-_OUTLIER = 1.5  # residuals beyond so many times the median one lose weight
+_OUTLIER = 1.5  # residuals beyond this multiple of the median lose weight
 
 
 def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Array) -> Array:
@@ -20,7 +20,10 @@ def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Ar
     Tries every set of unknowns that may be above 0, so F should be small.
 
     Args:
-        factor_NF: amounts, >= 0.   seconds_N: any.   scale_N: above 0, what residuals are relative to.   weight_N: >= 0.
+        factor_NF: Amounts, >= 0.
+        seconds_N: Measured seconds.
+        scale_N: Above 0, what residuals are relative to.
+        weight_N: >= 0.
     """
     root_N = np.sqrt(weight_N) / scale_N
     a_NF, b_N = factor_NF * root_N[:, None], seconds_N * root_N
@@ -48,7 +51,7 @@ def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> 
     """`nonnegative` in rounds, in which points far off get less weight than near ones.
 
     Args:
-        scale_N: default: the seconds themselves, which must then be above 0.
+        scale_N: Default: the seconds themselves, which must then be above 0.
     """
     scale_N = seconds_N if scale_N is None else scale_N
     weight_N = np.ones(len(seconds_N))

@@ -27,16 +27,20 @@ class Point:
     """One thing that was timed on all ranks at once.
 
     Attributes:
-        kind: one of `KINDS`.
-        seconds: of the slowest rank, median over repeats.
+        kind: One of `KINDS`.
+        seconds: Seconds of the slowest rank, median over repeats.
         spread: (third - first quartile) / median over the repeats.
-        backward: backward of the compute, else forward.
-        pairs, busy: (token, expert) pairs and busy slots of expert compute on the rank with most.
-        layers: layers run.   tokens: (token, layer) pairs on a rank, 0 for expert loads that no routing made.
-        attention_flops: of the layers, forward, on a rank.
-        moved: pairs received by the rank with most, permuted there and back.
-        exchanges, exchange_bytes: messages to all ranks one after the other, and bytes of their busiest direction.
-        copies, copy_bytes: copies one after the other on the busiest link, and their bytes.
+        backward: Backward of the compute, else forward.
+        pairs: (token, expert) pairs on the rank with most.
+        busy: Busy slots of expert compute on that rank.
+        layers: Layers run.
+        tokens: (token, layer) pairs on a rank, 0 for expert loads that no routing made.
+        attention_flops: FLOPs of the layers' attention, forward, on a rank.
+        moved: Pairs received by the rank with most, permuted there and back.
+        exchanges: Messages to all ranks one after the other.
+        exchange_bytes: Bytes of their busiest direction.
+        copies: Copies one after the other on the busiest link.
+        copy_bytes: Bytes of these copies.
     """
 
     kind: str
@@ -66,9 +70,11 @@ class Measured:
 
     Attributes:
         points: `Point`.
-        flops_per_s: what one large matrix product reaches on a rank while all ranks run one.
-        memory_bytes: of one rank.   node_of_rank: node of every rank.
-        hardware: what it ran on, in words.   versions: of torch and others, by name.
+        flops_per_s: What one large matrix product reaches on a rank while all ranks run one.
+        memory_bytes: Memory of one rank.
+        node_of_rank: Node of every rank.
+        hardware: What it ran on, in words.
+        versions: Versions of torch and others, by name.
     """
 
     points: tuple[Point, ...]

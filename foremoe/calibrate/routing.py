@@ -20,7 +20,8 @@ class Routing:
 
     Attributes:
         topk_GTK: int64, distinct experts of every token.
-        load_GE: int64, pairs by source and expert.   sent_GG: int64, by source and the expert's home.
+        load_GE: int64, pairs by source and expert.
+        sent_GG: int64, by source and the expert's home.
     """
 
     topk_GTK: Array

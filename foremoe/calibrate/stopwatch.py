@@ -20,7 +20,8 @@ class Stopwatch:
     """Times functions on all ranks of a group; every method is collective.
 
     Args:
-        group: the ranks.   device: whose work is waited for.
+        group: The ranks.
+        device: Device to synchronise with.
     """
 
     def __init__(self, group: Group, device: torch.device) -> None:
@@ -35,7 +36,7 @@ class Stopwatch:
         """float64 [repeats, laps]: seconds of the slowest rank, over as many repeats as the budget allows, 3 at least.
 
         Args:
-            run: calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
+            run: Calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
         """
         begin_s = time.perf_counter()
         self._once(run)  # warms up

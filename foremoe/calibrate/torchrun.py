@@ -1,4 +1,4 @@
-"""Is this process one of several ranks that torchrun, or who else sets its variables, has started? Needs no torch."""
+"""Whether torchrun, or a launcher that sets its variables, started this process as one of several ranks. Needs no torch."""
 
 from __future__ import annotations
 

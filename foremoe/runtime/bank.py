@@ -27,15 +27,17 @@ class ExpertBank(nn.Module):
     `zero_grad`, or by an optimizer's ``zero_grad()`` with ``set_to_none`` (its default).
 
     Args:
-        rank, num_ranks: place in the EP group; `num_experts` divides by `num_ranks`.
-        num_buffers: slot buffers for replicas, each as large as one expert; ``plan.header.slots.num_buffers(...)``.
-        home_LE: home slot g*B + b of every expert; default: in order.
-        dtype, device: of weights and slot buffers. Memory does not move afterwards.
-        seed: initial weights are a function of (seed, layer, expert), whatever the number of ranks.
-        math: what the experts compute.
+        rank: Place in the EP group.
+        num_ranks: Ranks of the EP group; they divide `num_experts`.
+        num_buffers: Slot buffers for replicas, each as large as one expert; ``plan.header.slots.num_buffers(...)``.
+        home_LE: Home slot g*B + b of every expert; default: in order.
+        dtype: Dtype of weights and slot buffers.
+        device: Device of weights and slot buffers. Memory does not move afterwards.
+        seed: Initial weights are a function of (seed, layer, expert), whatever the number of ranks.
+        math: What the experts compute.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: Sizes that do not fit.
     """
 
     def __init__(
@@ -136,10 +138,10 @@ class ExpertBank(nn.Module):
         """Takes this rank's part of all weights.
 
         Args:
-            weights: name -> [L, E, *shape], by logical expert; what `gather` returns.
+            weights: Name -> [L, E, *shape], by logical expert; what `gather` returns.
 
         Raises:
-            InputError: names or shapes that do not fit.
+            InputError: Names or shapes that do not fit.
         """
         for name, shape in self.shapes.items():
             wanted = (self.num_layers, self.num_experts, *shape)

@@ -25,8 +25,10 @@ class Counts:
     Attributes:
         sent_P: int64, pairs of this source by physical slot.
         received_GS: int64, pairs for this rank's slots by source.
-        num_sent_G, num_received_G, num_S: the same summed, known on the host: by destination, by source, by own slot.
-        complete: every rank said that its replicas are there.
+        num_sent_G: Pairs of this source by destination, on the host.
+        num_received_G: Pairs for this rank by source, on the host.
+        num_S: Pairs for this rank by its slots, on the host.
+        complete: Every rank said that its replicas are there.
     """
 
     sent_P: torch.Tensor
@@ -41,7 +43,8 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
     """Tells every rank how many pairs to expect, and whether this rank's replicas are there; collective.
 
     Args:
-        slot_Z: int64, physical slot of every pair.   num_slots: S, per rank.
+        slot_Z: int64, physical slot of every pair.
+        num_slots: S, per rank.
         complete: False if a replica did not arrive on this rank.
     """
     G, S = group.size, num_slots
@@ -66,9 +69,11 @@ class Route:
     """The way of one row's pairs, there and back.
 
     Attributes:
-        num_topk: K.
-        by_slot_Z: int64, the source's pairs (in token order) sorted by physical slot.   by_token_Z: its inverse.
-        by_slot_Y: int64, received pairs (as they arrive: by source, then slot) sorted by slot.   by_arrival_Y: its inverse.
+        num_topk: Top-k.
+        by_slot_Z: int64, the source's pairs (in token order) sorted by physical slot.
+        by_token_Z: Its inverse.
+        by_slot_Y: int64, received pairs (as they arrive: by source, then slot) sorted by slot.
+        by_arrival_Y: Its inverse.
     """
 
     group: Group
@@ -89,26 +94,20 @@ class Route:
         slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_received_G))
         by_slot_Y = torch.argsort(slot_Y, stable=True)
         return Route(
-            group=group,
-            num_topk=slot_TK.shape[1],
-            num_sent_G=counts.num_sent_G,
-            num_received_G=counts.num_received_G,
-            by_slot_Z=by_slot_Z,
-            by_token_Z=_inverse(by_slot_Z),
-            by_slot_Y=by_slot_Y,
-            by_arrival_Y=_inverse(by_slot_Y),
-        )
+            group=group, num_topk=slot_TK.shape[1], num_sent_G=counts.num_sent_G, num_received_G=counts.num_received_G,
+            by_slot_Z=by_slot_Z, by_token_Z=_inverse(by_slot_Z), by_slot_Y=by_slot_Y, by_arrival_Y=_inverse(by_slot_Y),
+        )  # fmt: skip
 
     def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
         """Rows in slot order, from the source to the ranks that serve them, as they arrive; collective."""
-        return _exchanged(self.group, rows_ZH, self.num_received_G, self.num_sent_G)
+        return _exchange(self.group, rows_ZH, self.num_received_G, self.num_sent_G)
 
     def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
         """Rows in order of arrival, back to their sources, in slot order; collective."""
-        return _exchanged(self.group, rows_YH, self.num_sent_G, self.num_received_G)
+        return _exchange(self.group, rows_YH, self.num_sent_G, self.num_received_G)
 
 
-# Index tensors are arguments beside the route, so that they are saved tensors and checkpointing can drop them.
+# Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.
 # Both functions only permute, so backward permutes the other way: no scatter with duplicate targets, no atomics.
 
 
@@ -133,7 +132,7 @@ class Dispatch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_token_Z, by_arrival_Y = ctx.saved_tensors
-        back_ZH = _exchanged(ctx.group, grad_YH.index_select(0, by_arrival_Y), ctx.num_sent_G, ctx.num_received_G)
+        back_ZH = _exchange(ctx.group, grad_YH.index_select(0, by_arrival_Y), ctx.num_sent_G, ctx.num_received_G)
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         grad_TKH = back_ZH.index_select(0, by_token_Z).view(-1, ctx.num_topk, grad_YH.shape[1])
@@ -157,11 +156,11 @@ class Combine(torch.autograd.Function):
         # at the same point on all ranks.
         by_slot_Z, by_slot_Y = ctx.saved_tensors
         sent_ZH = grad_TKH.reshape(-1, grad_TKH.shape[2]).index_select(0, by_slot_Z)
-        arrived_YH = _exchanged(ctx.group, sent_ZH, ctx.num_received_G, ctx.num_sent_G)
+        arrived_YH = _exchange(ctx.group, sent_ZH, ctx.num_received_G, ctx.num_sent_G)
         return arrived_YH.index_select(0, by_slot_Y), None, None, None
 
 
-def _exchanged(group: Group, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
+def _exchange(group: Group, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
     if group.size == 1:
         return rows
     received = rows.new_empty(sum(num_received_G), rows.shape[1])

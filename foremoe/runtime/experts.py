@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -14,7 +14,9 @@ from torch.nn import functional
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.base import Tensors
-from foremoe.transfer.residency import Residency
+
+if TYPE_CHECKING:
+    from foremoe.runtime.stage import Stage
 
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
 # D = 2F columns of gate and up.
@@ -75,16 +77,6 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         total.add_(left @ right)
 
 
-class Residencies(Protocol):
-    """Who knows which tensors the slots hold: the engine, or `AtHome` without a plan."""
-
-    def weights(self, micro_step: int, layer: int, phase: int) -> Residency: ...
-
-    def gradients(self, micro_step: int, layer: int) -> None: ...
-
-    def release(self, micro_step: int, layer: int, phase: int) -> None: ...
-
-
 class ComputeTime:
     """Seconds of expert compute in a stage: CPU time of the calling thread, so what intra-op threads and GPUs do is not in it."""
 
@@ -105,7 +97,8 @@ class Row:
     """One row as a rank computes it: all that backward needs to find its weights again.
 
     Attributes:
-        num_S: pairs of every slot; they lie one after the other.   shapes: of an expert's tensors.
+        num_S: Pairs of every slot; they lie one after the other.
+        shapes: Shapes of an expert's tensors.
     """
 
     micro_step: int
@@ -113,7 +106,7 @@ class Row:
     num_S: list[int]
     shapes: Sequence[tuple[int, ...]]
     math: ExpertMath
-    residencies: Residencies
+    stage: Stage
     time: ComputeTime
 
 
@@ -122,12 +115,12 @@ class GroupedExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_YH: torch.Tensor, row: Row, phase: Phase) -> torch.Tensor:
-        residency = row.residencies.weights(row.micro_step, row.layer, phase)
+        residency = row.stage.weights(row.micro_step, row.layer, phase)
         begin_s = time.thread_time()
         y_YH = torch.empty_like(x_YH)
         saved: list[torch.Tensor] = []
         for s, pairs in _busy(row):
-            y_YH[pairs], kept = row.math.forward(x_YH[pairs], _shaped(residency.weights_S[s], row, s))
+            y_YH[pairs], kept = row.math.forward(x_YH[pairs], _reshape(residency.weights_S[s], row, s))
             saved += kept
         ctx.row = row
         ctx.save_for_backward(x_YH, *saved)
@@ -139,20 +132,20 @@ class GroupedExperts(torch.autograd.Function):
     def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         row: Row = ctx.row
         x_YH, *saved = ctx.saved_tensors
-        residency = row.residencies.weights(row.micro_step, row.layer, Phase.BACKWARD)
+        residency = row.stage.weights(row.micro_step, row.layer, Phase.BACKWARD)
         assert residency.grads_S is not None
         begin_s = time.thread_time()
         busy = _busy(row)
         grad_x_YH = torch.empty_like(x_YH)
         each = len(saved) // max(len(busy), 1)
         for i, (s, pairs) in enumerate(busy):
-            weights, grads = _shaped(residency.weights_S[s], row, s), _shaped(residency.grads_S[s], row, s)
+            weights, grads = _reshape(residency.weights_S[s], row, s), _reshape(residency.grads_S[s], row, s)
             kept = saved[i * each : (i + 1) * each]
             grad_x_YH[pairs] = row.math.backward(x_YH[pairs], kept, grad_YH[pairs], weights, grads)
         row.time.add(Phase.BACKWARD, time.thread_time() - begin_s)
         row.time.num_backward += 1
-        row.residencies.gradients(row.micro_step, row.layer)
-        row.residencies.release(row.micro_step, row.layer, Phase.BACKWARD)
+        row.stage.gradients(row.micro_step, row.layer)
+        row.stage.release(row.micro_step, row.layer, Phase.BACKWARD)
         return grad_x_YH, None, None
 
 
@@ -166,7 +159,7 @@ def _busy(row: Row) -> list[tuple[int, slice]]:
     return found
 
 
-def _shaped(tensors: Tensors | None, row: Row, s: int) -> Tensors:
+def _reshape(tensors: Tensors | None, row: Row, s: int) -> Tensors:
     if tensors is None:
         raise TransferError(
             f"slot {s} got {row.num_S[s]} pairs in micro-step {row.micro_step}, layer {row.layer}, but the plan leaves it empty; "

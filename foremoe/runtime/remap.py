@@ -17,10 +17,10 @@ def remap(
     unless it is the home.
 
     Args:
-        topk_TK: any integer dtype, logical experts of each token.
-        split_P: any integer dtype, what the plan gave this source; zero in slots it does not use.
-        expert_P: any integer dtype, logical expert in each slot, -1 empty.
-        home_slot_E: any integer dtype, the physical slot where each expert is at home.
+        topk_TK: Any integer dtype, logical experts of each token.
+        split_P: Any integer dtype, what the plan gave this source; zero in slots it does not use.
+        expert_P: Any integer dtype, logical expert in each slot, -1 empty.
+        home_slot_E: Any integer dtype, the physical slot where each expert is at home.
 
     Returns:
         slot_TK: int64.
@@ -64,7 +64,9 @@ def remap_dense(
 
     Args:
         routing_TE: bool, token t goes to expert e.
-        split_P, expert_P, home_slot_E: as in `remap`.
+        split_P: As in `remap`.
+        expert_P: As in `remap`.
+        home_slot_E: As in `remap`.
 
     Returns:
         routing_TP: bool, token t goes to physical slot p; as many in every row as in `routing_TE`.

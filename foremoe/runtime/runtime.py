@@ -40,9 +40,12 @@ class Runtime:
     each by itself or in the blocks that the schedule names (``Schedule.block_L``).
 
     Args:
-        bank: the experts of this rank.
-        group: the EP group; a `Group`, a process group, or None for all ranks.
-        backends, prefetch, timeout_s, debug: of `foremoe.transfer.Engine`, which the first `begin` opens.
+        bank: The experts of this rank.
+        group: The EP group; a `Group`, a process group, or None for all ranks.
+        backends: Transfer backends of the engine; this and the next three as in `foremoe.transfer.Engine`.
+        prefetch: Uses that the engine looks ahead.
+        timeout_s: Patience of the engine, in seconds.
+        debug: Checks of the engine.
 
     After a `TransferError` only `close` may be called. As a context manager it closes, and an exception that leaves the block is
     reported to the other ranks, so that they need not wait for this one.
@@ -77,12 +80,12 @@ class Runtime:
         """Starts a stage by a plan; collective.
 
         Args:
-            plan: the same on all ranks, made for the bank's homes.
-            split_MLP: what the plan gives to this source: ``plan.rows_for(workload, rank)``.
-            same_weights: no weight was written since the last plan began, on any rank; see `Engine.begin`.
+            plan: The same on all ranks, made for the bank's homes.
+            split_MLP: What the plan gives to this source: ``plan.rows_for(workload, rank)``.
+            same_weights: No weight was written since the last plan began, on any rank; see `Engine.begin`.
 
         Raises:
-            InputError: the plan does not fit, or the splits of all ranks do not sum up to its quotas; on all ranks.
+            InputError: The plan does not fit, or the splits of all ranks do not sum up to its quotas; on all ranks.
         """
         self._require_idle()
         agree_on_split(self.group, plan, split_MLP, self.bank.home_LE, self.bank.device)
@@ -105,20 +108,20 @@ class Runtime:
         """The experts of a layer: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
 
         Args:
-            layer: index into the bank's layers.
-            x_TH: in the dtype of the bank; T may be 0.
-            topk_TK: any integer dtype, logical experts.
-            weight_TK: floating point, router probabilities.
+            layer: Index into the bank's layers.
+            x_TH: Tokens' hidden states in the dtype of the bank; T may be 0.
+            topk_TK: Any integer dtype, logical experts.
+            weight_TK: Floating point, router probabilities.
 
         Returns:
             y_TH in the dtype of x, differentiable in x and weight. Backward adds the experts' gradients to the bank, also where
-            x needs none.
+            X needs none.
 
         Raises:
-            InputError: arguments that do not fit, or a layer that runs more often than the plan says.
-            TransferError: weights or tokens did not arrive.
+            InputError: Arguments that do not fit, or a layer that runs more often than the plan says.
+            TransferError: Weights or tokens did not arrive.
         """
-        stage = self._under_way()
+        stage = self._running_stage()
         self._check(layer, x_TH, topk_TK, weight_TK)
         # Inside a backward pass only checkpointing calls the layer: the forward runs again.
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
@@ -137,22 +140,18 @@ class Runtime:
         """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.
 
         Args:
-            partial: the stage stops early, after the same pass on all ranks.
+            partial: The stage stops early, after the same pass on all ranks.
         """
-        stage = self._under_way()
+        stage = self._running_stage()
         timeline = stage.end(partial=partial)
         if self._time.num_backward:
             self.bank.publish_gradients()
         drift_ML, served_MLS = stage.counts(stage.num_micro_steps)
         self._stage = None
         return StageSummary(
-            timeline=timeline,
-            drift_ML=drift_ML,
-            served_MLS=served_MLS,
-            fell_back=tuple(stage.fell_back),
-            forward_cpu_s=self._time.forward_s,
-            backward_cpu_s=self._time.backward_s,
-        )
+            timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
+            forward_cpu_s=self._time.forward_s, backward_cpu_s=self._time.backward_s,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Gives everything back; safe to call twice, and in the middle of a stage."""
@@ -197,11 +196,11 @@ class Runtime:
         if self._closed:
             raise InputError("this runtime was closed; make a new one.")
         if self._stage is not None:
-            raise InputError("a stage is under way; call end() before the next begin.")
+            raise InputError("a stage is running; call end() before the next begin.")
 
-    def _under_way(self) -> Stage:
+    def _running_stage(self) -> Stage:
         if self._stage is None:
-            raise InputError("no stage is under way; call begin(plan, split_MLP) or begin_home() first.")
+            raise InputError("no stage is running; call begin(plan, split_MLP) or begin_home() first.")
         return self._stage
 
     def _check(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> None:

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 
 class Stage(abc.ABC):
-    """One stage under way on one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step.
+    """One running stage of one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step.
 
     Args:
-        home_slot_LE: the physical slot where every expert is at home.   device: of routing.
+        home_slot_LE: The physical slot where every expert is at home.
+        device: Device of routing.
 
     Attributes:
-        num_layers: L.   num_slots: S.
+        num_layers: L.
+        num_slots: Slots of a rank.
     """
 
     num_slots: int
@@ -132,7 +134,8 @@ class PlannedStage(Stage):
     """With a plan, whose transfers the engine executes.
 
     Args:
-        engine: it has begun `plan`.   split_MLP: what the plan gives to this source; int [M, L, P].
+        engine: It has begun `plan`.
+        split_MLP: What the plan gives to this source; int [M, L, P].
     """
 
     def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
@@ -192,10 +195,12 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
     """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for; collective.
 
     Args:
-        split_MLP: what the plan gives to this source.   home_LE: where the experts are at home.   device: for messages.
+        split_MLP: What the plan gives to this source.
+        home_LE: Where the experts are at home.
+        device: Device of messages.
 
     Raises:
-        InputError: on all ranks, with the first fault of any of them.
+        InputError: On all ranks, with the first fault of any of them.
     """
     G, M, L, S = group.size, plan.M, plan.L, plan.S
     answers = group.gather((split_fault(plan, split_MLP, home_LE, G), (M, L, S)))
@@ -214,7 +219,7 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
 
 
 def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) -> str:
-    """Why a rank cannot run a plan with this split, as far as it can tell alone; empty if it can."""
+    """Why a rank cannot run a plan with this split, by what it knows alone; empty if it can."""
     shape = (plan.M, plan.L, plan.G * plan.S)
     if np.shape(split_MLP) != shape:
         return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."

@@ -18,12 +18,13 @@ class StageSummary:
     """One stage of one rank.
 
     Attributes:
-        timeline: of the engine; None without a plan.
+        timeline: Timeline of the engine; None without a plan.
         drift_ML: int64, pairs of this rank that the plan did not know; they were served at home.
         served_MLS: int64, pairs that each of this rank's slots received.
         fell_back: (micro-step, layer) that ran at home placement because a replica could not be had.
-        forward_cpu_s, backward_cpu_s: CPU seconds of expert compute in the calling thread, re-forward counted as backward. With
-            one intra-op thread that is all of it; on a GPU it is the launching alone.
+        forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread that is all of it; on
+            a GPU it is the launching alone.
+        backward_cpu_s: The same of backward, with re-forward.
     """
 
     timeline: Timeline | None

@@ -29,8 +29,8 @@ class SplitSolverTests:
     """Laws of `SplitSolver`: quotas sum to the load, wherever replicas (or re-placed homes) lie.
 
     Attributes:
-        solver: the instance under test.
-        optimal: it promises the smallest possible largest rank load for the given replicas.
+        solver: The instance under test.
+        optimal: It promises the smallest possible largest rank load for the given replicas.
     """
 
     solver: ClassVar[SplitSolver]
@@ -116,7 +116,9 @@ class HomeSolverTests:
         assert describe(problem) == before, f"{self.solver!r} wrote to arrays of the problem."
         assert home_LE.shape == (problem.L, problem.E) and home_LE.dtype == np.int32
         right = np.sort(home_LE, axis=1) == np.arange(problem.E)
-        assert right.all(), f"{self.solver!r} gave layer {int((~right.all(axis=1)).argmax())} no permutation of the home slots."
+        assert right.all(), (
+            f"{self.solver!r} gave layer {int((~right.all(axis=1)).argmax())} homes that are not a permutation of the home slots."
+        )
         dataclasses.replace(problem, home_LE=home_LE).static()
 
     @law
@@ -174,23 +176,18 @@ def batches(draw: st.DrawFn, *, max_sequences: int = 24, max_groups: int = 3) ->
     groups = st.lists(st.integers(0, max_groups - 1), min_size=len(seq_len_Q), max_size=len(seq_len_Q))
     num_ranks = draw(st.integers(1, 4))
     return Batch(
-        seq_len_Q=seq_len_Q,
-        group_Q=sorted(draw(groups)),
-        num_ranks=num_ranks,
-        tokens_per_rank=draw(st.integers(1, 16)),
-        num_experts=draw(st.sampled_from([num_ranks, 2 * num_ranks, 7])),
-        num_layers=draw(st.integers(1, 3)),
-        unknown=draw(st.booleans()),
-        seed=draw(st.integers(0, 2**32 - 1)),
-    )
+        seq_len_Q=seq_len_Q, group_Q=sorted(draw(groups)), num_ranks=num_ranks, tokens_per_rank=draw(st.integers(1, 16)),
+        num_experts=draw(st.sampled_from([num_ranks, 2 * num_ranks, 7])), num_layers=draw(st.integers(1, 3)),
+        unknown=draw(st.booleans()), seed=draw(st.integers(0, 2**32 - 1)),
+    )  # fmt: skip
 
 
 class PackSolverTests:
     """Laws of `PackSolver`: every sequence once, limits and groups kept, pure and deterministic.
 
     Attributes:
-        solver: the instance under test.
-        few_micro_steps: it promises never to need more micro-steps than `AsGiven`.
+        solver: The instance under test.
+        few_micro_steps: It promises never to need more micro-steps than `AsGiven`.
     """
 
     solver: ClassVar[PackSolver]

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.workload.workload import Dealt
 
 
@@ -22,11 +27,8 @@ def describe(problem: Problem) -> str:
 
 def evaluate(text: str) -> Problem:
     """The problem that `describe` printed."""
-    import foremoe
-
-    names = {name: getattr(foremoe, name) for name in ("Cluster", "CostModel", "Model", "Problem", "Schedule")}
-    names |= {name: getattr(foremoe, name) for name in ("ResidentSlots", "SharedSlots")}
-    problem = eval(text, {"__builtins__": {}, "Dealt": Dealt, **names})
+    names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, ResidentSlots, Schedule, SharedSlots)}
+    problem = eval(text, {"__builtins__": {}, **names})
     assert isinstance(problem, Problem)
     return problem
 

@@ -32,7 +32,7 @@ def serve(rank: int, port: int, connection: Connection) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     group: TorchGroup | None = None
     world = 0
-    connection.send_bytes(packed((0.0, True, None)))
+    connection.send_bytes(to_bytes((0.0, True, None)))
     while True:
         try:
             task = connection.recv_bytes()
@@ -41,14 +41,14 @@ def serve(rank: int, port: int, connection: Connection) -> None:
         if not task:
             return
         try:
-            sys.path[:], new_world, num_ranks, timeout_s, call = unpacked(task)
+            sys.path[:], new_world, num_ranks, timeout_s, call = from_bytes(task)
             if group is None or world != new_world:
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 world, group = new_world, None
                 group = _group(PrefixStore(f"world {world}", store), rank, num_ranks, timeout_s)
-            fn, args = unpacked(call)
-            answer = packed((0.0, True, fn(group, *args)))
+            fn, args = from_bytes(call)
+            answer = to_bytes((0.0, True, fn(group, *args)))
         except BaseException as error:
             answer = _failure(error)
             if group is not None:
@@ -74,19 +74,19 @@ def _end_with_parent() -> None:
 
 
 def _group(store: Store, rank: int, num_ranks: int, timeout_s: float) -> TorchGroup:
-    timeout = timedelta(seconds=2 * timeout_s)  # gloo must not give up before the group has named who is missing
+    timeout = timedelta(seconds=2 * timeout_s)  # gloo must not give up before the group has named the missing ranks
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     return TorchGroup(timeout_s=timeout_s)
 
 
-def packed(value: Any) -> bytes:
+def to_bytes(value: Any) -> bytes:
     # Not plain pickle: it has no fp8 tensors.
     file = io.BytesIO()
     torch.save(value, file, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return file.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
+def from_bytes(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=False)
 
 
@@ -94,10 +94,10 @@ def _failure(error: BaseException) -> bytes:
     when = time.monotonic()
     error.add_note(f"{''.join(traceback.format_exception(error)).strip()}")
     try:
-        answer = packed((when, False, error))
-        unpacked(answer)
+        answer = to_bytes((when, False, error))
+        from_bytes(answer)
         return answer
     except Exception:  # an exception class of its own making: its text has to do
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         plain.__notes__ = error.__notes__
-        return packed((when, False, plain))
+        return to_bytes((when, False, plain))

@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import ThreadGroup
-from foremoe.testing.rank_process import packed, serve, unpacked
+from foremoe.testing.rank_process import from_bytes, serve, to_bytes
 
 START_S = 120.0  # a rank that has to import torch on a busy machine takes long
 
@@ -42,13 +42,13 @@ def run_threads(
     """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
 
     Args:
-        timeout_s: seconds a rank waits for another one (`Group.timeout_s`).
-        limit_s: seconds for the whole call.
-        errors: return exceptions as results. Otherwise the first error is raised, with a note that names the rank; the
+        timeout_s: Seconds a rank waits for another one (`Group.timeout_s`).
+        limit_s: Seconds for the whole call.
+        errors: Return exceptions as results. Otherwise the first error is raised, with a note that names the rank; the
             `TransferError`s that it causes on other ranks are not.
 
     Raises:
-        RankDied: a rank is still busy after `limit_s`; its thread is left behind.
+        RankDied: A rank is still busy after `limit_s`; its thread is left behind.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 
@@ -91,7 +91,7 @@ class RankPool:
     torch on one thread each. A call in which a rank dies or takes too long ends all ranks: the pool is unusable after it.
 
     Args:
-        num_ranks: the most ranks a call may have.
+        num_ranks: The most ranks a call may have.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -99,7 +99,7 @@ class RankPool:
             raise InputError(f"num_ranks is {num_ranks}; a pool needs at least one rank.")
         self.num_ranks = self.asked_ranks = num_ranks
         self.unusable = ""  # why, in one sentence
-        # The parent hosts the store: it survives any rank, so that the others can still say who is missing.
+        # The parent hosts the store: it survives any rank, so that the others can still name the missing one.
         self._store: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._world, self._world_of = 0, (0, 0.0)
         self._connections: list[Connection] = []
@@ -128,14 +128,14 @@ class RankPool:
         """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
 
         Args:
-            fn: a function of a module, since it is pickled, like arguments and results.
+            fn: A function of a module, since it is pickled, like arguments and results.
             num_ranks: None: all ranks, of the shared pool as many as `get_pool` was last asked for.
-            timeout_s: seconds a rank waits for another one, in the group and in the process group.
-            limit_s: seconds for the whole call.
-            errors: as for `run_threads`; ranks that died have a `RankDied`.
+            timeout_s: Seconds a rank waits for another one, in the group and in the process group.
+            limit_s: Seconds for the whole call.
+            errors: As for `run_threads`; ranks that died have a `RankDied`.
 
         Raises:
-            RankDied: a rank ended or took longer than `limit_s`, or the pool is unusable since then.
+            RankDied: A rank ended or took longer than `limit_s`, or the pool is unusable since then.
         """
         num_ranks = self.asked_ranks if num_ranks is None else num_ranks
         if self.unusable:
@@ -146,10 +146,10 @@ class RankPool:
         if self._world_of != (num_ranks, timeout_s):
             self._world, self._world_of = self._world + 1, (num_ranks, timeout_s)
         try:
-            call = packed((fn, args))
+            call = to_bytes((fn, args))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(f"{fn!r} cannot be sent to a rank ({error}); use a function of a module.") from None
-        task = packed((list(sys.path), self._world, num_ranks, timeout_s, call))
+        task = to_bytes((list(sys.path), self._world, num_ranks, timeout_s, call))
         for connection in self._connections[:num_ranks]:
             with contextlib.suppress(OSError):  # it died since the last call: found when its answer is collected
                 connection.send_bytes(task)
@@ -184,7 +184,7 @@ class RankPool:
             for g in sorted(g for g in left if self._connections[g] in ready):
                 left.discard(g)
                 try:
-                    when, good, value = unpacked(self._connections[g].recv_bytes())
+                    when, good, value = from_bytes(self._connections[g].recv_bytes())
                 except (EOFError, OSError):
                     self._processes[g].join(5.0)
                     lost.append(f"rank {g} ended with exit code {self._processes[g].exitcode}.")
@@ -230,7 +230,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """The pool that all tests of this process share, with at least `num_ranks` ranks; made anew if a call ended it."""
+    """The pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()

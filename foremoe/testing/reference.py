@@ -30,7 +30,8 @@ class ReferenceResult:
     """What one stage computes.
 
     Attributes:
-        output_ZH, input_grad_ZH: float64, per pair; the gradient is zero without backward.
+        output_ZH: Outputs of all pairs, float64 [Z, H].
+        input_grad_ZH: Gradients of their inputs, float64 [Z, H]; zero without backward.
         weight_grad_LE: float64 [L, E, 2, H, H], summed over micro-steps.
     """
 
@@ -49,13 +50,14 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     """Executes `plan` pass by pass.
 
     Args:
-        plan: homes in their base slots.   workload: the counts that were planned, or their load_MLGE.
+        plan: Homes in their base slots.
+        workload: The counts that were planned, or their load_MLGE.
         land: ``"early"``: a copy lands as soon as its `after` is over and its source has it; ``"late"``: just before its `need`.
-            A relayed copy is read from its source until its `need`, so it lands again then. A wrong `after` corrupts a result
-            in one of the two.
+            A relayed copy is read from its source until its `need`, so it lands again then. A wrong `after` corrupts a result in
+            one of the two.
 
     Raises:
-        InputError: the plan moves homes, or the counts are not the plan's.
+        InputError: The plan moves homes, or the counts are not the plan's.
     """
     if land not in ("early", "late") or not plan.executable:
         raise InputError(f'land must be "early" or "late" and homes must stay; got {land!r}, homes stay: {plan.executable}.')
@@ -63,7 +65,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     if not isinstance(workload, Workload):
         workload = Workload.from_counts(workload, num_topk=head.model.num_topk, stage=head.key.stage)
     split_G = [plan.rows_for(workload, g) for g in range(G)]
-    input_ZH, output_grad_ZH, weight_LE, result = _toys(workload.load_MLGE, seed, head.schedule.trains)
+    input_ZH, output_grad_ZH, weight_LE, result = _make_toys(workload.load_MLGE, seed, head.schedule.trains)
     buffer_G = np.full((G, head.slots.num_buffers(S - B, L), 2, HIDDEN, HIDDEN), np.nan)
     slot_grad_G = np.full_like(buffer_G, np.nan)
     reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> the buffer its weights are read from
@@ -73,15 +75,15 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
             e, buffer = plan.resident_LGS[layer, g, s], layer * head.slots.num_buffers(S - B, 1) + s - B  # type: ignore[index]
             buffer_G[g, buffer], reads[g, layer, e], holds[g, buffer] = weight_LE[layer, e], buffer, (layer, e)
 
-    def owned(rank: int, layer: int, expert: int) -> Array:
+    def home_weights(rank: int, layer: int, expert: int) -> Array:
         """What `rank` (-1: the host store) has at home; NaN for an expert that is not its own."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
-    def landed(c: int, last: bool) -> bool:
+    def land_copy(c: int, last: bool) -> bool:
         """Copies weights from where they are; NaN if they are nowhere at the last moment."""
         src, key, at = int(t.src_C[c]), (int(t.layer_C[c]), int(t.expert_C[c])), (int(t.dst_C[c]), int(t.buffer_C[c]))
         there = [buffer for (g, buffer), held in holds.items() if g == src and held == key]
-        weights = buffer_G[src, there[0]] if there else owned(src, *key)
+        weights = buffer_G[src, there[0]] if there else home_weights(src, *key)
         if last or not np.isnan(weights).any():
             buffer_G[at], holds[at] = weights, key
             return True
@@ -94,16 +96,16 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
         m = int(plan.order_M[position])
         for _ in range(G):  # those that wait for a copy to their source come a round later
             for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
-                landed_C[c] = landed(c, last=False)
+                landed_C[c] = land_copy(c, last=False)
         for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
-            landed_C[c] = landed(c, last=True)
+            landed_C[c] = land_copy(c, last=True)
         for c in np.flatnonzero(t.need_C == use).tolist():
             reads[t.dst_C[c], t.layer_C[c], t.expert_C[c]] = t.buffer_C[c]
         returns = []
         for slot, pairs_Z in sorted(_deal(plan, workload, split_G, m, layer).items()):
             g, e = slot // S, plan.expert_MLGS[m, layer].ravel()[slot]
             buffer = -1 if slot % S < B else reads.get((g, layer, e), -1)
-            weights = buffer_G[g, buffer] if buffer >= 0 else owned(g, layer, e)
+            weights = buffer_G[g, buffer] if buffer >= 0 else home_weights(g, layer, e)
             gradient = result.weight_grad_LE[layer, e]
             if buffer >= 0:
                 slot_grad_G[g, buffer], gradient = 0.0, slot_grad_G[g, buffer]
@@ -125,7 +127,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
 
 def dense_reference(load_MLGE: Array, *, seed: int = 0, backward: bool = True) -> ReferenceResult:
     """The same computed expert by expert, without serving ranks, slots or copies."""
-    input_ZH, output_grad_ZH, weight_LE, result = _toys(load_MLGE, seed, backward)
+    input_ZH, output_grad_ZH, weight_LE, result = _make_toys(load_MLGE, seed, backward)
     end_MLGE = np.cumsum(load_MLGE).reshape(load_MLGE.shape)
     for (m, layer, source, e), count in np.ndenumerate(load_MLGE):
         z = slice(end_MLGE[m, layer, source, e] - count, end_MLGE[m, layer, source, e])
@@ -136,7 +138,7 @@ def dense_reference(load_MLGE: Array, *, seed: int = 0, backward: bool = True) -
     return result
 
 
-def _toys(load_MLGE: Array, seed: int, backward: bool) -> tuple[Array, Array, Array, ReferenceResult]:
+def _make_toys(load_MLGE: Array, seed: int, backward: bool) -> tuple[Array, Array, Array, ReferenceResult]:
     """Inputs [Z, H], output gradients [Z, H], weights [L, E, 2, H, H], and a result to fill: NaN where a stage writes."""
     pairs, weights = (int(load_MLGE.sum()), HIDDEN), (load_MLGE.shape[1], load_MLGE.shape[3], 2, HIDDEN, HIDDEN)
     rng, input_grad_ZH = np.random.default_rng(seed), np.full(pairs, np.nan if backward else 0.0)

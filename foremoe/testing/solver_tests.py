@@ -44,9 +44,9 @@ class SolverTests:
     """Laws of `RankSolver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
 
     Attributes:
-        solver: the instance under test.
-        limits: narrower options for `problems`, for solvers too slow for the default sizes.
-        many_rows: rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
+        solver: The instance under test.
+        limits: Narrower options for `problems`, for solvers too slow for the default sizes.
+        many_rows: Rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
     """
 
     solver: ClassVar[RankSolver]
@@ -64,7 +64,7 @@ class SolverTests:
         usual = {"min_ranks": 2, "max_ranks": 5, "max_base": 3, "min_redundant": 1, "max_micro_steps": 2, "max_layers": 3}
         return problems(**{**usual, **self.limits, **options})
 
-    def solved(self, problem: Problem, start: Placement | None = None) -> Placement:
+    def solve(self, problem: Problem, start: Placement | None = None) -> Placement:
         """The solver's placement of `problem`, with quotas, after checking that it is valid."""
         note(describe(problem))
         placement = self.solver.solve(problem, problem.static() if start is None else start)
@@ -77,29 +77,29 @@ class SolverTests:
     @given(st.data())
     def test_placements_are_valid_from_any_start(self, data: st.DataObject) -> None:
         problem = data.draw(self.problems())
-        self.solved(problem)
-        self.solved(problem, data.draw(placements(problem)))
+        self.solve(problem)
+        self.solve(problem, data.draw(placements(problem)))
 
     @corner
     @given(st.data())
     def test_rows_without_load_are_valid(self, data: st.DataObject) -> None:
-        placement = self.solved(data.draw(self.problems(row_kinds=("zero", "sparse"))))
+        placement = self.solve(data.draw(self.problems(row_kinds=("zero", "sparse"))))
         assert placement.quotas_NGS.min() >= 0
 
     @corner
     @given(st.data())
     def test_one_expert_with_all_load_is_valid(self, data: st.DataObject) -> None:
-        self.solved(data.draw(self.problems(row_kinds=("one",))))
+        self.solve(data.draw(self.problems(row_kinds=("one",))))
 
     @corner
     @given(st.data())
     def test_replicas_stay_in_their_node_where_asked(self, data: st.DataObject) -> None:
-        self.solved(data.draw(self.problems(replicas=("node",), row_kinds=("skewed", "one", "flat"))))
+        self.solve(data.draw(self.problems(replicas=("node",), row_kinds=("skewed", "one", "flat"))))
 
     @corner
     @given(st.data())
     def test_several_redundant_slots_are_valid(self, data: st.DataObject) -> None:
-        self.solved(data.draw(self.problems(min_redundant=2, max_redundant=4, row_kinds=("skewed", "one"))))
+        self.solve(data.draw(self.problems(min_redundant=2, max_redundant=4, row_kinds=("skewed", "one"))))
 
     @law
     @given(st.data())
@@ -165,7 +165,7 @@ class SolverTests:
         cancel = threading.Event()
         cancel.set()
         with row_runner(1, cancel=cancel):
-            self.solved(problem)
+            self.solve(problem)
 
     @law
     @given(st.data())

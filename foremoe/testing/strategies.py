@@ -48,19 +48,10 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
     """Models of a few weights, so that one pair costs about as much as one copy."""
     experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
     return Model(
-        name="toy",
-        num_layers=4,
-        first_moe_layer=draw(st.sampled_from([0, 1])),
-        num_experts=experts,
-        num_topk=draw(st.integers(1, min(2, experts))),
-        hidden_size=draw(st.sampled_from([4, 16])),
-        ffn_size=8,
-        attention_params=64,
-        num_heads=1,
-        qk_head_dim=4,
-        v_head_dim=4,
-        source="made up for tests",
-    )
+        name="toy", num_layers=4, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
+        num_topk=draw(st.integers(1, min(2, experts))), hidden_size=draw(st.sampled_from([4, 16])), ffn_size=8,
+        attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
+    )  # fmt: skip
 
 
 @st.composite
@@ -68,7 +59,7 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
     """Clusters with nodes of any sizes, ranks of a node not necessarily side by side.
 
     Args:
-        symmetric: every node has the same number of ranks, in order.
+        symmetric: Every node has the same number of ranks, in order.
     """
     ranks = draw(st.integers(min_ranks, max_ranks))
     if symmetric:
@@ -77,35 +68,25 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
     else:
         node_G = np.unique(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)), return_inverse=True)[1]
     return Cluster(
-        name="toy",
-        num_ranks=ranks,
-        node_of_rank_G=node_G,
-        flops_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
-        compute_efficiency=draw(st.sampled_from([0.5, 1.0])),
-        slot_overhead_s=draw(st.sampled_from([0.0, 1e-6])),
-        peer_bytes_per_s=1e9,
-        rdma_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
-        host_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
-        peer_latency_s=draw(st.sampled_from([0.0, 1e-7])),
-        rdma_latency_s=draw(st.sampled_from([0.0, 1e-6])),
-        host_latency_s=1e-7,
-        nic_sharing=draw(st.sampled_from([1, 2])),
-        copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])),
-        memory_bytes=10**9,
-        **draw(st.sampled_from([{}, _FITTED])),
+        name="toy", num_ranks=ranks, node_of_rank_G=node_G, flops_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+        compute_efficiency=draw(st.sampled_from([0.5, 1.0])), slot_overhead_s=draw(st.sampled_from([0.0, 1e-6])),
+        peer_bytes_per_s=1e9, rdma_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
+        host_bytes_per_s=draw(st.sampled_from([1e8, 4e9])), peer_latency_s=draw(st.sampled_from([0.0, 1e-7])),
+        rdma_latency_s=draw(st.sampled_from([0.0, 1e-6])), host_latency_s=1e-7, nic_sharing=draw(st.sampled_from([1, 2])),
+        copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])), memory_bytes=10**9, **draw(st.sampled_from([{}, _FITTED])),
         source="made up for tests",
-    )
+    )  # fmt: skip
 
 
 @st.composite
 def schedules(
     draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
 ) -> Schedule:
-    """Every kind of schedule that fits so many micro-steps and layers.
+    """Every kind of schedule for these numbers of micro-steps and layers.
 
     Args:
         stage: ``"recompute"`` or ``"update"``; default: either.
-        uneven: also chunks of different sizes, and re-forward in blocks of several layers.
+        uneven: Also chunks of different sizes, and re-forward in blocks of several layers.
     """
     M = num_micro_steps
     if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
@@ -127,7 +108,7 @@ def schedules(
 
 @st.composite
 def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int) -> Schedule:
-    """The schedule with layers dealt to chunks and blocks at random."""
+    """The schedule with random chunks and blocks of layers."""
     chunk_L = np.sort(np.array(draw(_lists(schedule.num_chunks, num_layers)), np.int32))
     if num_layers % schedule.num_chunks == 0 and draw(st.booleans()):
         chunk_L = schedule.chunks(num_layers)
@@ -176,13 +157,13 @@ def problems(
     """Problems of every kind the library takes.
 
     Args:
-        max_base: largest number of base slots per rank, so E is at most max_ranks * max_base.
-        max_pairs: largest load of one expert from one source rank.
-        slots: the slot policy; default: any.
-        row_kinds: what a row's load may look like; see `ROW_KINDS`.
+        max_base: Largest number of base slots per rank, so E is at most max_ranks * max_base.
+        max_pairs: Largest load of one expert from one source rank.
+        slots: The slot policy; default: any.
+        row_kinds: What a row's load may look like; see `ROW_KINDS`.
         sources: True or False: with or without ``load_MLGE``; default: either.
-        symmetric: nodes of one size, in order.
-        uneven: also schedules with chunks of different sizes and re-forward in blocks of layers.
+        symmetric: Nodes of one size, in order.
+        uneven: Also schedules with chunks of different sizes and re-forward in blocks of layers.
     """
     cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
     G = cluster.num_ranks
@@ -195,21 +176,17 @@ def problems(
     permuted, known = draw(st.booleans()), draw(st.sampled_from(["nothing", "tokens", "attention"]))
     tokens_MG = rng.integers(0, 50, (M, G)).astype(np.int32)
     problem = Problem(
-        model=draw(models(num_experts=E)),
-        cluster=cluster,
+        model=draw(models(num_experts=E)), cluster=cluster,
         cost=CostModel(objective=draw(st.sampled_from(list(objectives))), overlap=draw(st.sampled_from([0.0, 0.5, 1.0]))),
-        stage=stage,
-        schedule=draw(schedules(M, num_layers=L, stage=stage, uneven=uneven)),
-        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))),
-        slots=slots,
+        stage=stage, schedule=draw(schedules(M, num_layers=L, stage=stage, uneven=uneven)),
+        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))), slots=slots,
         replicas=draw(st.sampled_from(list(replicas))),
-        home_LE=np.stack([rng.permutation(E) if permuted else np.arange(E) for _ in range(L)]),
-        load_MLE=load_MLGE.sum(axis=2),
+        home_LE=np.stack([rng.permutation(E) if permuted else np.arange(E) for _ in range(L)]), load_MLE=load_MLGE.sum(axis=2),
         load_MLGE=load_MLGE if (draw(st.booleans()) if sources is None else sources) else None,
         tokens_MG=None if known == "nothing" else tokens_MG,
         attention_MG=tokens_MG.astype(np.float64) ** 2 if known == "attention" else None,
         moe_layer_L=np.arange(L) + draw(st.sampled_from([0, 3])),
-    )
+    )  # fmt: skip
     if isinstance(slots, ResidentSlots) and problem.R and draw(st.booleans()):
         return dataclasses.replace(problem, resident_LGS=random_residency(problem, rng))
     return problem

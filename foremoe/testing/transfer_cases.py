@@ -44,7 +44,7 @@ class Round:
     """Batches of copies that are all started before the memory is looked at; every batch is one handle on each rank.
 
     Attributes:
-        new_weights: home weights change before it.
+        new_weights: Home weights change before it.
     """
 
     batches: tuple[tuple[Op, ...], ...]
@@ -56,9 +56,11 @@ class TransferCase:
     """What the ranks of one group copy, round by round.
 
     Attributes:
-        home_LE: home rank of every expert.   num_buffers: of every rank.
-        dtype, sizes: of the tensors of one expert.
-        seed: decides the contents of memory, and when each rank waits for which handle.
+        home_LE: Home rank of every expert.
+        num_buffers: Buffers of every rank.
+        dtype: Dtype of an expert's tensors.
+        sizes: Elements of each of an expert's tensors.
+        seed: Decides the contents of memory, and when each rank waits for which handle.
     """
 
     num_ranks: int
@@ -91,7 +93,7 @@ class TransferCase:
 
 
 class Memory:
-    """The `Buffers` of one rank: all of its tensors lie in one block, with gaps that nobody may write to.
+    """The `Buffers` of one rank: all of its tensors lie in one block, with gaps that may not be written to.
 
     `expected` says what every byte of the block must be.
     """
@@ -239,20 +241,20 @@ def _rounds(group: Group, backend: TransferBackend, case: TransferCase, memory: 
             published |= entries
             if new:
                 backend.publish(sorted(new), memory.version)
-        under_way: list[tuple[int, Any]] = []
+        in_flight: list[tuple[int, Any]] = []
         for b, ops in enumerate(step.batches):
             copies = [copy for op in ops if (copy := copy_of(case, op, memory, backend)) is not None]
-            under_way.append((b, backend.start(copies)))
-            while under_way and rng.random() < (0.3 if b + 1 < len(step.batches) else 1.0):
-                waited, handle = under_way.pop(int(rng.integers(len(under_way))))
+            in_flight.append((b, backend.start(copies)))
+            while in_flight and rng.random() < (0.3 if b + 1 < len(step.batches) else 1.0):
+                waited, handle = in_flight.pop(int(rng.integers(len(in_flight))))
                 backend.wait(handle, timeout_s)
-                for text in _arrived(case, step.batches[waited], memory, r):
+                for text in _check_arrivals(case, step.batches[waited], memory, r):
                     yield f"round {r}, after wait for handle {waited}: {text}"
         if memory.wrong_anywhere():
             yield f"round {r}, at its end: {memory.wrong_anywhere()}"
 
 
-def _arrived(case: TransferCase, ops: Sequence[Op], memory: Memory, r: int) -> Iterator[str]:
+def _check_arrivals(case: TransferCase, ops: Sequence[Op], memory: Memory, r: int) -> Iterator[str]:
     for op in ops:
         if case.ends(op)[1] != memory.rank:
             continue

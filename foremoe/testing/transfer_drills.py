@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | s
     return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
 
 
-def _started(case: TransferCase, ops: Sequence[Op], memory: Memory, backend: TransferBackend) -> Any:
+def _start(case: TransferCase, ops: Sequence[Op], memory: Memory, backend: TransferBackend) -> Any:
     return backend.start([end for op in ops if (end := copy_of(case, op, memory, backend)) is not None])
 
 
@@ -55,28 +55,33 @@ def _check(memory: Memory, ops: Sequence[Op]) -> list[str]:
     return [f"rank {memory.rank}: {wrong}"] if wrong else []
 
 
-def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Rank 1 starts its ends late."""
+@contextlib.contextmanager
+def _opened(group: Group, backend: TransferBackend, device: str) -> Iterator[Memory]:
+    """Memory of this rank over which the backend is open."""
     memory = Memory(DRILL, group.rank, device)
     backend.open(group.rank, group, memory)
     try:
+        yield memory
+    finally:
+        backend.close()
+
+
+def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Rank 1 starts its ends late."""
+    with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 1:
             time.sleep(0.3)
         if group.rank < 2:
-            backend.wait(_started(DRILL, FIRST, memory, backend), timeout_s)
+            backend.wait(_start(DRILL, FIRST, memory, backend), timeout_s)
         group.barrier()
-    finally:
-        backend.close()
     return _check(memory, FIRST)
 
 
 def early_source(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """Two-sided: both ends start; the source waits and uses its memory for something else before the destination waits."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
-    try:
-        handle = _started(DRILL, SECOND, memory, backend) if group.rank < 2 else None
+    with _opened(group, backend, device) as memory:
+        handle = _start(DRILL, SECOND, memory, backend) if group.rank < 2 else None
         if group.rank == 1:
             backend.wait(handle, timeout_s)
             for tensor in memory.home(0, 3):
@@ -85,20 +90,16 @@ def early_source(group: Group, backend: TransferBackend, device: str, timeout_s:
         if group.rank == 0:
             backend.wait(handle, timeout_s)
         group.barrier()
-    finally:
-        backend.close()
     return _check(memory, SECOND) if group.rank == 0 else []
 
 
 def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """Two-sided: rank 1 does not start its ends before rank 0 has given up."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
     wrong = []
-    try:
+    with _opened(group, backend, device) as memory:
         if group.rank == 0:
             try:
-                backend.wait(_started(DRILL, SECOND, memory, backend), 0.5)
+                backend.wait(_start(DRILL, SECOND, memory, backend), 0.5)
                 wrong.append("rank 0: wait returned, but its peer has not started the copy.")
             except TransferError as error:
                 if 1 not in error.ranks or "1" not in str(error):
@@ -109,94 +110,76 @@ def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: 
         if group.rank == 1:
             # What comes now comes too late; a backend that does not notice is fine, too.
             with contextlib.suppress(Exception):
-                backend.wait(_started(DRILL, SECOND, memory, backend), 0.5)
+                backend.wait(_start(DRILL, SECOND, memory, backend), 0.5)
         group.barrier()
         late = memory.wrong_anywhere()
         if late and group.rank != 0:
             wrong.append(f"rank {group.rank}: {late}")
         elif late:
             wrong.append(f"rank 0: written to after wait had failed: {late}.")
-    finally:
-        backend.close()
     backend.close()
     return wrong
 
 
 def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """One-sided: rank 0 pulls while all others wait for its next message."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
-    try:
+    with _opened(group, backend, device) as memory:
         _publish(backend, SECOND, memory)
         if group.rank == 0:
-            backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+            backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
         group.barrier()
-    finally:
-        backend.close()
     return _check(memory, SECOND)
 
 
-def stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """One-sided: weights change, one expert is published again and another one is not."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
     wrong = []
-    try:
+    with _opened(group, backend, device) as memory:
         _publish(backend, [*FIRST, *SECOND], memory)
         group.barrier()
         memory.change_weights()
         _publish(backend, FIRST, memory)
         if group.rank == 0:
             try:
-                backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+                backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
                 wrong.append("rank 0: a pull of what was published with an older version only must raise StaleWeights.")
             except StaleWeights:
                 pass
         group.barrier()
-    finally:
-        backend.close()
     return wrong
 
 
-def republished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+def publish_again(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """One-sided: after every publish of a new version, pulls see the new weights."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
     wrong = []
-    try:
+    with _opened(group, backend, device) as memory:
         for _ in range(3):
             _publish(backend, FIRST, memory)
             if group.rank < 2:
-                backend.wait(_started(DRILL, FIRST, memory, backend), timeout_s)
+                backend.wait(_start(DRILL, FIRST, memory, backend), timeout_s)
             wrong += _check(memory, FIRST)
             group.barrier()
             memory.change_weights()
-    finally:
-        backend.close()
     return wrong
 
 
-def unpublished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """One-sided: a pull of what was never published is an error."""
-    memory = Memory(DRILL, group.rank, device)
-    backend.open(group.rank, group, memory)
     wrong = []
-    try:
+    with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 0:
             try:
-                backend.wait(_started(DRILL, SECOND, memory, backend), timeout_s)
+                backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
                 wrong.append("rank 0: a pull of what was never published must raise an error.")
             except Exception:  # any error will do
                 pass
         group.barrier()
-    finally:
-        backend.close()
     return wrong
 
 
-def closed_under_way(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Close before open, twice, and while copies are under way for which nobody waits; then the backend can be opened again."""
+def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
+    """Close before open, twice, and while copies are in flight for which no rank waits; then the backend can be opened again."""
     backend.close()
     wrong = []
     for _ in range(2):
@@ -204,7 +187,7 @@ def closed_under_way(group: Group, backend: TransferBackend, device: str, timeou
         backend.open(group.rank, group, memory)
         _publish(backend, [*FIRST, *SECOND], memory)
         if group.rank == 0 or (group.rank == 1 and not backend.one_sided):
-            _started(DRILL, SECOND if group.rank == 0 else FIRST, memory, backend)
+            _start(DRILL, SECOND if group.rank == 0 else FIRST, memory, backend)
         group.barrier()
         if group.rank == 0:
             backend.close()
@@ -214,7 +197,7 @@ def closed_under_way(group: Group, backend: TransferBackend, device: str, timeou
         if group.rank == 1 and not backend.one_sided:
             # A backend may refuse what the other end has given up; it must not write there.
             with contextlib.suppress(Exception):
-                _started(DRILL, SECOND, memory, backend)
+                _start(DRILL, SECOND, memory, backend)
         group.barrier()
         if group.rank == 0 and not torch.equal(memory.block, before):
             wrong.append("rank 0: written to after close.")
@@ -251,7 +234,7 @@ def _grown(before: dict[str, int]) -> list[str]:
 
 
 def _holdings() -> dict[str, int]:
-    """What a process holds, as far as this system can tell."""
+    """What a process holds, where this system shows it."""
     gc.collect()
     found = {}
     for what, folder in (("open files", "/proc/self/fd"), ("threads", "/proc/self/task"), ("files in /dev/shm", "/dev/shm")):

@@ -76,12 +76,12 @@ class TransferTests:
     """Laws of `TransferBackend`: right bytes and nothing else written, any order of waits, clean failures, nothing left behind.
 
     Attributes:
-        backend: the instance under test, of which every rank gets a copy, or a name that `resolve_backend` knows.
-        in_process: ranks are threads, with a `ThreadGroup`; else processes, with a `TorchGroup` over gloo.
-        ranks: the numbers of ranks to try; at least one of them above 1.
-        dtypes: of the weights.
-        device: where the memory lies; None: the GPU if there is one. All ranks use the same GPU.
-        timeout_s: patience of a wait that should succeed.
+        backend: The instance under test, of which every rank gets a copy, or a name that `resolve_backend` knows.
+        in_process: Ranks are threads, with a `ThreadGroup`; else processes, with a `TorchGroup` over gloo.
+        ranks: The numbers of ranks to try; at least one of them above 1.
+        dtypes: Dtypes of the weights.
+        device: Where the memory lies; None: the GPU if there is one. All ranks use the same GPU.
+        timeout_s: Patience of a wait that should succeed.
     """
 
     backend: ClassVar[TransferBackend | str]
@@ -167,18 +167,18 @@ class TransferTests:
 
     def test_pulls_see_the_weights_of_the_last_publish(self) -> None:
         self._only(one_sided=True)
-        self.drill(drills.republished)
+        self.drill(drills.publish_again)
 
     def test_weights_of_an_older_version_are_stale(self) -> None:
         self._only(one_sided=True)
-        self.drill(drills.stale)
+        self.drill(drills.pull_stale)
 
     def test_weights_that_were_never_published_are_an_error(self) -> None:
         self._only(one_sided=True)
-        self.drill(drills.unpublished)
+        self.drill(drills.pull_unpublished)
 
     def test_close_is_safe_at_any_time(self) -> None:
-        self.drill(drills.closed_under_way)
+        self.drill(drills.close_in_flight)
 
     def test_opening_and_closing_leaves_nothing(self) -> None:
         self.drill(drills.cycles)

@@ -16,7 +16,7 @@ from foremoe.base.fields import whole_number
 from foremoe.machine.model import Model
 from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_ranges, narrow_into
 from foremoe.routing.readers.reading import Reader
-from foremoe.routing.readers.sequences import unpacked
+from foremoe.routing.readers.sequences import unpack
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
@@ -28,11 +28,11 @@ class ReadSummary:
     """What a reader found in the payloads besides routing.
 
     Attributes:
-        num_sequences: Sequences read.
-        num_tokens: Tokens read.
+        num_sequences: Sequences that were read.
+        num_tokens: Tokens that were read.
         num_unknown_tokens: Tokens of which at least one layer is not known: those of the next two, and those with a -1.
         num_missing_tokens: Tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
-        num_blank_tokens: Tokens whose experts are all 0, which is padding and no routing (not told apart at top-1).
+        num_blank_tokens: Tokens whose experts are all 0, which is padding and not routing (not distinguished at top-1).
         num_marked: (token, layer) with a -1 or None among their experts.
         num_repeated_pairs: Pairs that repeat an expert of their token and layer.
         num_padding_rows: Rows beyond the length of a sequence, cut off.
@@ -67,28 +67,28 @@ def from_routed_experts(
     A token is known in the trace if all its layers are and none lists an expert twice.
 
     Args:
-        payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array
-            or torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a `Routed`, or None.
-        model: A `Model`, or the name of a preset, tells experts, top-k and MoE layers; another name is only a label.
-        num_experts: Needed without a model.
-        num_topk: Needed without a model where payloads do not tell their shape.
-        num_layers: Layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model tells.
-        moe_layer_L: The model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the
-            model's, or every layer of the payload.
+        payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array or
+            torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a `Routed`, or None.
+        model: A `Model`, or the name of a preset, gives experts, top-k and MoE layers; another name is only a label.
+        num_experts: Experts of a layer, where there is no model.
+        num_topk: Top-k, where neither the model nor payloads state it.
+        num_layers: Layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model gives them.
+        moe_layer_L: The model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the model's,
+            or every layer of the payload.
         lengths: Tokens of each sequence. A payload may lack the last one; what it has beyond is padding. None: its rows.
         start: The token that the first row of each payload belongs to; 0 by default.
         mask: bool or 0 and 1 [sequences, tokens], for payloads of four axes only: the tokens that are no padding, in one piece.
-        dtype: Of raw bytes.
+        dtype: Dtype of raw bytes.
         source: Free text for the trace.
 
     Raises:
-        InputError: Anything that is no routing, in one sentence that names the sequence.
+        InputError: Anything that is not routing, in one sentence that names the sequence.
     """
     reader = Reader(model, num_experts, num_topk, num_layers, moe_layer_L, dtype)
     tally, num_missing, num_padding = Tally(), 0, 0
     topk: list[Array | None] = []
     known: list[Array] = []
-    for q, item in enumerate(unpacked(payloads, lengths, start, mask)):
+    for q, item in enumerate(unpack(payloads, lengths, start, mask)):
         with _naming(q):
             read = reader.read(item)
             known_T = np.zeros(read.num_tokens, bool)
@@ -105,13 +105,9 @@ def from_routed_experts(
     seq_len_Q = np.array([len(known_T) for known_T in known])
     trace = RoutingTrace(
         topk_TLK=_joined([reader.empty(len(k)) if t is None else t for t, k in zip(topk, known, strict=True)]),
-        num_experts=reader.num_experts,
-        known_T=_joined(known),
-        seq_len_Q=seq_len_Q,
-        moe_layer_L=reader.moe_layer_L,
-        model=reader.model,
-        source=source,
-    )
+        num_experts=reader.num_experts, known_T=_joined(known), seq_len_Q=seq_len_Q, moe_layer_L=reader.moe_layer_L,
+        model=reader.model, source=source,
+    )  # fmt: skip
     return trace, _report(len(known), trace.T, num_missing, num_padding, tally)
 
 
@@ -134,7 +130,7 @@ def count_workload(
 
     Args:
         payloads: As in `from_routed_experts`.
-        num_ranks: G.
+        num_ranks: Ranks of the EP group.
         micro_step_Q: Micro-step of each whole sequence; -1 leaves it out, undecoded.
         rank_Q: Source rank of each whole sequence.
         range_X5: Instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,
@@ -148,7 +144,7 @@ def count_workload(
     """
     of_items = {name: options.pop(name, None) for name in ("lengths", "start", "mask")}
     reader = Reader(**options)
-    items = unpacked(payloads, **of_items)
+    items = unpack(payloads, **of_items)
     G = whole_number(num_ranks, "num_ranks")
     ranges_Q, M = _places(len(items), G, micro_step_Q, rank_Q, range_X5, num_micro_steps)
     tokens_MG, attention_MG = np.zeros((M, G), np.int64), np.zeros((M, G))
@@ -210,15 +206,10 @@ def _joined(parts: list[Array]) -> Array:
 def _report(num_sequences: int, num_tokens: int, num_missing: int, num_padding: int, tally: Tally) -> ReadSummary:
     num = tally.num.tolist()
     return ReadSummary(
-        num_sequences=num_sequences,
-        num_tokens=num_tokens,
-        num_unknown_tokens=num_missing + num[UNKNOWN],
-        num_missing_tokens=num_missing,
-        num_blank_tokens=num[BLANK],
-        num_marked=num[MARKED],
-        num_repeated_pairs=num[REPEATED],
+        num_sequences=num_sequences, num_tokens=num_tokens, num_unknown_tokens=num_missing + num[UNKNOWN],
+        num_missing_tokens=num_missing, num_blank_tokens=num[BLANK], num_marked=num[MARKED], num_repeated_pairs=num[REPEATED],
         num_padding_rows=num_padding,
-    )
+    )  # fmt: skip
 
 
 def _places(

@@ -16,14 +16,14 @@ def nothing():
 
 def everything_at_home():
     """Quotas are not met: replicas get nothing. The right experts compute all the same."""
-    return _routed(lambda stage, m, layer, routing_TE, routing_TP: stage.routed_home(layer, routing_TE))
+    return _routed(lambda stage, m, layer, routing_TE, routing_TP: stage.route_home(layer, routing_TE))
 
 
 def one_pair_elsewhere():
     """A pair of a replica goes home instead: two slots of an expert serve one more and one less."""
 
     def moved(stage, m, layer, routing_TE, routing_TP):
-        home_TP = stage.routed_home(layer, routing_TE)
+        home_TP = stage.route_home(layer, routing_TE)
         away = (routing_TP & ~home_TP).nonzero()
         if not len(away):
             return routing_TP
@@ -41,7 +41,7 @@ def wrong_expert():
     """A replica's pairs go to the slot beside it."""
 
     def moved(stage, m, layer, routing_TE, routing_TP):
-        at_home = stage.routed_home(layer, routing_TE).any(0) | (stage._expert_MLP[m, layer] < 0)
+        at_home = stage.route_home(layer, routing_TE).any(0) | (stage._expert_MLP[m, layer] < 0)
         changed = routing_TP.clone()
         for slot in (~at_home).nonzero()[:, 0].tolist():
             if not routing_TP[:, slot - 1].any():
@@ -53,9 +53,9 @@ def wrong_expert():
 
 def swapped_micro_steps():
     """Tokens of the first two micro-steps go by each other's placement and quotas."""
-    routed = MegatronStage.routed
+    routed = MegatronStage.route
     return patch.object(
-        MegatronStage, "routed", lambda self, m, layer, routing_TE: routed(self, m ^ 1 if m < 2 else m, layer, routing_TE)
+        MegatronStage, "route", lambda self, m, layer, routing_TE: routed(self, m ^ 1 if m < 2 else m, layer, routing_TE)
     )
 
 
@@ -96,13 +96,13 @@ def late_returns():
 
 
 def _routed(change):
-    routed = MegatronStage.routed
+    routed = MegatronStage.route
 
     def changed(self, m, layer, routing_TE):
         routing_TP, num_drift = routed(self, m, layer, routing_TE)
         return change(self, m, layer, routing_TE, routing_TP), num_drift
 
-    return patch.object(MegatronStage, "routed", changed)
+    return patch.object(MegatronStage, "route", changed)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from relayed_plans import with_relays
 from stage_util import Case, case_of, expected_counts, run_case, run_dense, worst
 
 from foremoe.plan.plan import Plan
@@ -18,7 +19,7 @@ from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.testing.samples import plan_of, random_placement, random_sources, with_relays
+from foremoe.testing.samples import plan_of, random_placement, random_sources
 from foremoe.testing.strategies import plans, problems
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.pinned_host import PinnedHost

@@ -180,9 +180,9 @@ def test_wrong_arguments_end_in_one_sentence() -> None:
     bank, group = make_bank(data, 0, 1, home_LE=None), ThreadGroup.of(1)[0]
     runtime = Runtime(bank, group=group)
     x_TH, topk_TK, weight_TK = torch.ones(3, H, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
-    with pytest.raises(InputError, match="no stage is under way"):
+    with pytest.raises(InputError, match="no stage is running"):
         runtime.moe(0, x_TH, topk_TK, weight_TK)
-    with pytest.raises(InputError, match="no stage is under way"):
+    with pytest.raises(InputError, match="no stage is running"):
         runtime.end()
     runtime.begin_home()
     with pytest.raises(InputError, match="call end"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from relayed_plans import with_relays
 from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
@@ -15,7 +16,6 @@ from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange
 from foremoe.testing import strategies as draws
-from foremoe.testing.samples import with_relays
 
 PREFETCH = st.integers(0, 3)
 KNOWN = st.sampled_from(["rollout", "router"])

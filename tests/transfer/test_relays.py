@@ -9,6 +9,7 @@ from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Late, Lazy, Ordered, Second, Shelf, Slow
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
+from relayed_plans import with_relays
 
 import foremoe
 from foremoe.base.errors import InputError, TransferError
@@ -20,7 +21,7 @@ from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Deadline
 from foremoe.testing import describe, problems
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.testing.samples import plan_of, random_placement, with_relays
+from foremoe.testing.samples import plan_of, random_placement
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local

@@ -54,7 +54,7 @@ def test_packing_of_micro_batches_of_fixed_size(caught):
     batches = [object()]
     for _ in range(2):
         packer = Packer.__new__(Packer)
-        assert packer.repacked(None, batches, None, pytest.fail) == (batches, None)
+        assert packer.repack_batches(None, batches, None, pytest.fail) == (batches, None)
     assert len([w for w in caught if "use_dynamic_bsz" in str(w.message)]) == 1
 
 

@@ -326,11 +326,11 @@ def test_zeros_may_be_routing_at_top_1():
 def test_a_payload_of_the_right_dtype_is_not_copied():
     rows = distinct(np.random.default_rng(4), (4, 3), 16, 2).astype(np.uint8)
     blob = npy(rows)
-    from foremoe.routing.readers.payloads import Expected, decoded
+    from foremoe.routing.readers.payloads import Expected, decode
 
-    assert np.shares_memory(decoded(rows, Expected()), rows)
-    assert np.shares_memory(decoded(blob, Expected()), np.frombuffer(blob, np.uint8))
-    assert np.shares_memory(decoded(torch.from_numpy(rows), Expected()), rows)
+    assert np.shares_memory(decode(rows, Expected()), rows)
+    assert np.shares_memory(decode(blob, Expected()), np.frombuffer(blob, np.uint8))
+    assert np.shares_memory(decode(torch.from_numpy(rows), Expected()), rows)
 
 
 def test_readers_import_neither_torch_nor_an_engine():

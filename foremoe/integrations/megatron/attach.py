@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.core import parallel_state
@@ -21,13 +21,13 @@ from foremoe.integrations.megatron.layout import (
     cluster_of,
     contiguous_homes,
     find_layers,
-    refuse,
+    require_supported,
     schedule_of,
-    unwrapped,
+    unwrap,
 )
-from foremoe.integrations.megatron.planning import Planning, Work
+from foremoe.integrations.megatron.planning import Options, Planning, Work
 from foremoe.integrations.megatron.stage import MegatronStage
-from foremoe.integrations.megatron.summary import MegatronSummary, report_of
+from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
@@ -67,51 +67,51 @@ def attach(
     Collective: every rank of an EP group attaches, with the same arguments, after DDP and the optimizer were made or before.
 
     Args:
-        model_chunks: the model, or the list of model chunks of an interleaved pipeline; wrapped in DDP and the like or not.
+        model_chunks: The model, or the list of model chunks of an interleaved pipeline; wrapped in DDP and the like or not.
         redundant: R, slots per rank for replicas.
-        planner: a strategy's name or a `Planner`.   cost: what it minimises; default: predicted time.
-        slots: policy of the slot buffers; default ``SharedSlots(depth=3)``.
+        planner: A strategy's name or a `Planner`.
+        cost: What it minimises; default: predicted time.
+        slots: Policy of the slot buffers; default ``SharedSlots(depth=3)``.
         replicas: "any", or "node": inside their home's node.
-        backends, prefetch, timeout_s, debug: of `foremoe.transfer.engine.Engine`.
-        plan_limit_s: planning that takes a rank longer is an error on all ranks; default: no limit.
-        cluster: of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Figures are uncalibrated
-            unless the cluster says otherwise.
+        backends: Transfer backends; this and the next three as in `foremoe.transfer.engine.Engine`.
+        prefetch: Uses that the engine looks ahead.
+        timeout_s: Patience of the engine, in seconds.
+        debug: Checks of the engine.
+        plan_limit_s: Planning that takes a rank longer is an error on all ranks; default: no limit.
+        cluster: Cluster of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Figures are
+            uncalibrated unless the cluster says otherwise.
 
     Raises:
-        InputError: a layout that is not supported, with the option to change.
+        InputError: A layout that is not supported, with the option to change.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
-    return Attached(
-        chunks, redundant, resolve(planner), cost or CostModel(), slots or SharedSlots(), replicas, backends, cluster, prefetch,
-        timeout_s, plan_limit_s, debug,
+    options = Options(
+        redundant=redundant, planner=resolve(planner), cost=cost or CostModel(), slots=slots or SharedSlots(), replicas=replicas,
+        cluster=cluster, limit_s=plan_limit_s,
     )  # fmt: skip
+    return Attached(chunks, options, {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug})
 
 
 class Attached:
     """Slots around the MoE layers of one rank's model chunks; made by `attach`.
 
     Attributes:
-        schedule_of: number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
+        schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
         report: `MegatronSummary` of the last stage, or None.
     """
 
-    def __init__(
-        self, chunks: list[Any], redundant: int, planner: Planner, cost: CostModel, slots: Slots, replicas: str,
-        backends: Sequence[str | TransferBackend], cluster: Cluster | None, prefetch: int, timeout_s: float,
-        plan_limit_s: float | None, debug: bool,
-    ) -> None:  # fmt: skip
-        self._config = unwrapped(chunks[0]).config
+    def __init__(self, chunks: list[Any], options: Options, engine_options: Mapping[str, Any]) -> None:
+        self._config = unwrap(chunks[0]).config
         self._places = find_layers(chunks)
-        refuse(self._config, self._places)
+        require_supported(self._config, self._places)
         for place in self._places:
             if "_foremoe" in place.moe.__dict__:
                 raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
         self._configs = configs_of(chunks)
-        self._slots, self._redundant = slots, redundant
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group())
         self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
-        self._engine_options = (tuple(backends), prefetch, timeout_s, debug)
+        self._engine_options = engine_options
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
         self._broken, self._ended, self._detached = "", False, False
@@ -122,16 +122,16 @@ class Attached:
         num_base = num_experts // self.group.size
         kinds = [kind_of(place.moe.experts) for place in self._places]
         sync = ParamSync(chunks)
-        num_buffers = slots.num_buffers(redundant, len(kinds))
+        num_buffers = options.slots.num_buffers(options.redundant, len(kinds))
         self._home_LE = contiguous_homes(len(kinds), num_experts)
         self._buffers = MegatronBuffers(kinds, self.group.rank, num_base, num_buffers, sync, self._home_LE)
         self._planning = Planning(
-            group=self.group, planner=planner, cost=cost, slots=slots, replicas=replicas, redundant=redundant,
-            config=self._config, places=self._places, home_LE=self._home_LE, cluster=cluster_of(self.group, cluster),
-            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device, limit_s=plan_limit_s,
+            options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
+            cluster=cluster_of(self.group, options.cluster), weight_bytes=self._buffers.dtype.itemsize,
+            device=self._buffers.device,
         )  # fmt: skip
         self._layers = [
-            SlotLayer(place, i, kind, num_base, num_base + redundant, sync)
+            SlotLayer(place, i, kind, num_base, num_base + options.redundant, sync)
             for i, (place, kind) in enumerate(zip(self._places, kinds, strict=True))
         ]
         for place in self._places:
@@ -162,10 +162,10 @@ class Attached:
         Args:
             work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or the experts of this rank's
                 own tokens: one integer array [T, L, K] per micro-step, -1 where routing is not known.
-            home_LE: where experts compute in this stage; what `homes` returned.
+            home_LE: Where experts compute in this stage; what `homes` returned.
 
         Raises:
-            InputError: on all ranks of the group.
+            InputError: On all ranks of the group.
         """
         return self._planning.plan(work, stage, home_LE, num_threads)
 
@@ -176,7 +176,8 @@ class Attached:
         gradients as it ends.
 
         Args:
-            stages: (work, "recompute" or "update") of the step, as in `plan`.   num_threads: as there.
+            stages: (work, "recompute" or "update") of the step, as in `plan`.
+            num_threads: Threads of planning, as in `plan`.
         """
         return self._planning.homes(stages, num_threads)
 
@@ -195,15 +196,15 @@ class Attached:
         `overlap_grad_reduce`, before the parameter is reduced), else when the block ends.
 
         Args:
-            work: what to plan, as in `plan`; or what `plan` returned; or a `Plan`, with
-            split_MLP: what it gives to this source, ``plan.rows_for(workload, rank)``.
+            work: What to plan, as in `plan`; or what `plan` returned; or a `Plan`, with
+            split_MLP: What it gives to this source, ``plan.rows_for(workload, rank)``.
             stage: "update", or "recompute" (forward only).
-            home_LE: where experts compute in this stage (`homes`); default: where Megatron has them. Needs
+            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. Needs
                 ``overlap_grad_reduce=False`` for an update: gradients must be back before they are reduced.
 
         Raises:
-            InputError: work that does not fit, on all ranks of the EP group.
-            TransferError: weights or gradients did not arrive. The model is as it was, but this stage's gradients are not whole:
+            InputError: Work that does not fit, on all ranks of the EP group.
+            TransferError: Weights or gradients did not arrive. The model is as it was, but this stage's gradients are not whole:
                 drop them, detach, and attach again.
         """
         if self._detached:
@@ -213,11 +214,11 @@ class Attached:
         if self._broken:
             raise InputError(f"an earlier stage failed ({self._broken}); call detach() and attach again.")
         if self._stage is not None:
-            raise InputError("a stage is under way; stages do not nest.")
+            raise InputError("a stage is running; stages do not nest.")
         if not self._layers:
             yield
             return
-        planned = self._planned(work, stage, split_MLP, home_LE)
+        planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         restore = before_finalize(self._configs, lambda: self._end(planned))
         try:
             self._begin(planned, stage)
@@ -244,7 +245,7 @@ class Attached:
     def detach(self) -> None:
         """Gives everything back: the model is what it was before `attach`. Safe to call twice."""
         if self._stage is not None and not self._broken:
-            raise InputError("a stage is under way; end it before detach().")
+            raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:
             layer.leave()
             layer.moe.__dict__.pop("_foremoe", None)
@@ -255,26 +256,15 @@ class Attached:
         self.__dict__.pop("_buffers", None)
         self.group.close()
 
-    def _planned(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
-        if isinstance(work, Planned):
-            return work
-        if isinstance(work, Plan):
-            if split_MLP is None:
-                raise InputError("a Plan needs split_MLP=plan.rows_for(workload, rank), what it gives to this rank's tokens.")
-            return Planned(plan=work, split_MLP=split_MLP, plan_s=0.0, share_s=0.0)
-        return self.plan(work, stage, home_LE=home_LE)
-
     def _begin(self, planned: Planned, stage: str) -> None:
         plan = planned.plan
-        fault = first_fault(self.group.gather(self._refused(plan, stage)))
+        overlaps = any(layer.overlaps_reduction for layer in self._layers)
+        fault = first_fault(self.group.gather(self._planning.fault_of(plan, stage, overlaps)))
         if fault:
             raise InputError(fault)
         agree_on_split(self.group, plan, planned.split_MLP, plan.home_LE, self._buffers.device)
         if self._engine is None:
-            backends, prefetch, timeout_s, debug = self._engine_options
-            self._engine = Engine(
-                self._buffers, group=self.group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug
-            )
+            self._engine = Engine(self._buffers, group=self.group, **self._engine_options)
         self._move_homes(plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
@@ -282,33 +272,6 @@ class Attached:
         self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device)
         for layer in self._layers:
             layer.enter(self._stage)
-
-    def _refused(self, plan: Plan, stage: str) -> str:
-        """Why this rank cannot run a plan; empty if it can."""
-        head = plan.header
-        wanted = self.schedule_of(plan.M, forward_only=stage == "recompute")
-        if plan.home_LE.shape != self._home_LE.shape or self.group.size != plan.G:
-            (L, E), G = self._home_LE.shape, self.group.size
-            return (
-                f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; here are {L}, {E} and {G}. Plan for these."
-            )
-        if not head.schedule.same_as(wanted):
-            return (
-                f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
-                "which this rank runs; make the plan with schedule=attached.schedule_of(num_micro_steps, forward_only=...)."
-            )
-        if (head.redundant, head.slots) != (self._redundant, self._slots):
-            return (
-                f"the plan is for redundant={head.redundant}, {head.slots!r}; this model was attached with "
-                f"redundant={self._redundant}, {self._slots!r}. Plan with these."
-            )
-        moved = bool((plan.home_LE != self._home_LE).any())
-        if moved and stage == "update" and any(layer.overlaps_reduction for layer in self._layers):
-            return (
-                "experts cannot compute away from home with overlap_grad_reduce, which reduces gradients before they are back; "
-                "set overlap_grad_reduce=False, or leave home_LE out."
-            )
-        return ""
 
     def _move_homes(self, plan: Plan) -> None:
         moves = HomeMoves(self.group, self._buffers.kinds, plan.B, plan.home_LE)
@@ -326,5 +289,5 @@ class Attached:
         timeline = stage.end(partial=False)
         if self._moves is not None and planned.plan.header.schedule.trains:
             self._moves.gradients_back()
-        self.report = report_of(planned, stage, timeline, self._buffers.num_bytes)
+        self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
         self._ended = True

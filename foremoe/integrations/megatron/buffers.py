@@ -1,4 +1,4 @@
-"""MegatronBuffers: homes and main gradients where Megatron-Core keeps them, slots beside the model."""
+"""MegatronBuffers: homes and main gradients where Megatron-Core keeps them, slots outside the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ class MegatronBuffers:
     """Implements `Buffers` over the expert modules of this rank's MoE layers.
 
     Args:
-        kinds: of the layers, in the plan's order.   rank: in the EP group.   num_base: B.   num_buffers: slot buffers to make.
-        sync: finishes gathers of parameters before they are read.
+        kinds: Kinds of the layers' experts, in the plan's order.
+        rank: Rank in the EP group.
+        num_base: Base slots of a rank.
+        num_buffers: Slot buffers to make.
+        sync: Finishes gathers of parameters before they are read.
 
     Attributes:
-        home_LE: home slot g*B + b of every expert in the stage under way.
+        home_LE: Home slot g*B + b of every expert in the current stage.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class MegatronBuffers:
         kind, b = self.kinds[layer], self._base_slot(layer, expert)
         for param in kind.parameters(b):
             self._sync.finish(param)
-        return [view.detach().view(-1) for view in kind.views(b)]
+        return kind.flat_weights(b)
 
     def finish_sync(self) -> None:
         """Waits until data-parallel ranks have shared all expert weights of this rank."""
@@ -61,8 +64,7 @@ class MegatronBuffers:
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
         """Flat sums of the gradients of an expert whose home is this rank: Megatron's own."""
-        kind, b = self.kinds[layer], self._base_slot(layer, expert)
-        return [view.view(-1) for view in kind.views(b, [main_grad(p) for p in kind.parameters(b)])]
+        return self.kinds[layer].flat_main_grads(self._base_slot(layer, expert))
 
     def slot_grad(self, buffer: int) -> Tensors:
         """Flat gradient of the replica in a buffer."""
@@ -78,14 +80,6 @@ class MegatronBuffers:
         if rank != self.rank:
             raise InputError(f"expert {expert} of MoE layer {layer} is at home on rank {rank}, not here on rank {self.rank}.")
         return slot
-
-
-def main_grad(param: torch.nn.Parameter) -> torch.Tensor:
-    """Where Megatron sums a parameter's gradients."""
-    found: torch.Tensor | None = getattr(param, "main_grad", None)
-    if found is None:
-        raise InputError("expert parameters have no main_grad; wrap the model in Megatron's DistributedDataParallel first.")
-    return found
 
 
 class ParamSync:

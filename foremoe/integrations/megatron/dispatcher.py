@@ -25,8 +25,8 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     all send their tokens home before anything is dispatched.
 
     Attributes:
-        missing: this rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
-        go_home: called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
+        missing: This rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
+        go_home: Called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -52,7 +52,7 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
         self._missing_G = None
         if self.missing is None:
             return super().preprocess(routing_map)
-        with self._told():
+        with self._with_flags():
             return super().preprocess(routing_map)
 
     def token_dispatch(self, permutated_local_input_tokens: torch.Tensor, permuted_probs: torch.Tensor) -> Any:
@@ -65,7 +65,7 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
         return super().token_dispatch(permutated_local_input_tokens, permuted_probs)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _with_flags(self) -> Iterator[None]:
         """Within, the gather of counts carries one more number per rank."""
         gather = getattr(token_dispatcher, _GATHER)
         num_counts = self.num_experts
@@ -74,10 +74,10 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
             if counts.dim() != 1 or len(counts) != num_counts:
                 result: torch.Tensor = gather(counts, *args, **kwargs)
                 return result
-            told = gather(torch.cat([counts, counts.new_full((1,), int(bool(self.missing)))]), *args, **kwargs)
-            told = told.view(-1, num_counts + 1)
-            self._missing_G = told[:, num_counts]
-            return told[:, :num_counts].reshape(-1)
+            gathered = gather(torch.cat([counts, counts.new_full((1,), int(bool(self.missing)))]), *args, **kwargs)
+            gathered = gathered.view(-1, num_counts + 1)
+            self._missing_G = gathered[:, num_counts]
+            return gathered[:, :num_counts].reshape(-1)
 
         setattr(token_dispatcher, _GATHER, with_flag)
         try:

@@ -20,7 +20,8 @@ class ExpertKind(abc.ABC):
     """One kind of experts module, as `MoELayer.experts` holds it.
 
     Attributes:
-        experts: the module.   shapes: of one expert's tensors, as `compute` sees them.
+        experts: The module.
+        shapes: Shapes of one expert's tensors in `compute`.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -35,23 +36,34 @@ class ExpertKind(abc.ABC):
         """The expert's part of each of its parameters, or of `tensors` of the same shapes (their main gradients)."""
         return list(self.parameters(base_slot) if tensors is None else tensors)
 
+    def flat_weights(self, base_slot: int) -> Tensors:
+        """Weights of a base slot's expert, each [numel]."""
+        return [view.detach().view(-1) for view in self.views(base_slot)]
+
+    def flat_main_grads(self, base_slot: int) -> Tensors:
+        """Where Megatron sums the gradients of a base slot's expert, each [numel]."""
+        grads = [getattr(param, "main_grad", None) for param in self.parameters(base_slot)]
+        if any(grad is None for grad in grads):
+            raise InputError("expert parameters have no main_grad; wrap the model in Megatron's DistributedDataParallel first.")
+        return [view.view(-1) for view in self.views(base_slot, [grad for grad in grads if grad is not None])]
+
     def compute(self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int]) -> torch.Tensor:
         """The slots' output, times the router's probabilities; differentiable in all but `num_R`.
 
         Args:
-            weights_R: flat tensors of every slot that has pairs.
+            weights_R: Flat tensors of every slot that has pairs.
         """
         parts = zip(weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True)
-        return torch.cat([self.one(self._shaped(weights), x, probs) for weights, x, probs, num in parts if num])
+        return torch.cat([self.one(self._reshape(weights), x, probs) for weights, x, probs, num in parts if num])
 
     @abc.abstractmethod
     def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
         """One expert."""
 
-    def _shaped(self, weights: Tensors) -> list[torch.Tensor]:
+    def _reshape(self, weights: Tensors) -> list[torch.Tensor]:
         return [weight.view(shape) for weight, shape in zip(weights, self.shapes, strict=True)]
 
-    def _activated(self, pre: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
+    def _activate(self, pre: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
         """Activation and probabilities as Megatron's unfused experts apply them."""
         config = self.experts.config
         if config.gated_linear_unit:
@@ -91,7 +103,7 @@ class GroupedExperts(ExpertKind):
         return [first.view(num, hidden, -1)[base_slot], second.view(num, -1, hidden)[base_slot]]
 
     def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        return self._activated(x_YH @ weights[0], probs_Y) @ weights[1]
+        return self._activate(x_YH @ weights[0], probs_Y) @ weights[1]
 
 
 class TransformerEngineExperts(ExpertKind):
@@ -109,14 +121,14 @@ class TransformerEngineExperts(ExpertKind):
         return [weight for weight in found if weight is not None]
 
     def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self._activated(functional.linear(x_YH, weights[0]), probs_Y), weights[1])
+        return functional.linear(self._activate(functional.linear(x_YH, weights[0]), probs_Y), weights[1])
 
 
 def kind_of(experts: Any) -> ExpertKind:
     """The kind of an experts module.
 
     Raises:
-        InputError: foremoe does not know it.
+        InputError: Foremoe does not know it.
     """
     kinds: dict[str, type[ExpertKind]] = {
         "SequentialMLP": SequentialExperts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 
@@ -22,16 +23,13 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], None]) -> Callable
     """Calls `end` before Megatron reduces gradients; what is returned puts the configs back."""
     own = [config.finalize_model_grads_func for config in configs]
 
-    def wrapped(finalize: Callable[..., Any]) -> Callable[..., Any]:
-        def first_end(*args: Any, **kwargs: Any) -> Any:
-            end()
-            return finalize(*args, **kwargs)
-
-        return first_end
+    def end_first(finalize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        end()
+        return finalize(*args, **kwargs)
 
     for config, finalize in zip(configs, own, strict=True):
         if finalize is not None:
-            config.finalize_model_grads_func = wrapped(finalize)
+            config.finalize_model_grads_func = partial(end_first, finalize)
 
     def restore() -> None:
         for config, finalize in zip(configs, own, strict=True):

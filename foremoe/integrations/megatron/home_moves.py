@@ -9,7 +9,6 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.distributed.group import Group
-from foremoe.integrations.megatron.buffers import main_grad
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.transfer.base import Tensors
 
@@ -24,7 +23,8 @@ class HomeMoves:
     are made in the borrowed order and exchanged back by `gradients_back`, before anything reduces them.
 
     Args:
-        kinds: of the layers.   home_LE: home slot g*B + b of every expert in this stage; Megatron's own is expert e in slot e.
+        kinds: Kinds of the layers' experts.
+        home_LE: Home slot g*B + b of every expert in this stage; Megatron's own is expert e in slot e.
     """
 
     def __init__(self, group: Group, kinds: Sequence[ExpertKind], num_base: int, home_LE: Array) -> None:
@@ -45,7 +45,7 @@ class HomeMoves:
             for e in moved_E.tolist():
                 slot = int(self._home_LE[layer, e])
                 if slot // self._base == rank:
-                    self._kept += [(view, _aside(view)) for view in self._weights(layer, slot)]
+                    self._kept += [(view, _copy_aside(view)) for view in self._weights(layer, slot)]
         self._exchange(self._weights, back=False)
         if any(self._group.gather(self._have_gradients())):
             self._exchange(self._gradients, back=False)
@@ -61,12 +61,10 @@ class HomeMoves:
         self._kept = []
 
     def _weights(self, layer: int, slot: int) -> Tensors:
-        kind = self._kinds[layer]
-        return [view.detach().view(-1) for view in kind.views(slot % self._base)]
+        return self._kinds[layer].flat_weights(slot % self._base)
 
     def _gradients(self, layer: int, slot: int) -> Tensors:
-        kind, b = self._kinds[layer], slot % self._base
-        return [view.view(-1) for view in kind.views(b, [main_grad(p) for p in kind.parameters(b)])]
+        return self._kinds[layer].flat_main_grads(slot % self._base)
 
     def _have_gradients(self) -> bool:
         params = {p for kind in self._kinds for b in range(self._base) for p in kind.parameters(b)}
@@ -93,7 +91,7 @@ class HomeMoves:
                     tensors_of(layer, slot)[i].copy_(row)
 
 
-def _aside(view: torch.Tensor) -> torch.Tensor:
+def _copy_aside(view: torch.Tensor) -> torch.Tensor:
     held = torch.empty(view.shape, dtype=view.dtype, pin_memory=view.is_cuda)
     held.copy_(view)
     return held

@@ -22,11 +22,13 @@ class SlotLayer:
     """One MoE layer that runs by a plan between `enter` and `leave`.
 
     Three things of the instance are replaced meanwhile: the dispatcher, by one over slots; `preprocess`, which maps experts to
-    slots; and the forward of the experts, which runs Megatron's own on the base slots and `Replicas` beside it. Everything else,
-    parameters first, is Megatron's.
+    slots; and the forward of the experts, which runs Megatron's own on the base slots and `Replicas` on the others. Everything
+    else, parameters first, is Megatron's.
 
     Args:
-        index: of the layer in the plan.   num_base, num_slots: B and S.
+        index: Number of the layer in the plan.
+        num_base: Base slots of a rank.
+        num_slots: Slots of a rank.
     """
 
     def __init__(self, place: Place, index: int, kind: ExpertKind, num_base: int, num_slots: int, sync: ParamSync) -> None:
@@ -62,15 +64,15 @@ class SlotLayer:
         dispatcher = self._slot_dispatcher
         dispatcher.missing = not complete if phase == Phase.FORWARD and stage.has_replicas(m, layer) else None
         if at_home:
-            routing_TP = stage.routed_home(layer, routing_map)
+            routing_TP = stage.route_home(layer, routing_map)
         else:
-            routing_TP, num_drift = stage.routed(m, layer, routing_map)
+            routing_TP, num_drift = stage.route(m, layer, routing_map)
             if phase == Phase.FORWARD:
                 stage.record_drift(m, layer, num_drift)
 
         def go_home() -> tuple[torch.Tensor, torch.Tensor]:
             stage.fall_back(m, layer)
-            home_TP = stage.routed_home(layer, routing_map)
+            home_TP = stage.route_home(layer, routing_map)
             return home_TP, stage.spread(m, layer, probs, home_TP)
 
         dispatcher.go_home = go_home

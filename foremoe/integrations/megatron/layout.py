@@ -28,9 +28,9 @@ class Place:
     """One MoE layer of this rank.
 
     Attributes:
-        number: of the transformer layer in the whole model, from 0.
-        chunk: which of this rank's model chunks holds it.
-        index: of its transformer layer in that chunk.
+        number: Number of the transformer layer in the whole model, from 0.
+        chunk: Which of this rank's model chunks holds it.
+        index: Number of its transformer layer in that chunk.
     """
 
     moe: MoELayer
@@ -44,7 +44,7 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
     routing rollout does not record, are left out."""
     places = []
     for c, chunk in enumerate(chunks):
-        module = unwrapped(chunk)
+        module = unwrap(chunk)
         prediction: Any = getattr(module, "mtp", None)
         apart = set() if prediction is None else {id(m) for m in prediction.modules()}
         layers = getattr(getattr(module, "decoder", module), "layers", None)
@@ -58,7 +58,7 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
     return places
 
 
-def unwrapped(chunk: Any) -> Any:
+def unwrap(chunk: Any) -> Any:
     """The model inside DDP, Float16Module and the like."""
     while not hasattr(chunk, "decoder") and hasattr(chunk, "module"):
         chunk = chunk.module
@@ -72,11 +72,11 @@ def moe_numbers(config: Any) -> list[int]:
     return [i for i, is_moe in enumerate(pattern) if is_moe]
 
 
-def refuse(config: Any, places: Sequence[Place]) -> None:
+def require_supported(config: Any, places: Sequence[Place]) -> None:
     """Says which option to change where a layout is not supported.
 
     Raises:
-        InputError: one sentence.
+        InputError: One sentence.
     """
     pp = parallel_state.get_pipeline_model_parallel_world_size()
     tp = parallel_state.get_tensor_model_parallel_world_size()

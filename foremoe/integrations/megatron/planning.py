@@ -29,51 +29,109 @@ Work = Plan | Workload | Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Planning:
-    """What `attach` was given for planning, and what it found out about the model.
+class Options:
+    """What `attach` was given for planning; see there. `limit_s` is its `plan_limit_s`."""
 
-    Attributes:
-        config: Megatron's `TransformerConfig`.   places: this rank's MoE layers.   home_LE: Megatron's own homes.
-        weight_bytes: of one weight.   device: for messages.   limit_s: seconds that planning may take on a rank, or None.
-    """
-
-    group: Group
+    redundant: int
     planner: Planner
     cost: CostModel
     slots: Slots
     replicas: str
-    redundant: int
+    cluster: Cluster | None
+    limit_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planning:
+    """Planning for one rank's layers.
+
+    Attributes:
+        options: What `attach` was given.
+        group: EP group.
+        config: Megatron's `TransformerConfig`.
+        places: MoE layers of this rank.
+        home_LE: Megatron's own homes, int32 [L, E].
+        cluster: Cluster of the EP group.
+        weight_bytes: Bytes of one weight.
+        device: Device for messages.
+    """
+
+    options: Options
+    group: Group
     config: Any
     places: Sequence[Place]
     home_LE: Array
     cluster: Cluster
     weight_bytes: int
     device: torch.device
-    limit_s: float | None
 
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
         homes = self.home_LE if home_LE is None else home_LE
-        ((task, load_MLE, tokens_M),) = self._agreed([(work, stage)], homes, num_threads)
+        ((task, load_MLE, tokens_M),) = self._agree([(work, stage)], homes, num_threads)
         return plan_together(
-            self.group, self.planner, task, load_MLE, tokens_M,
-            device=self.device, num_threads=num_threads, limit_s=self.limit_s,
+            self.group, self.options.planner, task, load_MLE, tokens_M,
+            device=self.device, num_threads=num_threads, limit_s=self.options.limit_s,
         )  # fmt: skip
+
+    def plan_of(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
+        """The plan of a stage, from any of what `Attached.stage` takes."""
+        if isinstance(work, Planned):
+            return work
+        if isinstance(work, Plan):
+            if split_MLP is None:
+                raise InputError("a Plan needs split_MLP=plan.rows_for(workload, rank), what it gives to this rank's tokens.")
+            return Planned(plan=work, split_MLP=split_MLP, plan_s=0.0, share_s=0.0)
+        return self.plan(work, stage, home_LE, None)
+
+    def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
+        """Why this rank cannot run a plan; empty if it can.
+
+        Args:
+            plan: Plan to run.
+            stage: "recompute" or "update".
+            overlaps_reduction: Gradients are reduced over data-parallel ranks while backward runs.
+        """
+        head = plan.header
+        wanted = schedule_of(self.config, self.places, plan.M, forward_only=stage == "recompute")
+        if plan.home_LE.shape != self.home_LE.shape or self.group.size != plan.G:
+            (L, E), G = self.home_LE.shape, self.group.size
+            return (
+                f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; here are {L}, {E} and {G}. Plan for these."
+            )
+        if not head.schedule.same_as(wanted):
+            return (
+                f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
+                "which this rank runs; make the plan with schedule=attached.schedule_of(num_micro_steps, forward_only=...)."
+            )
+        if (head.redundant, head.slots) != (self.options.redundant, self.options.slots):
+            return (
+                f"the plan is for redundant={head.redundant}, {head.slots!r}; this model was attached with "
+                f"redundant={self.options.redundant}, {self.options.slots!r}. Plan with these."
+            )
+        moved = bool((plan.home_LE != self.home_LE).any())
+        if moved and stage == "update" and overlaps_reduction:
+            return (
+                "experts cannot compute away from home with overlap_grad_reduce, which reduces gradients before they are back; "
+                "set overlap_grad_reduce=False, or leave home_LE out."
+            )
+        return ""
 
     def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
         """See `Attached.homes`."""
-        tasks, loads, tokens = zip(*self._agreed(stages, self.home_LE, num_threads), strict=True)
-        return homes_together(self.group, self.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads)
+        tasks, loads, tokens = zip(*self._agree(stages, self.home_LE, num_threads), strict=True)
+        return homes_together(self.group, self.options.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads)
 
     def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
         return PlanningTask(
             model=model_of(self.config, len(self.places), float(self.weight_bytes)), cluster=self.cluster, stage=stage,
             schedule=schedule_of(self.config, self.places, num_micro_steps, forward_only=stage == "recompute"),
-            redundant=self.redundant, slots=self.slots, cost=self.cost, replicas=self.replicas, home_LE=home_LE,
+            redundant=self.options.redundant, slots=self.options.slots, cost=self.options.cost, replicas=self.options.replicas,
+            home_LE=home_LE,
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
-    def _agreed(
+    def _agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
         """Each stage's task and this source's counts, or one error on all ranks."""

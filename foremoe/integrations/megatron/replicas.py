@@ -1,4 +1,4 @@
-"""Replicas: what the redundant slots of a rank compute for one layer, beside Megatron's own experts, forward and backward."""
+"""Replicas: forward and backward of a rank's redundant slots in one layer; base slots are Megatron's own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Row:
     """One layer of one micro-step on this rank: all that backward needs to find its weights again.
 
     Attributes:
-        num_R: pairs of every redundant slot; they lie one after the other.
-        settle: gradients must be home when backward of this row is over, because they are reduced next; asked in backward.
+        num_R: Pairs of every redundant slot; they lie one after the other.
+        settle: Gradients must be home when backward of this row is over, because they are reduced next; asked in backward.
     """
 
     stage: MegatronStage
@@ -63,7 +63,7 @@ class Replicas(torch.autograd.Function):
 
     Forward keeps the replicas' graph as any module would, except for their weights: a slot may hold another expert before
     backward, so the graph keeps (slot, place) and backward looks the weights up again. Backward comes before that of the base
-    slots, whose output is an input here, and starts sending the replicas' gradients home; so they are under way when, or
+    slots, whose output is an input here, and starts sending the replicas' gradients home; so they are in flight when, or
     (`Row.settle`) in place before, autograd adds the base slots' own gradients to the same parameters.
     """
 
@@ -81,7 +81,7 @@ class Replicas(torch.autograd.Function):
             x = x_YH.detach().requires_grad_(wanted)
             probs = probs_Y.detach().requires_grad_(wanted)
             leaves_R = [[w.detach().requires_grad_(wanted) for w in weights] for weights in weights_R]
-            hooks = torch.autograd.graph.saved_tensors_hooks(keys.pack, lambda saved: _found(saved, row))
+            hooks = torch.autograd.graph.saved_tensors_hooks(keys.pack, lambda saved: _unpack(saved, row))
             with torch.set_grad_enabled(wanted), hooks:
                 y = row.kind.compute(leaves_R, x, probs, row.num_R)
             if wanted:
@@ -144,7 +144,7 @@ class _Keys:
         return saved
 
 
-def _found(saved: torch.Tensor | _Saved, row: Row) -> torch.Tensor:
+def _unpack(saved: torch.Tensor | _Saved, row: Row) -> torch.Tensor:
     if isinstance(saved, torch.Tensor):
         return saved
     weight = row.weights(Phase.BACKWARD)[saved.slot][saved.tensor]

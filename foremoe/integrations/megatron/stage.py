@@ -22,19 +22,21 @@ class MegatronStage(PlannedStage):
     """A planned stage over Megatron's routing, which says yes or no per token and expert.
 
     Args:
-        engine: it has begun `plan`.   split_MLP: what the plan gives to this source.   device: of routing.
+        engine: It has begun `plan`.
+        split_MLP: What the plan gives to this source.
+        device: Device of routing.
     """
 
     def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
         super().__init__(engine, plan, split_MLP, device)
         self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
 
-    def routed(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Routing over slots and the number of unplanned pairs, as the plan says."""
         split_P, expert_P = self._split_MLP[micro_step, layer], self._expert_MLP[micro_step, layer]
         return remap_dense(routing_TE, split_P, expert_P, self._home_slot_LE[layer])
 
-    def routed_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
+    def route_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
         """Routing over slots with every expert at home."""
         routing_TP = routing_TE.new_zeros(len(routing_TE), self._expert_MLP.shape[2])
         return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)

@@ -19,12 +19,14 @@ class MegatronSummary:
     """One stage of one rank.
 
     Attributes:
-        plan: what was run.   timeline: of the engine.
+        plan: What was run.
+        timeline: Timeline of the engine.
         drift_ML: int64, pairs of this rank that the plan did not know; served at home.
         served_MLS: int64, pairs that each of this rank's slots served.
         fell_back: (micro-step, layer) that ran at home because a replica could not be had.
-        plan_s, share_s: seconds of planning on this rank, and of exchanging counts and plans.
-        slot_bytes: memory of the slots on this rank.
+        plan_s: Seconds of planning on this rank.
+        share_s: Seconds of exchanging counts and plans.
+        slot_bytes: Memory of the slots on this rank.
     """
 
     plan: Plan
@@ -59,7 +61,7 @@ class MegatronSummary:
         return out
 
 
-def report_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int) -> MegatronSummary:
+def summary_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int) -> MegatronSummary:
     """Takes stock of a stage that is over."""
     assert timeline is not None
     drift_ML, served_MLS = stage.counts(planned.plan.M)

@@ -1,4 +1,4 @@
-"""foremoe inside veRL: two settings beside veRL's own two for router replay; nothing is forked::
+"""foremoe inside veRL: two settings more than veRL's own two for router replay; nothing is forked::
 
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1

@@ -49,10 +49,10 @@ def engine_class(module: ModuleType) -> type:
 
         def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False) -> Any:
             session = self._foremoe
-            if session is None or not session.plans(data, forward_only):
+            if session is None or not session.should_plan(data, forward_only):
                 return super().forward_backward_batch(data, loss_function, forward_only)
-            with session.running(forward_only) as stage:
-                with _prepared(module, stage.begin):
+            with session.run_stage(forward_only) as stage:
+                with _before_micro_batches(module, stage.begin):
                     output = super().forward_backward_batch(data, loss_function, forward_only)
                 stage.end()
             if output and "metrics" in output:
@@ -63,7 +63,7 @@ def engine_class(module: ModuleType) -> type:
 
 
 @contextlib.contextmanager
-def _prepared(module: Any, begin: Callable[[Any, list[Any], Any], tuple[list[Any], Any]]) -> Iterator[None]:
+def _before_micro_batches(module: Any, begin: Callable[[Any, list[Any], Any], tuple[list[Any], Any]]) -> Iterator[None]:
     """Calls `begin` with the micro-batches as soon as veRL has formed them, and lets it form others."""
     prepare = module.prepare_micro_batches
 

@@ -19,7 +19,8 @@ class Figures:
     """One rank's part.
 
     Attributes:
-        first: whether the rank speaks for its EP group.   num_rows: rows of its plan; 0: it ran without one.
+        first: Whether the rank is the first of its EP group.
+        num_rows: Rows of its plan; 0: it ran without one.
         values: `MegatronSummary.metrics` and what the session adds.
     """
 
@@ -35,7 +36,7 @@ class Figures:
         return Figures(first=first, num_rows=report.plan.N, values=report.metrics() | more)
 
 
-def joined(parts: Sequence[Figures]) -> dict[str, float]:
+def join_figures(parts: Sequence[Figures]) -> dict[str, float]:
     """Of all ranks: the largest of times and memory, means over rows of skews, sums of everything else."""
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part.values):

@@ -1,4 +1,4 @@
-"""Packing: which samples of a mini-batch share a micro-batch, by what their experts make of the ranks' loads.
+"""Packing: which samples of a mini-batch share a micro-batch, by the rank loads that their experts cause.
 
 veRL's own split knows lengths. This one starts from it and changes nothing but which samples of a data-parallel rank stand
 together: samples stay on their rank and in their optimizer step, and a rank keeps its number of micro-batches, their token limit
@@ -29,10 +29,10 @@ _LAYERS = 8
 
 
 class Packer:
-    """Forms micro-batches anew; one per engine.
+    """Forms other micro-batches; one per engine.
 
     Args:
-        engine: veRL's, initialized.
+        engine: VeRL's, initialized.
     """
 
     def __init__(self, engine: Any, num_experts: int) -> None:
@@ -49,7 +49,9 @@ class Packer:
             if group.size() > 1
         ]
 
-    def repacked(self, data: Any, micro_batches: list[Any], indices: Any, warn: Callable[[str], None]) -> tuple[list[Any], Any]:
+    def repack_batches(
+        self, data: Any, micro_batches: list[Any], indices: Any, warn: Callable[[str], None]
+    ) -> tuple[list[Any], Any]:
         """Micro-batches and samples of each; veRL's own where its split is of fixed size, or something fails. Collective."""
         from verl.utils import tensordict_utils as tu
 
@@ -132,7 +134,7 @@ def _split(answers: Sequence[tuple[str, Any]], rank: int) -> list[list[int]]:
     """The samples of each of this rank's micro-batches, from what all data-parallel ranks have.
 
     Raises:
-        InputError: ranks of this EP group whose splits have not the same form.
+        InputError: Ranks of this EP group whose splits have not the same form.
     """
     mine = answers[rank][1]
     # Ranks of other EP groups do not meet these in any layer.

@@ -15,7 +15,7 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.verl.dump import dump_workload
-from foremoe.integrations.verl.metrics import Figures, joined
+from foremoe.integrations.verl.metrics import Figures, join_figures
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 from foremoe.integrations.verl.settings import Settings
@@ -25,7 +25,7 @@ class Session:
     """What lives as long as the engine.
 
     Args:
-        engine: veRL's, initialized; its model has router replay.
+        engine: VeRL's, initialized; its model has router replay.
 
     A stage whose planning fails on any rank of the EP group, takes too long, or gives an invalid plan runs at home on all of
     them: one warning, and the metric ``foremoe/STAGE/unplanned``.
@@ -34,13 +34,13 @@ class Session:
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
-        # An EP group and its like in the other pipeline stages: what one rank of the last stage speaks for.
+        # An EP group and its like in the other pipeline stages: all whose metrics one rank of the last stage reports.
         self.copy = TorchGroup(parallel_state.get_expert_tensor_model_pipeline_parallel_group())
         self.packer = Packer(engine, self.attached.num_experts) if settings.packing else None
         self.num_stages = {"recompute": 0, "update": 0}
         self._warned: set[str] = set()
 
-    def plans(self, data: Any, forward_only: bool) -> bool:
+    def should_plan(self, data: Any, forward_only: bool) -> bool:
         """Whether a pass replays routing that is known now: not for the reference model, nor where R2 records.
 
         The same on all ranks, those without MoE layers included.
@@ -54,13 +54,13 @@ class Session:
         return bool(self.attached.group.size > 1 and wanted and replayed and known and static)
 
     @contextlib.contextmanager
-    def running(self, forward_only: bool) -> Iterator[RunningStage]:
+    def run_stage(self, forward_only: bool) -> Iterator[RunningStage]:
         """One pass over all micro-batches."""
         try:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
         except BaseException as error:
-            # Before the stage has begun nobody else tells the EP group, whose ranks may wait in its planning.
+            # Before the stage has begun nothing else warns the EP group, whose ranks may wait in its planning.
             for group in (self.copy, self.attached.group):
                 group.report(f"{type(error).__name__}: {error}")
             raise
@@ -84,7 +84,8 @@ class RunningStage:
     """One stage of a session.
 
     Attributes:
-        metrics: for veRL's own dictionary, after `end`; lists of one value, for veRL's worker flattens what an engine says.
+        metrics: Figures for veRL's own dictionary, after `end`; lists of one value, since veRL's worker flattens an engine's
+            metrics.
     """
 
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
@@ -94,17 +95,17 @@ class RunningStage:
         self.metrics: dict[str, list[float]] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Forms the micro-batches anew if that is wanted, plans them, and enters the stage; collective.
+        """Forms other micro-batches if that is wanted, plans them, and enters the stage; collective.
 
         Returns:
-            the micro-batches, and which samples of `data` are in each, as veRL has them.
+            The micro-batches, and which samples of `data` are in each, as veRL has them.
         """
         session, attached = self._session, self._session.attached
         number = session.num_stages[self._stage]
         session.num_stages[self._stage] += 1
         begin_s = time.perf_counter()
         if session.packer is not None:
-            micro_batches, indices = session.packer.repacked(data, micro_batches, indices, partial(session.warn, "pack"))
+            micro_batches, indices = session.packer.repack_batches(data, micro_batches, indices, partial(session.warn, "pack"))
             self._seconds["pack_s"] = time.perf_counter() - begin_s
         if attached.active:
             routing = routing_of(session.engine, micro_batches)
@@ -128,4 +129,4 @@ class RunningStage:
         if attached.active:
             report = attached.report if self._planned else None
             mine = Figures.of(attached.group.rank == 0, report, unplanned=float(not self._planned), **self._seconds)
-        self.metrics = {f"foremoe/{self._stage}/{name}": [value] for name, value in joined(copy.gather(mine)).items()}
+        self.metrics = {f"foremoe/{self._stage}/{name}": [value] for name, value in join_figures(copy.gather(mine)).items()}

@@ -20,15 +20,21 @@ class Settings:
     """The keys under ``actor_rollout_ref.actor.megatron.foremoe``.
 
     Attributes:
-        redundant: slots per rank for replicas.
-        planner: a strategy's name, a solver's text, or ``module:name``.   objective: "time" or "balance".
-        slots: text of a slot policy, "shared:3" or "SharedSlots(depth=3)".   replicas: "any" or "node".
-        backends: transfer backends in order of preference.   prefetch, timeout_s, debug: of the engine.
-        cluster: path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
-        plan_limit_s: planning that takes longer is given up, and the stage runs at home.
-        recompute, update: whether the stage runs by a plan.
-        packing: form micro-batches anew, so that their experts balance; see `packing`.
-        dump: folder for counts-only workloads of every stage, or None.
+        redundant: Slots per rank for replicas.
+        planner: A strategy's name, a solver's text, or ``module:name``.
+        objective: "time" or "balance".
+        slots: Text of a slot policy, "shared:3" or "SharedSlots(depth=3)".
+        replicas: "any" or "node".
+        backends: Transfer backends in order of preference.
+        prefetch: Uses that the engine looks ahead.
+        timeout_s: Patience of the engine, in seconds.
+        debug: Checks of the engine.
+        cluster: Path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
+        plan_limit_s: Planning that takes longer is given up, and the stage runs at home.
+        recompute: Whether the recompute stage runs by a plan.
+        update: Whether the update stage runs by a plan.
+        packing: Form other micro-batches, so that their experts balance; see `packing`.
+        dump: Folder for counts-only workloads of every stage, or None.
     """
 
     redundant: int = 1
@@ -52,7 +58,7 @@ class Settings:
         """Settings from a mapping (a config node), themselves, or None.
 
         Raises:
-            InputError: a key that does not exist, or a value that does not fit.
+            InputError: A key that does not exist, or a value that does not fit.
         """
         if value is None or isinstance(value, Settings):
             return value
@@ -76,7 +82,7 @@ class Settings:
 
         slots = parse(self.slots) if "(" in self.slots else slots_of(self.slots)
         if not isinstance(slots, Slots):
-            raise InputError(f"slots={self.slots!r} is no slot policy; write shared:3 or resident:1.")
+            raise InputError(f"slots={self.slots!r} is not a valid slot policy; write shared:3 or resident:1.")
         for name in ("recompute", "update", "packing", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be true or false; got {getattr(self, name)!r}.")

@@ -25,8 +25,8 @@ class Tally:
     """What a count met on its way; added to in place.
 
     Attributes:
-        num: int64 [4]: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their experts;
-            tokens whose experts are all 0; tokens of which at least one layer is not known.
+        num: int64 [4]: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their experts; tokens
+            whose experts are all 0; tokens of which at least one layer is not known.
     """
 
     num: Array = field(default_factory=lambda: np.zeros(4, np.int64))
@@ -37,10 +37,10 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
     a layer is one pair, as in a router's map of tokens to experts.
 
     Args:
-        topk_TLK: integers, numpy or torch.
+        topk_TLK: Integers, numpy or torch.
 
     Raises:
-        InputError: another shape, or experts out of range.
+        InputError: Another shape, or experts out of range.
     """
     topk = np.asarray(topk_TLK)
     if topk.ndim != 3 or topk.dtype.kind not in "iu":
@@ -57,7 +57,7 @@ def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int
     """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core).
 
     Raises:
-        InputError: as `count_pairs`, or micro-steps of different numbers of layers.
+        InputError: As `count_pairs`, or micro-steps of different numbers of layers.
     """
     loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
 
@@ -80,13 +80,14 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
     may be routing).
 
     Args:
-        topk_TLK: any integers [T, layers of the payload, K], read in place.
+        topk_TLK: Any integers [T, layers of the payload, K], read in place.
         layer_L: int64, the layers of the payload to count.
         range_X4: int64 [X, 4]: first token, end, micro-step, source rank.
-        load_MLGE: int32, C-contiguous.   unknown_ML: int64.   Both hold part of the sums if an error is raised.
+        load_MLGE: int32, C-contiguous.
+        unknown_ML: int64.   Both hold part of the sums if an error is raised.
 
     Raises:
-        InputError: an expert below -1 or not below E.
+        InputError: An expert below -1 or not below E.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)
@@ -101,10 +102,11 @@ def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array,
     """Copies the chosen layers of the tokens that are known: all their layers are, and none lists an expert twice.
 
     Args:
-        out_TLK: zeros, uint8 (up to 256 experts) or int16 [T, L, K].   known_T: bool; False is written for the other tokens.
+        out_TLK: Zeros, uint8 (up to 256 experts) or int16 [T, L, K].
+        known_T: bool; False is written for the other tokens.
 
     Raises:
-        InputError: an expert below -1 or not below `num_experts`.
+        InputError: An expert below -1 or not below `num_experts`.
     """
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):

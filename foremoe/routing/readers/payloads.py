@@ -26,14 +26,14 @@ _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is known about a payload that does not tell its shape itself.
+    """What is known about a payload without its own shape.
 
     Attributes:
         num_topk: K, or None.
-        num_layers: the layer counts that a row may have; empty: any.
-        num_rows: the row counts that it may have; empty: any.
-        dtype: of the bytes, or None.
-        shape: told beside the payload, or None.
+        num_layers: The layer counts that a row may have; empty: any.
+        num_rows: The row counts that it may have; empty: any.
+        dtype: Dtype of the bytes, or None.
+        shape: Shape that the engine sent with the payload, or None.
     """
 
     num_topk: int | None = None
@@ -43,15 +43,15 @@ class Expected:
     shape: tuple[int, ...] | None = None
 
 
-def decoded(payload: Any, expected: Expected) -> Array:
+def decode(payload: Any, expected: Expected) -> Array:
     """Integers [T, L, K]; a view of the payload wherever it has a buffer.
 
     Args:
-        payload: a numpy array or torch tensor [T, L, K] (or flat, if shapes are expected); text: base64 of raw bytes or of an
+        payload: A numpy array or torch tensor [T, L, K] (or flat, if shapes are expected); text: base64 of raw bytes or of an
             .npy file; bytes: raw, or an .npy file; nested lists [T][L][K], None where something is not known.
 
     Raises:
-        InputError: anything else; one sentence.
+        InputError: Anything else; one sentence.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -72,7 +72,7 @@ def as_numpy(value: Any) -> Array | None:
     """An array or tensor as numpy integers, None for anything else; torch is not imported.
 
     Raises:
-        InputError: not integers, or a tensor without values on this machine.
+        InputError: Not integers, or a tensor without values on this machine.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
@@ -96,7 +96,7 @@ def integer_dtype(value: Any) -> np.dtype[Any]:
     """`value` (a name such as "uint16", a numpy or torch dtype) as a numpy integer dtype, little-endian unless it says so.
 
     Raises:
-        InputError: no integer dtype.
+        InputError: No integer dtype.
     """
     text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
     try:
@@ -155,7 +155,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
             )
         return dtype, shape
     if expected.num_topk is None or not expected.num_layers:
-        raise InputError(f"{num_bytes} raw bytes do not tell their shape; give model, or num_topk and num_layers.")
+        raise InputError(f"{num_bytes} raw bytes have no shape; give model, or num_topk and num_layers.")
     dtypes = (expected.dtype,) if expected.dtype else _WIRE if expected.num_rows else _WIRE[:1]
     fits = []
     for dtype in dtypes:
@@ -169,8 +169,8 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
     rows_text = f"{' or '.join(map(str, expected.num_rows))} rows" if expected.num_rows else "whole rows"
     what = f"{num_bytes} bytes do not make {rows_text} of {layers} layers x top-{expected.num_topk}"
     if fits:
-        told = " and ".join(f"{dtype} {list(shape)}" for dtype, shape in fits)
-        raise InputError(f"{num_bytes} bytes fit both {told}; give dtype, num_layers or lengths.")
+        layouts = " and ".join(f"{dtype} {list(shape)}" for dtype, shape in fits)
+        raise InputError(f"{num_bytes} bytes fit both {layouts}; give dtype, num_layers or lengths.")
     raise InputError(
         f"{what} of {' or '.join(str(dtype) for dtype in dtypes)}; the payload is truncated, or lengths, num_layers, num_topk or"
         " dtype is wrong."
@@ -181,7 +181,7 @@ def checked_shape(value: Any) -> tuple[int, int, int]:
     """`value` as (rows, layers, top-k).
 
     Raises:
-        InputError: not three whole numbers from 0.
+        InputError: Not three whole numbers from 0.
     """
     shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
@@ -203,10 +203,10 @@ def _from_npy(blob: memoryview, expected: Expected) -> Array:
     if not re.fullmatch(r"[<>|=]?[iu][1248]", name):
         raise InputError(f"the .npy file must hold whole numbers; its header says {name[:20]} of shape {list(shape)}.")
     dtype = np.dtype(name)
-    held, told = len(blob) - at, math.prod(shape) * dtype.itemsize
-    if held != told:
+    held, stated = len(blob) - at, math.prod(shape) * dtype.itemsize
+    if held != stated:
         raise InputError(
-            f"the header of the .npy file claims {dtype} of shape {list(shape)}, {told} bytes, but {held} follow it; send the"
+            f"the header of the .npy file claims {dtype} of shape {list(shape)}, {stated} bytes, but {held} follow it; send the"
             " whole file."
         )
     array = np.frombuffer(blob[at:], dtype)
@@ -248,7 +248,7 @@ def _level(lists: Sequence[Any], what: str) -> list[Any]:
 def _shaped(array: Array, expected: Expected) -> Array:
     """`array` as [T, L, K]; one or two axes are split as expected."""
     if expected.shape is not None and array.shape != checked_shape(expected.shape):
-        raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was told beside it; correct it.")
+        raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was sent with it; correct it.")
     if array.ndim in (1, 2) and expected.num_topk is not None and expected.num_layers:
         num_rows = (len(array),) if array.ndim == 2 else expected.num_rows
         flat = replace(expected, num_rows=num_rows, dtype=array.dtype, shape=None)

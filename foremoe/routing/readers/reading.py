@@ -15,8 +15,8 @@ from foremoe.base.fields import whole_number
 from foremoe.machine.model import Model
 from foremoe.routing.checks import checked_experts, layer_numbers
 from foremoe.routing.readers.counting import known_rows
-from foremoe.routing.readers.payloads import Expected, decoded, integer_dtype
-from foremoe.routing.readers.sequences import Routed, routed
+from foremoe.routing.readers.payloads import Expected, decode, integer_dtype
+from foremoe.routing.readers.sequences import Routed, parse_routed
 
 # Letters: T tokens, L MoE layers, K top-k.
 
@@ -26,9 +26,9 @@ class Read:
     """A decoded sequence.
 
     Attributes:
-        num_tokens: of the sequence.
+        num_tokens: Tokens of the sequence.
         pieces: (first token, layers of the payload that are MoE layers, rows [T, layers of the payload, K]).
-        num_padding: rows that were cut off.
+        num_padding: Rows that were cut off.
     """
 
     num_tokens: int
@@ -39,10 +39,10 @@ class Read:
 class Reader:
     """Decodes sequences of one model; what the model leaves open is fixed by the first of them.
 
-    Args: as of `from_routed_experts`.
+    Arguments are those of `from_routed_experts`.
 
     Raises:
-        InputError: arguments that contradict each other or the model.
+        InputError: Arguments that contradict each other or the model.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Reader:
         elif not isinstance(model, str | Model | None):
             raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
         self.model = model.name if isinstance(model, Model) else model
-        experts = _agreed(preset.num_experts if preset else None, num_experts, "num_experts")
+        experts = _agree(preset.num_experts if preset else None, num_experts, "num_experts")
         if experts is None:
             raise InputError("give model, or num_experts: the largest expert in a payload would be a guess.")
         self.num_experts = checked_experts(experts)
-        self._topk = _agreed(preset.num_topk if preset else None, num_topk, "num_topk")
+        self._topk = _agree(preset.num_topk if preset else None, num_topk, "num_topk")
         self._moe: Array | None = preset.moe_layer_L if preset is not None else None
         if moe_layer_L is not None:
             numbers = frozen_array(moe_layer_L, np.int32, "moe_layer_L", (None,))
@@ -80,13 +80,13 @@ class Reader:
     def moe_layer_L(self) -> Array:
         """int32 [L]: the model's numbers of the layers that are read."""
         if self._moe is None:
-            raise InputError("no payload tells the layers; give model or moe_layer_L.")
+            raise InputError("the payloads do not show the layers; give model or moe_layer_L.")
         return self._moe
 
     def topk(self) -> int:
         """K."""
         if self._topk is None:
-            raise InputError("no payload tells top-k; give model or num_topk.")
+            raise InputError("the payloads do not show top-k; give model or num_topk.")
         return self._topk
 
     def empty(self, num_tokens: int) -> Array:
@@ -98,17 +98,17 @@ class Reader:
         """Decodes the payloads of one sequence.
 
         Raises:
-            InputError: no routing, or rows that do not fit the sequence.
+            InputError: No routing, or rows that do not fit the sequence.
         """
         if item.segments:
-            return self._joined(item)
+            return self._join_segments(item)
         length, start, pieces = item.length, item.start, []
         if item.prompt is not None:
-            told = item.prompt_length
-            rows_TLK = self._decoded(item.prompt, None, None, () if told is None else (told - start,))
-            if told is not None and start + len(rows_TLK) != told:
+            prompt_length = item.prompt_length
+            rows_TLK = self._decode(item.prompt, None, None, () if prompt_length is None else (prompt_length - start,))
+            if prompt_length is not None and start + len(rows_TLK) != prompt_length:
                 raise InputError(
-                    f"{len(rows_TLK)} rows of prompt from token {start} on do not make its {told} tokens; correct them."
+                    f"{len(rows_TLK)} rows of prompt from token {start} on do not make its {prompt_length} tokens; correct them."
                 )
             pieces.append(self._piece(start, rows_TLK))
             start += len(rows_TLK)
@@ -123,7 +123,7 @@ class Reader:
         after_prompt: tuple[int, ...] = ()
         if length is not None and item.prompt is None and item.prompt_length is not None:
             after_prompt = tuple(n for n in (length - item.prompt_length, length - item.prompt_length - 1) if n >= 0)
-        rows_TLK = self._decoded(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
+        rows_TLK = self._decode(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
         num_rows = len(rows_TLK)
         if num_rows in after_prompt and num_rows not in fitting:
             start = item.prompt_length or 0
@@ -138,12 +138,12 @@ class Reader:
         pieces.append(self._piece(start, rows_TLK[:used]))
         return Read(num_tokens=length, pieces=pieces, num_padding=num_rows - used)
 
-    def _joined(self, item: Routed) -> Read:
+    def _join_segments(self, item: Routed) -> Read:
         """The segments of one sequence, each token from one of them; see `Routed.segments`."""
         reads = []
         for i, segment in enumerate(item.segments):
             try:
-                reads.append(self.read(routed(segment)))
+                reads.append(self.read(parse_routed(segment)))
             except InputError as error:
                 raise InputError(f"segment {i}: {error}") from None
         num_tokens = max(read.num_tokens for read in reads)
@@ -168,7 +168,7 @@ class Reader:
         num_tokens = num_tokens if item.length is None else item.length
         return Read(num_tokens=num_tokens, pieces=found, num_padding=sum(read.num_padding for read in reads))
 
-    def _decoded(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
+    def _decode(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
         expected = Expected(
             num_topk=self._topk,
             num_layers=self._layer_counts(),
@@ -176,7 +176,7 @@ class Reader:
             dtype=self._dtype if dtype is None else integer_dtype(dtype),
             shape=shape,
         )
-        rows_TLK = decoded(payload, expected)
+        rows_TLK = decode(payload, expected)
         self._topk = rows_TLK.shape[2]
         if self._topk > self.num_experts:
             raise InputError(f"top-{self._topk} of {self.num_experts} experts is impossible; correct num_experts.")
@@ -209,7 +209,7 @@ class Reader:
         )
 
 
-def _agreed(of_model: int | None, given: int | None, name: str) -> int | None:
+def _agree(of_model: int | None, given: int | None, name: str) -> int | None:
     if given is None:
         return of_model
     value = whole_number(given, name)

@@ -22,15 +22,16 @@ class Routed:
     """The routing of one sequence as an engine sent it, with what else the engine said.
 
     Attributes:
-        data: a payload in any encoding; None: not known. From token `start` on, or from the end of the prompt if `prompt` is
+        data: A payload in any encoding; None: not known. From token `start` on, or from the end of the prompt if `prompt` is
             given.
-        prompt: the payload of the prompt's tokens, from token `start` on, where the engine sends it apart.
-        length: tokens of the sequence, or None.
-        prompt_length: tokens of its prompt, or None.
-        start: the token that the first row belongs to.
-        num_last_missing: tokens after the last row, if `length` does not tell.
-        dtype, shape: of `data`, where they were told beside it, or None.
-        segments: instead of `data`, what the engine sent in several requests (turns, resumed rollouts), in their order; each a
+        prompt: The payload of the prompt's tokens, from token `start` on, where the engine sends it apart.
+        length: Tokens of the sequence, or None.
+        prompt_length: Tokens of its prompt, or None.
+        start: The token that the first row belongs to.
+        num_last_missing: Tokens after the last row, where `length` is None.
+        dtype: Dtype of `data` where the engine sent it apart, or None.
+        shape: Shape of `data` where the engine sent it apart, or None.
+        segments: Instead of `data`, what the engine sent in several requests (turns, resumed rollouts), in their order; each a
             payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and
             the earlier one's is. Tokens in none are not known.
     """
@@ -60,37 +61,37 @@ class Routed:
             )
 
 
-def unpacked(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
+def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
     """One `Routed` per sequence; see `from_routed_experts` for the arguments.
 
     Raises:
-        InputError: no payload, or arguments that do not fit them.
+        InputError: Nothing to read, or arguments that do not fit them.
     """
     if mask is not None:
-        return _masked(payloads, mask, lengths, start)
-    items = _apart(payloads)
+        return _cut_by_mask(payloads, mask, lengths, start)
+    items = _separate(payloads)
     if not items:
-        raise InputError("there is no payload; give at least one.")
-    lengths_Q, start_Q = _each(lengths, len(items), "lengths"), _each(start, len(items), "start")
+        raise InputError("there are no payloads; give at least one.")
+    lengths_Q, start_Q = _one_each(lengths, len(items), "lengths"), _one_each(start, len(items), "start")
     out = []
     for q, (item, length, first) in enumerate(zip(items, lengths_Q, start_Q, strict=True)):
         try:
-            out.append(_told(routed(item), length, first))
+            out.append(_with_length(parse_routed(item), length, first))
         except InputError as error:
             raise InputError(f"sequence {q}: {error}") from None
     return out
 
 
-def routed(item: Any) -> Routed:
+def parse_routed(item: Any) -> Routed:
     """One payload with its envelope, of any kind, as `Routed`.
 
     Raises:
-        InputError: a dict without routing in it.
+        InputError: A dict without routing in it.
     """
     if isinstance(item, Routed):
         if not isinstance(item.data, Mapping):
             return item
-        inner = routed(item.data)
+        inner = parse_routed(item.data)
         given = {name: getattr(inner, name) for name in ("data", "dtype", "shape", "prompt") if getattr(inner, name) is not None}
         return dataclasses.replace(item, **{"data": None, **given, "start": inner.start or item.start})
     if not isinstance(item, Mapping):
@@ -101,35 +102,35 @@ def routed(item: Any) -> Routed:
         return Routed(data=item["data"], dtype=item.get("dtype"), shape=item.get("shape"), start=item.get("start") or 0)
     for envelope in ("meta_info", "sgl_ext"):
         if "routed_experts" not in item and isinstance(item.get(envelope), Mapping):
-            return routed({**item, **item[envelope], envelope: None})
+            return parse_routed({**item, **item[envelope], envelope: None})
     if not {"routed_experts", "prompt_routed_experts"} & set(item):
         keys = ", ".join(sorted(str(key)[:20] for key in list(item)[:8]))
-        hint = "; read whole responses by integrations.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
+        hint = "; read whole responses by routing.readers.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
         raise InputError(f"a dict of routing needs routed_experts, or data with shape and dtype; this one has {keys}{hint}.")
     prompt_tokens, tokens = num_ids(item.get("prompt_token_ids")), num_ids(item.get("token_ids"))
-    told = prompt_tokens, tokens
-    if None in told:
-        told = item.get("prompt_tokens"), item.get("completion_tokens")
-    length = None if None in told else sum(whole_number(n, "a count of tokens", 0) for n in told)
+    counts = prompt_tokens, tokens
+    if None in counts:
+        counts = item.get("prompt_tokens"), item.get("completion_tokens")
+    length = None if None in counts else sum(whole_number(n, "a count of tokens", 0) for n in counts)
     outer = Routed(
         data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length, prompt_length=prompt_tokens,
         start=item.get("routed_experts_start_len") or item.get("routed_experts_prompt_start") or item.get("start") or 0,
     )  # fmt: skip
-    return routed(outer)
+    return parse_routed(outer)
 
 
 def num_ids(ids: Any) -> int | None:
     """How many token ids there are; None if they were not sent.
 
     Raises:
-        InputError: no list of ids.
+        InputError: No list of ids.
     """
     if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
         return None if ids is None else len(ids)
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
 
 
-def _told(item: Routed, length: Any, start: Any) -> Routed:
+def _with_length(item: Routed, length: Any, start: Any) -> Routed:
     """`item` with the caller's length and start, which must agree with its own."""
     length = None if length is None else whole_number(length, "length", 1)
     if None not in (length, item.length) and length != item.length:
@@ -142,7 +143,7 @@ def _told(item: Routed, length: Any, start: Any) -> Routed:
     return dataclasses.replace(item, length=item.length if length is None else length, start=first or item.start)
 
 
-def _apart(payloads: Any) -> list[Any]:
+def _separate(payloads: Any) -> list[Any]:
     """The payloads of a list, of a batch or of a nested tensor; one payload alone becomes a list."""
     if getattr(payloads, "is_nested", False):
         return list(payloads.unbind())
@@ -176,7 +177,7 @@ def _depth(value: Any, limit: int = 6) -> tuple[int, Any]:
     return found[0] + 1, found[1]
 
 
-def _each(value: Any, num: int, name: str) -> list[Any]:
+def _one_each(value: Any, num: int, name: str) -> list[Any]:
     if value is None or isinstance(value, int | np.integer):
         if value is not None and num != 1 and name == "lengths":
             raise InputError(f"lengths is one number but there are {num} sequences; give one for each.")
@@ -190,7 +191,7 @@ def _each(value: Any, num: int, name: str) -> list[Any]:
     return [x.item() if hasattr(x, "item") else x for x in values]
 
 
-def _masked(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Routed]:
+def _cut_by_mask(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Routed]:
     """The sequences of a padded batch, without their padding on either side."""
     array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
     mask_BS: Array = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)

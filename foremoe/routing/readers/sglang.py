@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.errors import InputError
-from foremoe.routing.readers.sequences import Routed, routed
+from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 def payloads(outputs: Any) -> list[Routed]:
     """One `Routed` per output, in order: rows from `routed_experts_start_len` on, the last token without one.
 
     Args:
-        outputs: a dict with `meta_info` as `/generate` and the engine return it, a response of the OpenAI route with
-            `choices` (their `meta_info` or `sgl_ext` is read), or a list of these. Where `meta_info` counts the tokens, no
-            lengths are needed. A list in the list is one sequence: the outputs of its requests (turns, resumed rollouts), in
-            their order, each from its own `routed_experts_start_len` on; see `Routed.segments`.
+        outputs: A dict with `meta_info` as `/generate` and the engine return it, a response of the OpenAI route with `choices`
+            (their `meta_info` or `sgl_ext` is read), or a list of these. Where `meta_info` counts the tokens, no lengths are
+            needed. A list in the list is one sequence: the outputs of its requests (turns, resumed rollouts), in their order,
+            each from its own `routed_experts_start_len` on; see `Routed.segments`.
 
     Raises:
-        InputError: something else.
+        InputError: Something else.
     """
     out = []
     for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
@@ -38,6 +38,6 @@ def payloads(outputs: Any) -> list[Routed]:
         if not isinstance(output, Mapping):
             raise InputError(f"an output of SGLang is a dict with meta_info or choices; got {type(output).__name__}.")
         for choice in output.get("choices") or [output]:
-            item = routed(choice)
+            item = parse_routed(choice)
             out.append(item if item.length is not None else dataclasses.replace(item, num_last_missing=1))
     return out
