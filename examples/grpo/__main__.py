@@ -31,7 +31,9 @@ class _Command(OneSentence, JsonCommand):
     type=click.IntRange(1, 2**15 - 1),
     help="Redundant slots per rank.  [default: the fewest whose load bound allows to take away 95 % of (static skew - 1)]",
 )
-@click.option("--seed", type=click.IntRange(0), default=SIZES["default"].seed, show_default=True, help="Of everything that is drawn.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=SIZES["default"].seed, show_default=True, help="Of everything that is drawn."
+)
 @click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
 @json_option
 @click.pass_context

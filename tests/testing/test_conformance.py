@@ -103,7 +103,7 @@ class SendsAllHome(HomeSolver):
         (SolverTests, BoastsOfBounds(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "costs at least"),
         (SolverTests, CallsAnythingOptimal(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "optimal at"),
         (SplitSolverTests, ServesNothing(), "test_quotas_sum_to_the_load", "serves 0 of"),
-        (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "no permutation"),
+        (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "not a permutation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
