@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import numba
 from numba import njit
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
@@ -110,8 +111,11 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Not before the first call: a callee may stand below its caller.
-        own = self._impl.locator.get_source_stamp()
-        self._cache_file._source_stamp = (own, *sorted(set(_sources(self._py_func, set()))))
+        own, files = self._impl.locator.get_source_stamp(), {f"{kind} {_file_digest(kind)}" for kind in _tuple_classes(sig)}
+        stamp = (own, *sorted(files.union(_sources(self._py_func, set()))))
+        self._cache_file._source_stamp = stamp
+        # Compared before signatures are read: their classes may be gone.
+        self._cache_file._version = (numba.__version__, stamp)
         return super().load_overload(sig, target_context)
 
 
@@ -159,7 +163,7 @@ def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
             modules.add(value)
             named += [(name, vars(value)[name]) for name in names & vars(value).keys()]
         elif isinstance(value, type):
-            yield _digest(getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+            yield _file_digest(value)
         elif isinstance(value, (int, float, str, tuple)):
             yield f"{function.__qualname__}: {name} = {value!r}"
 
@@ -169,6 +173,18 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def _tuple_classes(types: Any) -> Iterator[type]:
+    """The named tuples among the types of a signature."""
+    for one in types:
+        if hasattr(one, "instance_class"):
+            yield one.instance_class
+        yield from _tuple_classes(getattr(one, "types", ()))
+
+
+def _file_digest(kind: type) -> str:
+    return _digest(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
 
 
 @functools.cache

@@ -80,7 +80,7 @@ def _planner_of(found: Any, name: str) -> Planner:
 
 
 def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
-    """A solver from a per-row function ``edit(load_E, node_G, num_base, params, expert_GS, quota_GS)``; see `RowSolver.edit`.
+    """A solver from a per-row function ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)``; see `RowSolver.edit`.
 
     Args:
         compiled: Run it through numba; False runs plain Python, with the same result.
@@ -89,7 +89,6 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
     body = {
         "edit": staticmethod(edit),
         "compiled": compiled,
-        "params": lambda self, problem: (),
         "__repr__": lambda self: f"row_solver({name})",
         "__module__": getattr(edit, "__module__", __name__),
     }

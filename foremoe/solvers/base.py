@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numba
 import numpy as np
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 # Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, L layers, Q sequences, C copies.
 
 
+class NodeOnly(NamedTuple):
+    """Options of solvers that have none of their own.
+
+    Attributes:
+        node_only: Whether replicas must stay inside their home's node.
+    """
+
+    node_only: bool
+
+
 class RowSolver(RankSolver):
     """A rank-level solver written for one row; the library runs it over all rows, compiled and threaded.
 
@@ -37,33 +48,44 @@ class RowSolver(RankSolver):
             min_pairs: int = 64
 
             @staticmethod
-            def edit(load_E, node_G, num_base, params, expert_GS, quota_GS):
+            def edit(load_E, node_G, num_base, options, expert_GS, quota_GS):
                 hottest = load_E.argmax()
-                ...  # put `hottest` into a free redundant slot, move some of its quota there
+                if load_E[hottest] >= options.min_pairs:
+                    ...  # put `hottest` into a free redundant slot, move some of its quota there
+
+    Attributes:
+        compiled: Whether `edit` is compiled.
+        Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
+            machine code on disk is found again only by types that can be imported.
     """
 
     compiled: ClassVar[bool] = True
+    Options: ClassVar[Any] = None
 
     @staticmethod
     @abc.abstractmethod
-    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+    def edit(load_E: Array, node_G: Array, num_base: int, options: Any, expert_GS: Array, quota_GS: Array) -> None:
         """Improves one row in place.
 
         Args:
-            load_E: int32, pairs per expert.
-            node_G: int32, node of each rank.
+            load_E: Pairs per expert, int32 [E].
+            node_G: Node of each rank, int32 [G].
             num_base: B; slots [0, B) of a rank are homes and must not change their expert.
-            params: float64; ``params[0]`` is 1.0 if replicas must stay inside their home's node, the rest is `params()`.
-            expert_GS: int16, starts as the start placement; -1 is an empty slot.
-            quota_GS: int32, starts as the start placement's quotas.
+            options: ``options.node_only``, True if replicas must stay inside their home's node, and the solver's fields by name.
+            expert_GS: Expert in each slot, int16 [G, S]; starts as the start placement; -1 is an empty slot.
+            quota_GS: Pairs that each slot serves, int32 [G, S]; starts as the start placement's quotas.
         """
 
-    def params(self, problem: Problem) -> tuple[float, ...]:
-        """What `edit` finds from ``params[1]`` on: by default the solver's own numeric fields in order."""
-        return tuple(float(getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+    def options(self, node_only: bool, problem: Problem) -> Any:
+        """The options of `edit`; a field whose default is a float is always a float, so that it is compiled once."""
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        values = {f.name: getattr(self, f.name) for f in fields}
+        values |= {f.name: float(values[f.name]) for f in fields if isinstance(f.default, float)}
+        kind = self.Options or _options_type(type(self).__name__, tuple(values))
+        return kind(node_only, *(values[name] for name in kind._fields[1:]))
 
     def rows(self) -> Callable[..., None]:
-        """The driver ``(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS)`` that runs rows [low, high).
+        """The driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high).
 
         Built-in solvers return a compiled function of their own file: a driver that takes the kernel as an argument is not
         found in numba's disk cache and costs most of a second in every process.
@@ -87,11 +109,11 @@ class RowSolver(RankSolver):
         Raises:
             InputError: numba cannot compile `edit`.
         """
-        params, rows = np.array([node_only, *self.params(problem)], np.float64), self.rows()
+        options, rows = self.options(node_only, problem), self.rows()
         node_G, num_base = problem.cluster.node_of_rank_G, problem.B
 
         def block(low: int, high: int) -> None:
-            rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS)
+            rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)
 
         try:
             return for_rows(block, len(load_NE))
@@ -103,24 +125,29 @@ class RowSolver(RankSolver):
 
 
 @functools.cache
+def _options_type(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(f"{name}Options", ("node_only", *fields))
+
+
+@functools.cache
 def _driver(solver: type[RowSolver]) -> Callable[..., None]:
     edit: Any = solver.edit
     if not solver.compiled:
 
         def plain(
-            low: int, high: int, load_NE: Array, node_G: Array, num_base: int, params: Array, expert_NGS: Array,
+            low: int, high: int, load_NE: Array, node_G: Array, num_base: int, options: Any, expert_NGS: Array,
             quota_NGS: Array,
         ) -> None:  # fmt: skip
             for n in range(low, high):
-                edit(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+                edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
         return plain
 
     kernel = edit if isinstance(edit, numba.core.registry.CPUDispatcher) else numba.njit(nogil=True)(edit)
 
     @numba.njit(nogil=True)
-    def driver(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+    def driver(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
         for n in range(low, high):
-            kernel(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+            kernel(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
     return driver  # type: ignore[no-any-return]

@@ -176,6 +176,28 @@ def test_an_edit_renews_what_was_compiled_from_it(tmp_path):
     assert result(call="x * 1000", factor=2, added=5) == [6005, 1]
 
 
+def test_an_edit_of_a_named_tuple_renews_what_takes_it(tmp_path):
+    """Its class is part of the signature alone: no kernel needs to name it."""
+    shutil.copy(compiled.__file__, tmp_path / "compiled.py")
+    (tmp_path / "run.py").write_text("from compiled import kernel\n\n\n@kernel\ndef run(pair):\n    return pair.low\n")
+
+    def result(fields, home):
+        lines = "".join(f"    {name}: int\n" for name in fields)
+        (tmp_path / "first.py").write_text("")
+        (tmp_path / f"{home}.py").write_text(f"from typing import NamedTuple\n\n\nclass Pair(NamedTuple):\n{lines}")
+        code = (
+            f"from run import run; from {home} import Pair; print(run((Pair(low=1, high=2))), sum(run.stats.cache_hits.values()))"
+        )
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+        return [int(word) for word in done.stdout.split()]
+
+    assert [result(("low", "high"), "first") for _ in range(2)] == [[1, 0], [1, 1]]
+    assert result(("high", "low"), "first") == [1, 0]
+    assert result(("high", "low"), "second") == [1, 0]
+
+
 def test_every_kernel_of_the_package_has_this_cache():
     plain = [
         str(path.relative_to(PACKAGE))

@@ -71,7 +71,7 @@ def installed(tmp_path, monkeypatch):
         "import dataclasses\nfrom foremoe.solvers import Greedy\n"
         "@dataclasses.dataclass(frozen=True)\nclass Deep(Greedy):\n    depth: int = 1\n"
         "wide = Deep(depth=7)\n"
-        "def edit(load_E, node_G, num_base, params, expert_GS, quota_GS):\n    pass\n"
+        "def edit(load_E, node_G, num_base, options, expert_GS, quota_GS):\n    pass\n"
     )
     (tmp_path / "broken.py").write_text("raise RuntimeError('half installed')\n")
     points = {"theirs": "their-deep = theirs:Deep\nwide = theirs:wide", "broken": "broken = broken:Broken"}

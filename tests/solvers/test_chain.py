@@ -18,7 +18,8 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy, LeastLoaded, Lplb, NodeChain, Quota, Static
-from foremoe.solvers.kernels.chain import chain_rows
+from foremoe.solvers.kernels.chain import Options, level_goal, plain_rule, search_row
+from foremoe.solvers.kernels.rows import bare_homes, clean_row
 from foremoe.solvers.rank.chain import GAP, Chain
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import placements
@@ -61,11 +62,14 @@ def test_costs_no_more_than_the_start(data):
 @given(problem=problems(), near=st.integers(1, 3), far=st.integers(1, 3), tries=st.integers(1, 6))
 def test_limits_on_copies_hold(problem, near, far, tries):
     static, node_G = problem.static(), problem.cluster.node_of_rank_G
-    expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
-    params = np.array([problem.replicas == "node", tries, 0.6, 0.0, near, far, 1, 0], np.float64)
-    chain_rows(0, problem.N, problem.load_NE, node_G, problem.B, params, expert_NGS, quota_NGS)
-    for expert_GS in expert_NGS:
-        out = replicas(problem, expert_GS)
+    options = Options(problem.replicas == "node", tries, 0.6, 0.0, True)
+    rule = plain_rule(node_G, problem.B, options.node_only, False)
+    for load_E, expert_GS in zip(problem.load_NE, static.expert_NGS, strict=True):
+        placed = bare_homes(load_E, problem.B, expert_GS.copy())
+        goal = level_goal(0.0, options.node_only, node_G, placed.load_G)
+        search_row(goal, placed.load_G.max(), rule, (near, far), options, placed.quota_GS.copy(), placed)
+        clean_row(problem.B, placed)
+        out = replicas(problem, placed.expert_GS)
         for g in range(problem.G):
             assert sum(home == g and node_G[to] == node_G[g] for home, to in out) <= near
             assert sum(home == g and node_G[to] != node_G[g] for home, to in out) <= far

@@ -9,20 +9,27 @@ from solver_util import balance, make_problem, placed_rows, problems, require_sp
 
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.objective import price_rows
-from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.price import demand_row, price_row
+from foremoe.solvers.kernels.flow import link_slots, split_linked
+from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.prune import prune_row
-from foremoe.solvers.kernels.settle import settle_row
-from foremoe.solvers.rank.chain import Chain, rates_of
+from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
+from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.rank.chain import Chain
 from foremoe.testing import placements
 
 MANY = 2**31
 
 
-def row_of(problem):
-    """The first row's static ``(expert_GS, quota_GS, load_G)``, to be changed."""
+def split(limit, num_experts, expert_GS, quota_GS, load_G):
+    """The exact split, whatever the homes."""
+    return split_linked(0, limit, False, link_slots(num_experts, expert_GS), Placed(expert_GS, quota_GS, load_G))
+
+
+def first_row(problem):
+    """The first row's static `Placed`, to be changed."""
     static = problem.static()
-    return static.expert_NGS[0].copy(), static.quotas_NGS[0].copy(), static.load_NG()[0].copy()
+    return Placed(static.expert_NGS[0].copy(), static.quotas_NGS[0].copy(), static.load_NG()[0].copy())
 
 
 # --- the exact split
@@ -84,13 +91,13 @@ def test_split_is_exact_from_any_quotas(row, seed):
         at = np.argwhere(expert_GS == e)
         quota_GS[tuple(at.T)] = rng.multinomial(load_E[e], rng.dirichlet(np.full(len(at), 0.5)))
     before_GS, load_G = quota_GS.copy(), quota_GS.sum(axis=1, dtype=np.int64)
-    reached = split_row(0, MANY * 99, len(load_E), expert_GS, quota_GS, load_G)
+    reached = split(MANY * 99, len(load_E), expert_GS, quota_GS, load_G)
     require_split(load_E, expert_GS, quota_GS)
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all() and load_G.max() <= reached
     assert reached == least_maximum(load_E, expert_GS)
     if reached > 0:
         load_G = before_GS.sum(axis=1, dtype=np.int64)
-        assert split_row(0, reached - 1, len(load_E), expert_GS, before_GS, load_G) == -1
+        assert split(reached - 1, len(load_E), expert_GS, before_GS, load_G) == -1
         require_split(load_E, expert_GS, before_GS)
 
 
@@ -98,7 +105,7 @@ def test_split_is_exact_from_any_quotas(row, seed):
 
 
 def settle_by_hand(target, relay, near_limit, far_limit, node_only, weight, node, base, quota, redundant):
-    """The rule of `settle_row`: {(rank, expert): pairs} of replicas, and what is left at home is in `quota`."""
+    """The rule of `settle_on`: {(rank, expert): pairs} of replicas, and what is left at home is in `quota`."""
     ranks = range(len(base))
     held = {r: {} for r in ranks}
     copies = {(g, near): 0 for g in ranks for near in (True, False)}
@@ -151,13 +158,15 @@ def settle_by_hand(target, relay, near_limit, far_limit, node_only, weight, node
     node_only=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits, node_only, seed):
-    expert_GS, quota_GS, load_G = row_of(problem)
+    placed = expert_GS, quota_GS, load_G = first_row(problem)
     target = -(-int(load_G.sum()) // problem.G) + above
     weight_G, node_G = np.random.default_rng(seed).choice([1.0, 0.5, 1.5], problem.G), problem.cluster.node_of_rank_G
     base = expert_GS[:, : problem.B].tolist()
     quota = {e: int(problem.load_NE[0, e]) for e in range(problem.E)}
     held = settle_by_hand(target, relay, *limits, node_only, weight_G.tolist(), node_G.tolist(), base, quota, problem.R)
-    settle_row(target, relay, *limits, node_only, weight_G, node_G, problem.B, expert_GS, quota_GS, load_G)
+    copies = Copies(*limits, np.zeros(problem.G, np.int64), np.zeros(problem.G, np.int64))
+    rule = Rule(node_G, problem.B, node_only, relay, False, False, weight_G)
+    settle_on(target, rule, copies, new_moves(0), 0, placed)
     require_split(problem.load_NE[0], expert_GS, quota_GS)
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
     for g in range(problem.G):
@@ -171,14 +180,14 @@ def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits
 
 def least_of_all(problem):
     """Least maximum over every choice of replicas of a one-slot row."""
-    expert_GS, _, _ = row_of(problem)
+    expert_GS, _, _ = first_row(problem)
     best, load_E = MANY * 99, problem.load_NE[0]
-    home_quota_GS = row_of(problem)[1]
+    home_quota_GS = first_row(problem).quota_GS
     choices = [[-1] + [e for e in range(problem.E) if e not in expert_GS[g]] for g in range(problem.G)]
     for choice in itertools.product(*choices):
         expert_GS[:, -1] = choice
         quota_GS = home_quota_GS.copy()
-        best = min(best, split_row(0, MANY * 99, problem.E, expert_GS, quota_GS, quota_GS.sum(axis=1, dtype=np.int64)))
+        best = min(best, split(MANY * 99, problem.E, expert_GS, quota_GS, quota_GS.sum(axis=1, dtype=np.int64)))
     return best, load_E
 
 
@@ -186,7 +195,7 @@ def least_of_all(problem):
 @given(load_E=st.lists(st.integers(0, 60), min_size=6, max_size=6), num_ranks=st.sampled_from((2, 3)))
 def test_bound_is_below_every_choice_of_replicas(load_E, num_ranks):
     problem = balance(make_problem([[load_E]], np.zeros(num_ranks), 1))
-    _, quota_GS, _ = row_of(problem)
+    _, quota_GS, _ = first_row(problem)
     best, _ = least_of_all(problem)
     bound = bound_row(-(-sum(load_E) // num_ranks), np.ones(num_ranks, bool), problem.B, quota_GS)
     assert bound <= best
@@ -209,7 +218,7 @@ def test_pruning_keeps_the_target(problem, above):
     expert_GS, quota_GS = placement.expert_NGS[0].copy(), placement.quotas_NGS[0].copy()
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     target = load_G.max() + above
-    prune_row(target, problem.load_NE[0], 2, problem.B, expert_GS, quota_GS, load_G)
+    prune_row(target, problem.load_NE[0], 2, problem.B, Placed(expert_GS, quota_GS, load_G))
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all() and load_G.max() <= target
     assert (expert_GS >= 0).sum() <= (placement.expert_NGS[0] >= 0).sum()
     require_split(problem.load_NE[0], expert_GS, quota_GS)
@@ -219,7 +228,7 @@ def test_pruning_drops_what_is_not_needed():
     expert_GS = np.array([[0, 1, -1], [2, 3, 0]], np.int16)
     quota_GS = np.array([[50, 10, 0], [20, 30, 10]], np.int32)
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
-    prune_row(70, np.array([60, 10, 20, 30], np.int32), 1, 2, expert_GS, quota_GS, load_G)
+    prune_row(70, np.array([60, 10, 20, 30], np.int32), 1, 2, Placed(expert_GS, quota_GS, load_G))
     assert expert_GS.tolist() == [[0, 1, -1], [2, 3, -1]] and load_G.tolist() == [70, 50]
 
 
@@ -238,21 +247,9 @@ def test_the_price_of_a_row_is_the_cost_model(data):
 
 
 def price_of(problem, placement):
-    node_G, load_NGE = problem.cluster.node_of_rank_G, problem.load_NGE
-    out = []
+    rows, out = problem_rows(problem), []
     for n in range(problem.N):
-        load_GE, demand_VE = np.empty((0, 0), np.int32), np.empty((0, 0), np.int64)
-        if load_NGE is not None:
-            load_GE, demand_VE = load_NGE[n], np.empty((node_G.max() + 1, problem.E), np.int64)
-            demand_row(load_GE, node_G, demand_VE)
-        base_GB = problem.base_NGB[n].astype(np.int64)
-        home_E = np.empty(problem.E, np.int64)
-        home_E[base_GB] = np.arange(problem.G)[:, None] * problem.S + np.arange(problem.B)
-        busy_G = (problem.load_NE[n][base_GB] > 0).sum(axis=1)
-        quota_GS = placement.quotas_NGS[n]
-        load_G = quota_GS.sum(axis=1, dtype=np.int64)
-        rate_K = rates_of(problem)[n]
-        out.append(
-            price_row(load_GE, demand_VE, node_G, problem.B, rate_K, home_E, busy_G, placement.expert_NGS[n], quota_GS, load_G)
-        )
+        placed = Placed(placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy(), placement.load_NG()[n].copy())
+        row = row_of(rows, n, placed.expert_GS)
+        out.append(price_row(row, row.rates, placed))
     return np.array(out)

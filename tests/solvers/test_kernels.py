@@ -4,9 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foremoe.solvers.kernels.chain import plain_rule
 from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.nearest import settle_nearest
+from foremoe.solvers.kernels.moves import Copies, new_moves
+from foremoe.solvers.kernels.nearest import Wants, settle_nearest
 from foremoe.solvers.kernels.prune import prune_row
+from foremoe.solvers.kernels.rows import Placed
 from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Letters: G ranks, S slots per rank, E experts, X places.
@@ -59,6 +62,11 @@ class Ranks:
             assert {e: quota for e, quota in slots if e >= 0} == self.held[g]
             assert quota_GS[g, :num_base].tolist() == [self.left[e] for e in self.base[g]]
             assert load_G[g] == self.load(g)
+
+
+def no_copies(limits, num_ranks):
+    """The limits, and no copies so far."""
+    return Copies(*limits, np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64))
 
 
 def nearest_by_hand(target, thrifty, row, place, want):
@@ -121,14 +129,11 @@ def test_settling_by_gain_follows_the_rule_written_plainly(drawn, above, limits,
     want_XE = np.stack([load_GE[place_G == x].sum(axis=0, dtype=np.int32) for x in range(place_G.max() + 1)])
     row = Ranks(node_G, num_base, expert_GS, quota_GS, limits)
     nearest_by_hand(target, thrifty, row, place_G.tolist(), want_XE.tolist())
-    log_C6 = np.empty((4 * expert_GS.size + load_GE.shape[1], 6), np.int64)
-    start_GS = quota_GS.copy()
-    num_moves = settle_nearest(
-        target, *limits, thrifty, node_G, num_base, place_G, want_XE, np.zeros(load_G.size, np.int64),
-        np.zeros(load_G.size, np.int64), log_C6, 0, expert_GS, quota_GS, load_G,
-    )  # fmt: skip
+    moves, start_GS = new_moves(4 * expert_GS.size + load_GE.shape[1]), quota_GS.copy()
+    rule, placed = plain_rule(node_G, num_base, False, thrifty), Placed(expert_GS, quota_GS, load_G)
+    num_moves = settle_nearest(target, rule, no_copies(limits, load_G.size), Wants(place_G, want_XE), moves, 0, placed)
     row.require(num_base, expert_GS, quota_GS, load_G)
-    for g, b, r, slot, amount, _ in log_C6[:num_moves]:
+    for g, b, r, slot, amount, _ in np.array(moves).T[:num_moves]:
         start_GS[g, b] -= amount
         start_GS[r, slot] += amount
     assert (start_GS == quota_GS).all()
@@ -153,11 +158,8 @@ def test_shedding_follows_the_rule_written_plainly(drawn, above, limits, node_on
             amount, _, _, r = min(takers)
             e = min((e for e in row.base[g] if row.left[e] >= -amount), key=lambda e: row.left[e])
             row.give(g, e, r, -amount)
-    copies_G = np.zeros(load_G.size, np.int64)
-    shed_row(
-        target, *limits, node_only, most_loaded_first(load_G), node_G, num_base, copies_G, copies_G.copy(), expert_GS, quota_GS,
-        load_G,
-    )  # fmt: skip
+    rule, placed = plain_rule(node_G, num_base, node_only, True), Placed(expert_GS, quota_GS, load_G)
+    shed_row(target, most_loaded_first(load_G), rule, no_copies(limits, load_G.size), placed)
     row.require(num_base, expert_GS, quota_GS, load_G)
 
 
@@ -176,8 +178,8 @@ def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed)
             quota_GS[home] -= quota_GS[g, num_base + s]
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     target = int(load_G.max()) + above
-    mine = expert_GS.copy(), quota_GS.copy(), load_G.copy()
-    prune_row(target, load_E, failures, num_base, *mine)
+    mine = Placed(expert_GS.copy(), quota_GS.copy(), load_G.copy())
+    prune_row(target, load_E, failures, num_base, mine)
 
     G, slack = load_G.size, target * load_G.size - int(load_G.sum())
     held = expert_GS >= 0
@@ -190,11 +192,11 @@ def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed)
         g, s = min(untried, key=lambda at: (quota_GS[at], at))
         untried.remove((g, s))
         home = np.argwhere(expert_GS[:, :num_base] == expert_GS[g, s])[0]
-        less = expert_GS.copy(), quota_GS.copy(), load_G.copy()
+        less = Placed(expert_GS.copy(), quota_GS.copy(), load_G.copy())
         less[1][tuple(home)] += quota_GS[g, s]
         less[0][g, s], less[1][g, s] = -1, 0
         less[2][:] = less[1].sum(axis=1)
-        if split_row(target, target, load_E.size, *less) >= 0:
+        if split_row(target, target, num_base, less) >= 0:
             expert_GS, quota_GS, load_G = less
         else:
             failures -= 1

@@ -1,6 +1,5 @@
 """Lplb: a fixed replica graph and the best split over it."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import (
@@ -55,10 +54,10 @@ def test_names_do_not_matter_to_the_balance(problem, seed):
 @given(problem=problems())
 def test_rows_one_by_one_give_the_same(problem):
     placement, start = Lplb().solve(problem, problem.static()), problem.static()
-    params = np.array([problem.replicas == "node"], np.float64)
+    options = Lplb().options(problem.replicas == "node", problem)
     for n in range(problem.N):
         expert_GS, quota_GS = start.expert_NGS[n].copy(), start.quotas_NGS[n].copy()
-        Lplb.edit(problem.load_NE[n], problem.cluster.node_of_rank_G, problem.B, params, expert_GS, quota_GS)
+        Lplb.edit(problem.load_NE[n], problem.cluster.node_of_rank_G, problem.B, options, expert_GS, quota_GS)
         assert (expert_GS == placement.expert_NGS[n]).all() and (quota_GS == placement.quotas_NGS[n]).all()
 
 

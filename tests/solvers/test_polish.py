@@ -18,11 +18,11 @@ from foremoe.problem.objective import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Chain, Exact, Polish
 from foremoe.solvers.kernels.polish import polish_row, set_quotas
-from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, RDMA_PAIR, SLOT, demand_row, price_row
+from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.quota_flow import cheapest_flow
-from foremoe.solvers.kernels.replica_bounds import Bounds, Held, hold, renew, renew_two, row_of
-from foremoe.solvers.kernels.replica_changes import best_change, fans_s, make_change
-from foremoe.solvers.rank.chain import rates_of
+from foremoe.solvers.kernels.replica_bounds import Bounds, Held, case_of, hold, renew, renew_two
+from foremoe.solvers.kernels.replica_changes import Step, best_change, fans_s, make_change
+from foremoe.solvers.kernels.rows import Placed, bare_homes, problem_rows, row_of
 from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, K bounds.
@@ -53,38 +53,26 @@ class Prepared:
     """The first row of a problem, as the kernels want it."""
 
     def __init__(self, problem):
-        self.problem, static = problem, problem.static()
-        self.expert_GS, self.quota_GS = static.expert_NGS[0].copy(), static.quotas_NGS[0].copy()
-        self.load_G, self.node_G = static.load_NG()[0].astype(np.int64), problem.cluster.node_of_rank_G
-        self.load_E, self.rate_K = problem.load_NE[0], rates_of(problem)[0]
-        base_GB = problem.base_NGB[0].astype(np.int64)
-        self.slot_E = np.empty(problem.E, np.int64)
-        self.slot_E[base_GB] = np.arange(problem.G)[:, None] * problem.S + np.arange(problem.B)
-        self.busy_G = (self.load_E[base_GB] > 0).sum(axis=1)
-        self.load_GE, self.demand_VE = np.empty((0, 0), np.int32), np.empty((0, 0), np.int64)
-        if problem.load_NGE is not None:
-            self.load_GE, self.demand_VE = problem.load_NGE[0], np.empty((self.node_G.max() + 1, problem.E), np.int64)
-            demand_row(self.load_GE, self.node_G, self.demand_VE)
-        self.row = row_of(self.load_E, self.load_GE, self.node_G, problem.S, self.rate_K, self.slot_E, self.busy_G)
-        self.price_s_G = np.empty(problem.G)
+        self.problem = problem
+        self.row = row_of(problem_rows(problem), 0, problem.static().expert_NGS[0].copy())
+        self.rates, self.load_E = self.row.rates, self.row.load_E
+        self.home = bare_homes(self.load_E, problem.B, problem.static().expert_NGS[0].copy())
+        self.case, self.price_s_G = case_of(self.row, problem.S), np.empty(problem.G)
 
     def price(self, expert_GS, quota_GS):
-        load_G = quota_GS.sum(axis=1, dtype=np.int64)
-        return price_row(
-            self.load_GE, self.demand_VE, self.node_G, self.problem.B, self.rate_K, self.slot_E, self.busy_G, expert_GS, quota_GS,
-            load_G,
-        )  # fmt: skip
+        placed = Placed(expert_GS.copy(), quota_GS.copy(), quota_GS.sum(axis=1, dtype=np.int64))
+        return price_row(self.row, self.rates, placed)
 
     def with_replicas(self, expert_GR):
         """Slots and quotas of these replicas, after `set_quotas`."""
-        expert_GS, quota_GS, load_G = self.expert_GS.copy(), self.quota_GS.copy(), self.load_G.copy()
-        set_quotas(self.row, expert_GR, self.slot_E, expert_GS, quota_GS, load_G, self.price_s_G)
-        assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
-        return expert_GS, quota_GS
+        placed = Placed(*(array.copy() for array in self.home))
+        set_quotas(self.case, expert_GR, self.row.home_E, placed, self.price_s_G)
+        assert (placed.load_G == placed.quota_GS.sum(axis=1, dtype=np.int64)).all()
+        return placed.expert_GS, placed.quota_GS
 
     def allowed(self, g, e):
         """Whether the rank may hold a replica of the expert."""
-        return bool(self.row.home_E[e] != g and self.load_E[e] > 0)
+        return bool(self.case.home_E[e] != g and self.load_E[e] > 0)
 
 
 def some_replicas(prepared, rng, share=0.8):
@@ -100,28 +88,24 @@ def some_replicas(prepared, rng, share=0.8):
 
 def bound_by_hand(prepared, expert_GR, price_s_G):
     """Every pair served where price and link together are least, busy slots at the price of their rank; links of homes off."""
-    row, G = prepared.row, len(expert_GR)
-    slot, total_s = prepared.rate_K[SLOT] / prepared.rate_K[PAIR], 0.0
+    case, G = prepared.case, len(expert_GR)
+    slot, total_s = prepared.rates.slot_s / prepared.rates.pair_s, 0.0
     for e in range(prepared.problem.E):
-        home = int(row.home_E[e])
+        home = int(case.home_E[e])
         ranks = [home, *(g for g in range(G) if e in expert_GR[g])]
         for source in range(G):
-            least_s = min(price_s_G[r] + row.link_GG[source, r] for r in ranks)
-            total_s += row.pairs_EG[e, source] * (least_s - row.link_GG[source, home])
-    return total_s + slot * float((price_s_G * (prepared.busy_G + (expert_GR >= 0).sum(axis=1))).sum())
+            least_s = min(price_s_G[r] + case.link_GG[source, r] for r in ranks)
+            total_s += case.pairs_EG[e, source] * (least_s - case.link_GG[source, home])
+    return total_s + slot * float((price_s_G * (prepared.row.busy_G + (expert_GR >= 0).sum(axis=1))).sum())
 
 
 def copies_by_hand(prepared, expert_GR):
     """What the replicas themselves cost: with a pair each, compute and links left out."""
-    bare_K = prepared.rate_K.copy()
-    bare_K[[PAIR, SLOT, PEER_PAIR, RDMA_PAIR]] = 0.0
-    expert_GS, quota_GS = prepared.expert_GS.copy(), prepared.quota_GS.copy()
+    bare = prepared.rates._replace(pair_s=0.0, slot_s=0.0, peer_pair_s=0.0, rdma_pair_s=0.0)
+    expert_GS, quota_GS, load_G = (array.copy() for array in prepared.home)
     expert_GS[:, prepared.problem.B :] = expert_GR
     quota_GS[:, prepared.problem.B :] = expert_GR >= 0
-    return price_row(
-        prepared.load_GE, prepared.demand_VE, prepared.node_G, prepared.problem.B, bare_K, prepared.slot_E, prepared.busy_G,
-        expert_GS, quota_GS, prepared.load_G,
-    )  # fmt: skip
+    return price_row(prepared.row, bare, Placed(expert_GS, quota_GS, load_G))
 
 
 # --- quotas of given replicas
@@ -131,27 +115,25 @@ def copies_by_hand(prepared, expert_GR):
 def test_no_split_costs_less_than_the_flow(problem, seed):
     """By duality: a flow that costs what the bound of its own prices says is optimal."""
     prepared, rng = Prepared(problem), np.random.default_rng(seed)
-    row, G = prepared.row, problem.G
+    case, G = prepared.case, problem.G
     expert_GR = some_replicas(prepared, rng)
     expert_J = np.unique(expert_GR[expert_GR >= 0])
-    at_JG = np.array([[g == row.home_E[e] or e in expert_GR[g] for g in range(G)] for e in expert_J], bool).reshape(-1, G)
-    slot = prepared.rate_K[SLOT] / prepared.rate_K[PAIR]
-    other_G = slot * (prepared.busy_G + (expert_GR >= 0).sum(axis=1))
+    at_JG = np.array([[g == case.home_E[e] or e in expert_GR[g] for g in range(G)] for e in expert_J], bool).reshape(-1, G)
+    slot = prepared.rates.slot_s / prepared.rates.pair_s
+    other_G = slot * (prepared.row.busy_G + (expert_GR >= 0).sum(axis=1))
     for e in range(problem.E):
-        other_G[row.home_E[e]] += 0 if e in expert_J else prepared.load_E[e]
+        other_G[case.home_E[e]] += 0 if e in expert_J else prepared.load_E[e]
     flow_JGG, load_G, price_s_G = np.empty((len(expert_J), G, G)), other_G.copy(), np.empty(G)
-    cheapest_flow(
-        row.pairs_EG, row.link_GG, prepared.rate_K[PAIR], row.home_E, expert_J, at_JG, flow_JGG, load_G, price_s_G
-    )  # fmt: skip
+    cheapest_flow(case, expert_J, at_JG, flow_JGG, load_G, price_s_G)
     total = prepared.load_E.sum()
     assert flow_JGG.min(initial=0.0) >= -1e-9 * total and not flow_JGG.sum(axis=1)[~at_JG].any()
-    assert np.allclose(flow_JGG.sum(axis=2), row.pairs_EG[expert_J], atol=1e-6)
+    assert np.allclose(flow_JGG.sum(axis=2), case.pairs_EG[expert_J], atol=1e-6)
     assert np.allclose(load_G, other_G + flow_JGG.sum(axis=(0, 1)), atol=1e-6)
-    assert price_s_G.min() >= 0.0 and np.isclose(price_s_G.sum(), prepared.rate_K[PAIR])
-    cost_s = prepared.rate_K[PAIR] * load_G.max() + (flow_JGG * row.link_GG).sum()
+    assert price_s_G.min() >= 0.0 and np.isclose(price_s_G.sum(), prepared.rates.pair_s)
+    cost_s = prepared.rates.pair_s * load_G.max() + (flow_JGG * case.link_GG).sum()
     for e in expert_J:
-        cost_s -= (row.pairs_EG[e] * row.link_GG[:, row.home_E[e]]).sum()
-    scale_s = prepared.rate_K[PAIR] * total + row.bare_s
+        cost_s -= (case.pairs_EG[e] * case.link_GG[:, case.home_E[e]]).sum()
+    scale_s = prepared.rates.pair_s * total + case.bare_s
     assert abs(cost_s - bound_by_hand(prepared, expert_GR, price_s_G)) <= 1e-7 * scale_s
 
 
@@ -163,14 +145,14 @@ def test_no_quotas_cost_less_than_the_bound_and_the_best_cost_as_much(problem, s
     require_split(prepared.load_E, expert_GS, quota_GS)
     copies_s = copies_by_hand(prepared, expert_GR)
     bound_s = bound_by_hand(prepared, expert_GR, prepared.price_s_G) + copies_s
-    pair_s = prepared.rate_K[PAIR] + prepared.row.link_GG.max()
+    pair_s = prepared.rates.pair_s + prepared.case.link_GG.max()
     # Quotas are whole pairs, and a replica that gets none costs nothing: the slack is a pair for every slot.
     most_s = bound_s + pair_s * expert_GR.size + 1e-7 * pair_s * prepared.load_E.sum(dtype=np.int64)
     assert prepared.price(expert_GS, quota_GS) <= most_s
     for _ in range(5):  # any other quotas of these replicas
-        expert_GS[:, problem.B :], quota_GS = expert_GR, prepared.quota_GS.copy()
+        expert_GS[:, problem.B :], quota_GS = expert_GR, prepared.home.quota_GS.copy()
         for g, i in np.argwhere(expert_GR >= 0):
-            h, b = divmod(int(prepared.slot_E[expert_GR[g, i]]), problem.S)
+            h, b = divmod(int(prepared.row.home_E[expert_GR[g, i]]), problem.S)
             amount = int(rng.integers(0, int(quota_GS[h, b]) + 1)) if quota_GS[h, b] > 1 else 0
             quota_GS[h, b] -= amount
             quota_GS[g, problem.B + i] += amount
@@ -185,36 +167,37 @@ def test_no_quotas_cost_less_than_the_bound_and_the_best_cost_as_much(problem, s
 @given(problem=located(), seed=st.integers(0, 999))
 def test_bounds_follow_changes_and_foretell_them(problem, seed):
     prepared, rng = Prepared(problem), np.random.default_rng(seed)
-    row, G, R, E, K = prepared.row, problem.G, problem.R, problem.E, 3
-    price_s_GK = rng.dirichlet(np.ones(G), K).T * prepared.rate_K[PAIR]
+    case, G, R, E, K = prepared.case, problem.G, problem.R, problem.E, 3
+    price_s_GK = rng.dirichlet(np.ones(G), K).T * prepared.rates.pair_s
     bounds, afresh = (
         Bounds(price_s_GK.copy(), np.zeros((E, K)), np.zeros((E + 1, G, K)), np.zeros((G * R + 1, G, K)), np.zeros(K))
         for _ in range(2)
     )
     held, again = (Held(np.zeros((G, R), np.int64), np.zeros((E, G), bool), np.zeros((4, G), np.int64)) for _ in range(2))
-    hold(row, some_replicas(prepared, rng, 0.5), held)
-    renew(row, held, 0, K, bounds)
-    choice_5, until_EG, state_1 = np.empty(5, np.int64), np.zeros((E, G), np.int64), np.array([1], np.uint64)
-    scale_s = prepared.rate_K[PAIR] * prepared.load_E.sum() + row.bare_s
+    hold(case, some_replicas(prepared, rng, 0.5), held)
+    renew(case, held, 0, K, bounds)
+    until_EG, state_1 = np.zeros((E, G), np.int64), np.array([1], np.uint64)
+    scale_s = prepared.rates.pair_s * prepared.load_E.sum() + case.bare_s
 
     def price(expert_GR):
         return max(bound_by_hand(prepared, expert_GR, price_s_GK[:, k]) for k in range(K)) + copies_by_hand(prepared, expert_GR)
 
     for t in range(6):
-        best_change(row, held, bounds, K, False, 0.0, -np.inf, until_EG, t, choice_5)
-        if choice_5[0] < 0:
+        step = Step(t, K, 0.0, -np.inf, until_EG)
+        change = best_change(case, held, bounds, step)
+        if change.rank < 0:
             break
         other_s = min(price(expert_GR) for expert_GR in changed(prepared, held.expert_GR, until_EG, t))
-        old = make_change(row, held, choice_5, t, state_1, until_EG)
+        old = make_change(case, held, change, step, state_1)
         assert abs(price(held.expert_GR) - other_s) <= 1e-9 * scale_s
-        renew_two(row, held, old, choice_5[2], K, bounds)
-        hold(row, held.expert_GR, again)
+        renew_two(case, held, old, change.expert, K, bounds)
+        hold(case, held.expert_GR, again)
         assert (again.at_EG == held.at_EG).all() and (again.fan_4G == held.fan_4G).all()
-        renew(row, again, 0, K, afresh)
+        renew(case, again, 0, K, afresh)
         assert np.allclose(bounds.total_s_K, afresh.total_s_K, rtol=1e-12)
         for k in range(K):
             assert abs(bounds.total_s_K[k] - bound_by_hand(prepared, held.expert_GR, price_s_GK[:, k])) <= 1e-9 * scale_s
-        assert fans_s(held.fan_4G, prepared.rate_K, 0.0) <= copies_by_hand(prepared, held.expert_GR) + 1e-12
+        assert fans_s(held.fan_4G, prepared.rates, 0.0) <= copies_by_hand(prepared, held.expert_GR) + 1e-12
 
 
 def changed(prepared, expert_GR, until_EG, t):
@@ -298,19 +281,16 @@ def test_copies_that_pay_only_together_are_found():
     """The first copy across nodes is exposed and costs more than it saves; the others then hide behind it."""
     problem = small(16, 4, 1, 1, 3072, overlap=0.0, seed=22, layers=1)
     prepared = Prepared(problem)
-    bare_s = prepared.price(prepared.expert_GS, prepared.quota_GS)
+    bare_s = prepared.price(prepared.home.expert_GS, prepared.home.quota_GS)
     alone_s = []
     for g, e in itertools.product(range(problem.G), range(problem.E)):
         if prepared.allowed(g, e):
             one_GR = np.full((problem.G, 1), -1, np.int64)
             one_GR[g] = e
             alone_s.append(prepared.price(*prepared.with_replicas(one_GR)))
-    expert_GS, quota_GS, load_G = prepared.expert_GS.copy(), prepared.quota_GS.copy(), prepared.load_G.copy()
-    found_s = polish_row(
-        500, prepared.load_E, prepared.load_GE, prepared.demand_VE, prepared.node_G, False, problem.B, prepared.rate_K,
-        prepared.slot_E, prepared.busy_G, expert_GS, quota_GS, load_G,
-    )  # fmt: skip
-    assert found_s == prepared.price(expert_GS, quota_GS)
+    best = Placed(*(array.copy() for array in prepared.home))
+    found_s = polish_row(500, prepared.row, best)
+    assert found_s == prepared.price(best.expert_GS, best.quota_GS)
     assert min(alone_s) >= bare_s > 1.1 * found_s
 
 

@@ -88,10 +88,10 @@ def test_start_and_names_do_not_matter(problem, solver, seed):
 @given(problem=problems())
 def test_python_and_compiled_kernel_agree(problem):
     placement, start = Quota().solve(problem, problem.static()), problem.static()
-    params = np.array([problem.replicas == "node", 0, 0], np.float64)
+    options = Quota().options(problem.replicas == "node", problem)
     for n in range(problem.N):
         expert_GS, quota_GS = start.expert_NGS[n].copy(), start.quotas_NGS[n].copy()
-        quota_row.py_func(problem.load_NE[n], problem.cluster.node_of_rank_G, problem.B, params, expert_GS, quota_GS)
+        quota_row.py_func(problem.load_NE[n], problem.cluster.node_of_rank_G, problem.B, options, expert_GS, quota_GS)
         assert (expert_GS == placement.expert_NGS[n]).all() and (quota_GS == placement.quotas_NGS[n]).all()
 
 

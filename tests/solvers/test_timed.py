@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from foremoe import Cluster, CostModel, Model, Planner, Problem, Schedule
 from foremoe.solvers import Chain
-from foremoe.solvers.kernels.price import PAIR, PEER_PAIR, price_row
+from foremoe.solvers.kernels.price import price_row
+from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
 from foremoe.solvers.kernels.settle import _by_node
 from foremoe.solvers.kernels.timed import _own_pairs
-from foremoe.solvers.rank.chain import rates_of
 from foremoe.testing import problems, random_placement
 
 UPDATE_512 = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=512)
@@ -32,19 +32,13 @@ def test_replicas_inside_nodes_save_no_more_than_ranks_serve_on_their_own(data):
     """The fullest node's mean load, less `_own_pairs` on peer links: no placement inside nodes is priced below."""
     problem = dataclasses.replace(data.draw(problems(replicas=("node",))), cost=CostModel())
     placement = random_placement(problem, np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))))
-    node_G, S = problem.cluster.node_of_rank_G, problem.S
-    _, load_NGE, demand_NVE, located = problem.counts()
-    for n, rate_K in enumerate(rates_of(problem)):
-        expert_GS, quota_GS = placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy()
-        home_E = np.empty(problem.E, np.int64)
-        base_GB = expert_GS[:, : problem.B].astype(np.int64)
-        home_E[base_GB.ravel()] = (np.arange(problem.G)[:, None] * S + np.arange(problem.B)).ravel()
-        busy_G = (problem.load_NE[n][base_GB] > 0).sum(axis=1)
-        load_GE, demand_VE = (load_NGE[n], demand_NVE[n]) if located else (np.empty((0, 0), np.int32),) * 2
-        load_G = quota_GS.sum(axis=1, dtype=np.int64)
-        seconds = price_row(load_GE, demand_VE, node_G, problem.B, rate_K, home_E, busy_G, expert_GS, quota_GS, load_G)
+    rows, node_G = problem_rows(problem), problem.cluster.node_of_rank_G
+    for n in range(problem.N):
+        placed = Placed(placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy(), placement.load_NG()[n].copy())
+        row, load_G = row_of(rows, n, placed.expert_GS), placed.load_G
+        seconds = price_row(row, row.rates, placed)
         fullest = max(-(-int(load_G[node_G == node].sum()) // int((node_G == node).sum())) for node in np.unique(node_G))
-        floor_s = rate_K[PAIR] * fullest - rate_K[PEER_PAIR] * _own_pairs(problem.R, load_GE)
+        floor_s = row.rates.pair_s * fullest - row.rates.peer_pair_s * _own_pairs(problem.R, row)
         assert seconds >= floor_s - 1e-12 * abs(floor_s)
 
 

@@ -23,10 +23,10 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Chain, Even, Exact, Transitions
-from foremoe.solvers.kernels.keep import price_kept, use_buffers
-from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row
-from foremoe.solvers.kernels.walk import distances, shortest_path
-from foremoe.solvers.rank.chain import rates_of
+from foremoe.solvers.kernels.keep import Buffers, price_kept, use_buffers
+from foremoe.solvers.kernels.rows import Placed
+from foremoe.solvers.kernels.walk import distances, row_keeping, shortest_path
+from foremoe.solvers.order.transitions import walk_of
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, plan_of, random_placement, random_sources
 from foremoe.testing.strategies import placements, problems
@@ -177,41 +177,27 @@ def test_kernels_hold_and_price_what_transfers_say(data: st.DataObject) -> None:
         )
     }
     cost_N = sequence_cost(problem, placement, transfers).total_s
-    rate_NK, r = rates_of(problem), problem_rates(problem)
-    weight_2 = np.array([r.copy_peer_s, r.copy_rdma_s]) * problem.cluster.copy_contention / problem.G
-    node_G, B = problem.cluster.node_of_rank_G, problem.B
+    B, none_XNGR = problem.B, np.empty((0, problem.N, problem.G, problem.R), np.int16)
+    walk = walk_of(problem, placement, none_XNGR, False)
     for layer in range(problem.L):
         buffer_GP = np.full((problem.G, problem.slots.num_buffers(problem.R, 1)), -1, np.int64)
-        last_GP = np.full_like(buffer_GP, -1)
+        buffers = Buffers(buffer_GP, np.full_like(buffer_GP, -1))
         if problem.resident_LGS is not None:
             buffer_GP[:, : problem.R] = problem.resident_LGS[layer, :, B:]
         for t, m in enumerate(order_M):
             n = m * problem.L + layer
-            free_K = rate_NK[n].copy()
-            free_K[COPY_PEER : REPLICA_RDMA + 1] = 0.0
-            load_GE, demand_VE = np.empty((0, 0), np.int32), np.empty((0, problem.E), np.int64)
-            if problem.load_NGE is not None:
-                load_GE, demand_VE = problem.load_NGE[n], np.empty((node_G.max() + 1, problem.E), np.int64)
-                demand_row(load_GE, node_G, demand_VE)
-            home_E = problem.home_LE[layer] // B * problem.S + problem.home_LE[layer] % B
-            busy_G = (problem.load_NE[n][problem.base_NGB[n]] > 0).sum(axis=1)
+            keeping = row_keeping(walk, n)
             prices = []
             for at, held_GP in ((placement, buffer_GP), (other, np.empty((problem.G, 0), np.int64))):
-                expert_GS, quota_GS = at.expert_NGS[n], at.quotas_NGS[n]
-                load_G = quota_GS.sum(axis=1, dtype=np.int64)
-                prices.append(
-                    price_kept(
-                        load_GE, demand_VE, node_G, B, rate_NK[n], free_K, weight_2, home_E.astype(np.int64), busy_G, held_GP,
-                        expert_GS, quota_GS, load_G,
-                    )
-                )  # fmt: skip
+                placed = Placed(at.expert_NGS[n].copy(), at.quotas_NGS[n].copy(), at.load_NG()[n].copy())
+                prices.append(price_kept(keeping, held_GP, placed))
             want = cost_N[n] - row_objective(problem, other)[n]
             assert prices[0] - prices[1] == pytest.approx(want, rel=1e-6, abs=1e-9 * cost_N[n])
             for g, s in itertools.product(range(problem.G), range(B, problem.S)):
                 e = int(placement.expert_NGS[n, g, s])
                 if placement.quotas_NGS[n, g, s] > 0:
                     assert ((m, layer, g, e) in sent) == (e not in buffer_GP[g])
-            use_buffers(t, B, placement.expert_NGS[n], placement.quotas_NGS[n], buffer_GP, last_GP)
+            use_buffers(t, B, placement.expert_NGS[n], placement.quotas_NGS[n], buffers)
 
 
 def two_kinds(**options: object) -> Problem:

@@ -73,7 +73,7 @@ class CallsAnythingOptimal(RankSolver):
 @dataclasses.dataclass(frozen=True)
 class OverflowsInPython(RowSolver):
     @staticmethod
-    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+    def edit(load_E: Array, node_G: Array, num_base: int, options: Any, expert_GS: Array, quota_GS: Array) -> None:
         # numpy multiplies int32 as int32, compiled code as int64.
         if load_E.max() * 40_000_000 > 0:
             quota_GS[0, 0] = 0

@@ -1,28 +1,40 @@
-"""Row kernels of `Chain`: settle, split exactly, prune.
-
-A placement is the state: ``quota_GS[g, :num_base]`` is what is left of rank g's own experts, and -1 in a redundant slot is a
-free slot.
-"""
+"""Row kernels of `Chain`: settle, split exactly, prune."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.prune import clean_row, count_row, home_of_experts, prune_row
+from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.prune import count_row, prune_row
+from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
 from foremoe.solvers.kernels.settle import settle_on
 from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
+# Letters: N rows, G ranks, S slots per rank, E experts.
 
 # Vain tries after which `prune_row` stops.
 FAILURES = 4
+# Copies that no link forbids.
+UNLIMITED = np.int64(2**31)
+
+
+class Options(NamedTuple):
+    """Options of `Chain` as its row functions take them."""
+
+    node_only: bool  # whether replicas stay inside their home's node
+    tries: int  # settlings of a row; 0 tries the goal once and does not split
+    spread: float  # how far apart the weights of givers lie in repeated tries
+    slack: float  # A maximum this share above the mean will do
+    relay: bool  # whether ranks of a node pass load on
 
 
 @kernel
-def level_goal(slack, node_only, node_G, load_G):  # type: ignore[no-untyped-def]
+def level_goal(slack, node_only, node_G, load_G):
     """ceil((1 + slack) * ceil(mean load)), of the most loaded node if replicas stay inside nodes."""
     num_domains = node_G.max() + 1 if node_only else 1
     goal = np.int64(0)
@@ -37,7 +49,7 @@ def level_goal(slack, node_only, node_G, load_G):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _bound(goal, node_only, node_G, num_base, quota_GS):  # type: ignore[no-untyped-def]
+def _bound(goal, node_only, node_G, num_base, quota_GS):
     """`bound_row` over all ranks, or over every node by itself."""
     if not node_only:
         return bound_row(goal, np.ones(node_G.size, np.bool_), num_base, quota_GS)
@@ -47,29 +59,44 @@ def _bound(goal, node_only, node_G, num_base, quota_GS):  # type: ignore[no-unty
 
 
 @kernel
-def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def _draw_weights(state, spread, weight_G):
+    """Fills `weight_G` with 1.0 give or take half of `spread` at random (xorshift). Returns the generator's next state."""
+    for g in range(weight_G.size):
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        weight_G[g] = 1.0 + spread * (np.float64(state >> np.uint64(11)) / 9007199254740992.0 - 0.5)
+    return state
+
+
+@kernel
+def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
     """The best of several settlings that start from the given placement, in place; only maxima up to `limit` count.
 
     First the goal is tried. If ranks stay above it, the goal rises to the lower bound and the target is bisected between that
     and the best maximum so far; the exact split makes the most of every failure. When the interval is used up, it starts again
-    with givers weighted at random (xorshift: the same numbers in every row). Relays are tried first and, at the best maximum,
-    last: as much balance with fewer replicas across nodes.
+    with givers weighted at random, by the same numbers in every row. Relays are tried first and, at the best maximum, last: as
+    much balance with fewer replicas across nodes.
 
     Args:
-        params: as `chain_row`; without tries the goal is tried once and not split.
+        goal: int64, pairs.
+        limit: int64, pairs.
+        rule: `Rule`; whether ranks relay and how givers are weighted is up to the search.
+        limits: Most copies out of a home inside its node, and to other nodes.
+        options: `Options`.
+        home_quota_GS: int32, pairs at home before any are moved.
+        placed: `Placed`.
     """
-    node_only, tries, spread = params[0] != 0.0, np.int64(params[1]), params[2]
-    near_limit, far_limit = np.int64(params[4]), np.int64(params[5])
-    most = load_G.max()
+    most, tries, num_base = placed.load_G.max(), options.tries, rule.num_base
     if most <= goal:
         return
     limit = limit if limit < most else most - 1
-    relays = params[6] != 0.0 and not node_only and node_G.min() != node_G.max()
-    first_expert_GS, first_quota_GS, first_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
-    try_expert_GS, try_quota_GS, try_load_G = np.empty_like(expert_GS), np.empty_like(quota_GS), np.empty_like(load_G)
-    weight_G, near_G, far_G = np.ones(load_G.size), np.zeros(load_G.size, np.int64), np.zeros(load_G.size, np.int64)
-    none_C6, thrifty = np.empty((0, 6), np.int64), params[3] > 0.0
-    order_G = most_loaded_first(first_load_G) if thrifty else np.empty(0, np.int64)
+    relays = options.relay and not rule.node_only and rule.node_G.min() != rule.node_G.max()
+    first, tried = copy_of(placed), copy_of(placed)
+    G = placed.load_G.size
+    weight_G, copies = np.ones(G), Copies(limits[0], limits[1], np.zeros(G, np.int64), np.zeros(G, np.int64))
+    none = new_moves(0)
+    order_G = most_loaded_first(first.load_G) if rule.thrifty else np.empty(0, np.int64)
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
@@ -82,109 +109,95 @@ def search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, exp
             target = limit
             weight_G[:] = 1.0
         relay = relays if t == 0 or last else False
-        try_expert_GS[:], try_quota_GS[:], try_load_G[:] = first_expert_GS, first_quota_GS, first_load_G
-        near_G[:], far_G[:] = 0, 0
-        if thrifty:
-            shed_row(
-                target, near_limit, far_limit, node_only, order_G, node_G, num_base, near_G, far_G, try_expert_GS, try_quota_GS,
-                try_load_G,
-            )  # fmt: skip
-            if try_load_G.max() > target:
-                near_G[:], far_G[:] = 0, 0
-                try_expert_GS[:], try_quota_GS[:], try_load_G[:] = first_expert_GS, first_quota_GS, first_load_G
-        settle_on(
-            target, relay, near_limit, far_limit, node_only, False, thrifty, weight_G, node_G, num_base,
-            near_G, far_G, none_C6, 0, try_expert_GS, try_quota_GS, try_load_G,
-        )  # fmt: skip
-        reached = try_load_G.max()
+        this_rule = Rule(rule.node_G, num_base, rule.node_only, relay, False, rule.thrifty, weight_G)
+        copies.near_G[:], copies.far_G[:] = 0, 0
+        assign(tried, first)
+        if rule.thrifty:
+            shed_row(target, order_G, this_rule, copies, tried)
+            if tried.load_G.max() > target:
+                copies.near_G[:], copies.far_G[:] = 0, 0
+                assign(tried, first)
+        settle_on(target, this_rule, copies, none, 0, tried)
+        reached = tried.load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
-            reached = split_row(goal, limit, load_E.size, try_expert_GS, try_quota_GS, try_load_G)
+            reached = split_row(goal, limit, num_base, tried)
         if 0 <= reached <= limit:
             limit, relayed, found = reached - 1, relay, True
-            expert_GS[:], quota_GS[:], load_G[:] = try_expert_GS, try_quota_GS, try_load_G
+            assign(placed, tried)
         if last or tries == 0:
             break
         if t == 0 and limit >= goal:
-            goal = bottom = _bound(goal, node_only, node_G, num_base, home_quota_GS)
+            goal = bottom = _bound(goal, rule.node_only, rule.node_G, num_base, home_quota_GS)
         elif reached < 0 or reached > target:
             bottom = target if target > bottom else bottom
         if limit - bottom <= goal // 4096:
             bottom = goal
-            for g in range(weight_G.size):
-                state ^= state << np.uint64(13)
-                state ^= state >> np.uint64(7)
-                state ^= state << np.uint64(17)
-                weight_G[g] = 1.0 + spread * (np.float64(state >> np.uint64(11)) / 9007199254740992.0 - 0.5)
+            state = _draw_weights(state, options.spread, weight_G)
         target = max(goal, (bottom + limit) // 2)
 
 
 @kernel
-def chain_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `Chain`; see `RowSolver.edit` for the arguments.
-
-    Args:
-        params: stay inside nodes (0 or 1), tries, spread, slack, most copies out of a home inside its node and to other nodes,
-            relays (0 or 1), start's replicas too (0 or 1).
-    """
-    node_only, slack = params[0] != 0.0, params[3]
-    G = quota_GS.shape[0]
-    load_G = np.empty(G, np.int64)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    home_E = home_of_experts(load_E.size, num_base, expert_GS)
-    goal = level_goal(slack, node_only, node_G, load_G)
-    far, num = count_row(home_E, node_G, num_base, expert_GS)
-    best = max(goal, load_G.max())
-    start_expert_GS, start_quota_GS, start_far, replicated = expert_GS.copy(), quota_GS.copy(), far, num > 0
-    home_quota_GS = np.zeros_like(quota_GS)
-    for e in range(load_E.size):
-        home_quota_GS[home_E[e] // quota_GS.shape[1], home_E[e] % quota_GS.shape[1]] = load_E[e]
-    params = params.copy()
-    for keep in (False, True):
-        if keep and not (replicated and params[7] != 0.0):
-            break
-        try_expert_GS = start_expert_GS.copy()
-        try_quota_GS = start_quota_GS.copy() if keep else home_quota_GS.copy()
-        clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
-        if keep and best == goal:
-            if far <= start_far:
-                break  # nothing to gain: the start's replicas across nodes would all stay
-            params[1] = 0.0
-        search_row(load_E, goal, best, params, node_G, home_quota_GS, num_base, try_expert_GS, try_quota_GS, load_G)
-        clean_row(num_base, try_expert_GS, try_quota_GS, load_G)
-        reached = max(load_G.max(), goal)
-        prune_row(reached, load_E, FAILURES, num_base, try_expert_GS, try_quota_GS, load_G)
-        try_far, try_num = count_row(home_E, node_G, num_base, try_expert_GS)
-        if (reached, try_far, try_num) < (best, far, num):
-            best, far, num = reached, try_far, try_num
-            expert_GS[:], quota_GS[:] = try_expert_GS, try_quota_GS
+def plain_rule(node_G, num_base, node_only, thrifty):
+    """The `Rule` of most searches."""
+    return Rule(node_G, num_base, node_only, False, False, thrifty, np.ones(node_G.size))
 
 
 @kernel
-def inside_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def chain_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Chain` under ``"balance"``; see `RowSolver.edit` for the arguments."""
+    best = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
+    clean_row(num_base, best)
+    home_E = home_of_experts(num_base, expert_GS)
+    goal = level_goal(options.slack, options.node_only, node_G, best.load_G)
+    far, num = count_row(home_E, node_G, num_base, expert_GS)
+    most, start_far = max(goal, best.load_G.max()), far
+    home, start = bare_homes(load_E, num_base, expert_GS), copy_of(best)
+    rule = plain_rule(node_G, num_base, options.node_only, options.slack > 0.0)
+    for keep in (False, True):
+        if keep and not (start.expert_GS[:, num_base:] >= 0).any():
+            break
+        tried = copy_of(start if keep else home)
+        tries = options.tries
+        if keep and most == goal:
+            if far <= start_far:
+                break  # nothing to gain: the start's replicas across nodes would all stay
+            tries = 0
+        this = Options(options.node_only, tries, options.spread, options.slack, options.relay)
+        search_row(goal, most, rule, (UNLIMITED, UNLIMITED), this, home.quota_GS, tried)
+        clean_row(num_base, tried)
+        reached = max(tried.load_G.max(), goal)
+        prune_row(reached, load_E, FAILURES, num_base, tried)
+        try_far, try_num = count_row(home_E, node_G, num_base, tried.expert_GS)
+        if (reached, try_far, try_num) < (most, far, num):
+            most, far, num = reached, try_far, try_num
+            assign(best, tried)
+
+
+@kernel
+def inside_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of ``Chain(inside=True)``: settles ranks inside nodes from a placement whose replicas across nodes stay."""
-    load_G = np.empty(quota_GS.shape[0], np.int64)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    goal = level_goal(params[3], True, node_G, load_G)
-    params = params.copy()
-    params[0] = 1.0
+    placed = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
+    clean_row(num_base, placed)
+    goal = level_goal(options.slack, True, node_G, placed.load_G)
     # What is at home now, not what was before load crossed: whole loads would lift the bound back to that of bare homes.
     home_quota_GS = quota_GS.copy()
     home_quota_GS[:, num_base:] = 0
-    limit = max(goal, load_G.max())
-    search_row(load_E, goal, limit, params, node_G, home_quota_GS, num_base, expert_GS, quota_GS, load_G)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
-    prune_row(max(goal, load_G.max()), load_E, FAILURES, num_base, expert_GS, quota_GS, load_G)
+    limit = max(goal, placed.load_G.max())
+    rule = plain_rule(node_G, num_base, True, options.slack > 0.0)
+    search_row(goal, limit, rule, (UNLIMITED, UNLIMITED), options, home_quota_GS, placed)
+    clean_row(num_base, placed)
+    prune_row(max(goal, placed.load_G.max()), load_E, FAILURES, num_base, placed)
 
 
 @kernel
-def chain_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def chain_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`chain_row` for rows [low, high)."""
     for n in range(low, high):
-        chain_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        chain_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
 
 @kernel
-def inside_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def inside_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`inside_row` for rows [low, high)."""
     for n in range(low, high):
-        inside_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        inside_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
+# Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), I ranks reached.
+
+# A maximum load that is never met.
+UNLIMITED = 2**31
+
+
+class Links(NamedTuple):
+    """The slots of every expert as lists, ascending."""
+
+    first_E: Array  # int64, first slot; -1 ends a list
+    next_P: Array  # int64, the next slot of the same expert
+    rank_P: Array  # int64, rank of a slot
+
+
+class _Paths(NamedTuple):
+    """A breadth-first search: ranks in the order in which they were reached, from which rank, out of and into which slot."""
+
+    rank_I: Array
+    from_G: Array
+    out_G: Array
+    in_G: Array
 
 
 @kernel
-def link_slots(num_experts, expert_GS):  # type: ignore[no-untyped-def]
-    """The slots of every expert as lists: first_E, next_P (p = g*S + s, ascending; -1 ends a list); rank_P, every slot's rank."""
+def link_slots(num_experts, expert_GS):
+    """The `Links` of a placement."""
     G, S = expert_GS.shape
     first_E, next_P, rank_P = np.full(num_experts, -1, np.int64), np.empty(G * S, np.int64), np.empty(G * S, np.int64)
     p = G * S - 1
@@ -22,90 +45,128 @@ def link_slots(num_experts, expert_GS):  # type: ignore[no-untyped-def]
                 next_P[p], rank_P[p] = first_E[e], g
                 first_E[e] = p
             p -= 1
-    return first_E, next_P, rank_P
+    return Links(first_E, next_P, rank_P)
 
 
 @kernel
-def split_row(target, limit, num_experts, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """The split with the least maximum rank load that is at least `target`, in place; returns that maximum.
+def split_row(target, limit, num_base, placed):
+    """The split with the least maximum rank load that is at least `target`, in place.
+
+    Args:
+        target: int64, pairs; a lower maximum is not searched for.
+        limit: int64, pairs; a higher maximum ends the search with an unfinished split.
+        num_base: Base slots of a rank.
+        placed: `Placed`, any split of every expert's load over its slots; changed only where it must be.
+
+    Returns:
+        int64: the maximum, or -1 if it exceeds `limit`.
+    """
+    if placed.load_G.max() <= target:
+        return np.int64(target)
+    links = link_slots(placed.load_G.size * num_base, placed.expert_GS)
+    return split_linked(target, limit, False, links, placed)
+
+
+@kernel
+def split_linked(target, limit, single, links, placed):
+    """`split_row` with the lists of `link_slots`.
 
     Overloaded ranks push load along residual paths (out of a slot into another slot of the same expert, again and again) to
     ranks below the target, all paths of one breadth-first search at a time. Where no path is left, the ranks that were reached
     hold only experts that have no slot elsewhere, so no split does better than ceil(their load / their number): that is the
-    new target (Newton's method on the minimum cut). A target above `limit` ends the search with -1 and an unfinished split.
+    new target (Newton's method on the minimum cut).
 
     Args:
-        quota_GS: int32, any split of every expert's load over its slots; changed only where it must be.
-        load_G: int64, kept up to date.
+        target: As in `split_row`.
+        limit: As in `split_row`.
+        single: Pushes from the most loaded rank alone, along one path of each search.
+        links: `Links` of the placement.
+        placed: As in `split_row`.
     """
-    if load_G.max() <= target:
-        return np.int64(target)
-    first_E, next_P, rank_P = link_slots(num_experts, expert_GS)
-    return split_linked(target, limit, first_E, next_P, rank_P, expert_GS, quota_GS, load_G)
-
-
-@kernel
-def split_linked(target, limit, first_E, next_P, rank_P, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """`split_row` with the lists of `link_slots`."""
-    G, S = quota_GS.shape
-    # How the search came to a rank: from which rank, out of which slot there, into which slot here.
+    load_G = placed.load_G
+    G = load_G.size
     path_4G = np.empty((4, G), np.int64)
-    queue_I, from_G, out_G, in_G = path_4G[0], path_4G[1], path_4G[2], path_4G[3]
-    seen_G, seen_E = np.empty(G, np.bool_), np.empty(first_E.size, np.bool_)
+    paths = _Paths(path_4G[0], path_4G[1], path_4G[2], path_4G[3])
+    seen_G, seen_E = np.empty(G, np.bool_), np.empty(links.first_E.size, np.bool_)
     while True:
         seen_G[:] = False
         seen_E[:] = False
-        num_reached = 0
-        for g in range(G):
+        num_sources = 0
+        most = np.argmax(load_G) if single else 0
+        for g in range(most, most + 1 if single else G):
             if load_G[g] > target:
                 seen_G[g] = True
-                from_G[g] = -1
-                queue_I[num_reached] = g
-                num_reached += 1
-        num_sources, head = num_reached, 0
+                paths.from_G[g] = -1
+                paths.rank_I[num_sources] = g
+                num_sources += 1
         if num_sources == 0:
             return target
-        while head < num_reached:
-            g = queue_I[head]
-            head += 1
-            for s in range(S):
-                e = expert_GS[g, s]
-                if e < 0 or quota_GS[g, s] == 0 or seen_E[e]:
-                    continue
-                seen_E[e] = True
-                p = first_E[e]
-                while p >= 0:
-                    r = rank_P[p]
-                    if not seen_G[r]:
-                        seen_G[r] = True
-                        from_G[r], out_G[r], in_G[r] = g, s, p - r * S
-                        queue_I[num_reached] = r
-                        num_reached += 1
-                    p = next_P[p]
-        moved = False
-        for i in range(num_sources, num_reached):
-            sink = queue_I[i]
-            amount = target - load_G[sink]
-            r = sink
-            while from_G[r] >= 0 and amount > 0:
-                amount = min(amount, np.int64(quota_GS[from_G[r], out_G[r]]))
-                r = from_G[r]
-            if amount > 0:
-                amount = min(amount, load_G[r] - target)
-            if amount <= 0:
-                continue
-            moved = True
-            load_G[r] -= amount
-            load_G[sink] += amount
-            r = sink
-            while from_G[r] >= 0:
-                quota_GS[r, in_G[r]] += amount
-                quota_GS[from_G[r], out_G[r]] -= amount
-                r = from_G[r]
-        if not moved:
+        num_reached = _search(target, single, num_sources, links, placed, paths, seen_G, seen_E)
+        if not _push(target, num_sources, num_reached, paths, placed):
             total = np.int64(0)
             for i in range(num_reached):
-                total += load_G[queue_I[i]]
+                total += load_G[paths.rank_I[i]]
             target = -(-total // num_reached)
             if target > limit:
                 return np.int64(-1)
+
+
+@kernel
+def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
+    """Continues `paths` from the ranks that are in it; with `single` up to the first rank below the target.
+
+    Returns:
+        Number of ranks reached.
+    """
+    expert_GS, quota_GS, load_G = placed
+    rank_I, from_G, out_G, in_G = paths
+    first_E, next_P, rank_P = links
+    S, head = quota_GS.shape[1], 0
+    while head < num_reached:
+        g = rank_I[head]
+        head += 1
+        for s in range(S):
+            e = expert_GS[g, s]
+            if e < 0 or quota_GS[g, s] == 0 or seen_E[e]:
+                continue
+            seen_E[e] = True
+            p = first_E[e]
+            while p >= 0:
+                r = rank_P[p]
+                if not seen_G[r]:
+                    seen_G[r] = True
+                    from_G[r], out_G[r], in_G[r] = g, s, p - r * S
+                    rank_I[num_reached] = r
+                    num_reached += 1
+                    if single and load_G[r] < target:
+                        return num_reached
+                p = next_P[p]
+    return num_reached
+
+
+@kernel
+def _push(target, num_sources, num_reached, paths, placed):
+    """Pushes load along the path to every rank below the target. Returns whether any could be pushed."""
+    quota_GS, load_G = placed.quota_GS, placed.load_G
+    rank_I, from_G, out_G, in_G = paths
+    moved = False
+    for i in range(num_sources, num_reached):
+        sink = rank_I[i]
+        amount = target - load_G[sink]
+        r = sink
+        while from_G[r] >= 0 and amount > 0:
+            amount = min(amount, np.int64(quota_GS[from_G[r], out_G[r]]))
+            r = from_G[r]
+        if amount > 0:
+            amount = min(amount, load_G[r] - target)
+        if amount <= 0:
+            continue
+        moved = True
+        load_G[r] -= amount
+        load_G[sink] += amount
+        r = sink
+        while from_G[r] >= 0:
+            quota_GS[r, in_G[r]] += amount
+            quota_GS[from_G[r], out_G[r]] -= amount
+            r = from_G[r]
+    return moved

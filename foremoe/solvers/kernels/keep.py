@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.price import (
-    BACK_PEER,
-    BACK_RDMA,
-    COPY_PEER,
-    COPY_RDMA,
-    HIDE_BACKWARD,
-    HIDE_FORWARD,
-    REPLICA_PEER,
-    REPLICA_RDMA,
-    RETURNS,
-    price_row,
-)
-from foremoe.solvers.kernels.prune import clean_row
+from foremoe.problem.rates import Rates
+from foremoe.solvers.kernels.flow import UNLIMITED, split_row
+from foremoe.solvers.kernels.price import price_row
+from foremoe.solvers.kernels.rows import Row, assign, bare_homes, clean_row
 
-# Letters: G ranks, S slots per rank, R redundant slots, E experts, V nodes, P buffers of a rank, K rates, 2 (peer, RDMA).
+# Letters: G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank.
 
-# Any maximum load.
-UNLIMITED = 2**31
+
+class Keeping(NamedTuple):
+    """A row whose ranks hold weights in buffers."""
+
+    row: Row  # `Row`
+    free: Rates  # its rates with copies, gradients and replicas for nothing
+    peer_s: float  # what its weights add to the price of a replica on peer links
+    rdma_s: float  # the same on RDMA links
+    goal: int  # pairs, the maximum load to balance to
+
+
+class Buffers(NamedTuple):
+    """Buffers of every rank."""
+
+    expert_GP: Array  # int64, the expert in each, -1 none; [G, 0] if all weights are sent
+    last_GP: Array  # int64, the row that read it last, -1 none
 
 
 @kernel
-def holds(g, e, buffer_GP):  # type: ignore[no-untyped-def]
+def holds(g, e, buffer_GP):
     """Whether a buffer of the rank holds the expert."""
     found = False
     for held in buffer_GP[g]:
@@ -36,20 +43,24 @@ def holds(g, e, buffer_GP):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def may_serve(g, e, load_E, node_only, node_G, num_slots, home_E):  # type: ignore[no-untyped-def]
+def may_serve(g, e, row, num_slots):
     """Whether a replica of the expert on the rank is allowed and has anything to serve."""
-    home = home_E[e] // num_slots
-    return load_E[e] > 0 and home != g and (not node_only or node_G[home] == node_G[g])
+    home = row.home_E[e] // num_slots
+    return row.load_E[e] > 0 and home != g and (not row.node_only or row.node_G[home] == row.node_G[g])
 
 
 @kernel
-def use_buffers(time, num_base, expert_GS, quota_GS, buffer_GP, last_GP):  # type: ignore[no-untyped-def]
+def use_buffers(time, num_base, expert_GS, quota_GS, buffers):
     """Puts a row's replicas into the least recently used buffers; in place.
 
     Args:
-        time: number of the row in its sequence, from 0.   buffer_GP: the expert in each buffer, -1 none.
-        last_GP: int64, the row that read it last, -1 none.
+        time: Number of the row in its sequence, from 0.
+        num_base: Base slots of a rank.
+        expert_GS: The row's experts.
+        quota_GS: Their quotas; a slot without one needs no buffer.
+        buffers: `Buffers`.
     """
+    buffer_GP, last_GP = buffers
     G, S = expert_GS.shape
     for g in range(G):
         for s in range(num_base, S):
@@ -70,97 +81,86 @@ def use_buffers(time, num_base, expert_GS, quota_GS, buffer_GP, last_GP):  # typ
 
 
 @kernel
-def price_kept(  # type: ignore[no-untyped-def]
-    load_GE, demand_VE, node_G, num_base, rate_K, free_K, weight_2, home_E, busy_G, buffer_GP, expert_GS, quota_GS, load_G
-):
-    """`price_row` where the weights of replicas that a buffer holds are not sent.
-
-    Args:
-        free_K: the rates with copies, gradients and replicas for nothing.
-        weight_2: what its weights add to the price of a replica.
-        buffer_GP: the expert in each buffer, -1 none; [G, 0] if all weights are sent.
-    """
+def price_kept(keeping, buffer_GP, placed):
+    """`price_row` where the weights of replicas that a buffer holds are not sent."""
+    row, rates, (expert_GS, quota_GS, _) = keeping.row, keeping.row.rates, placed
     G, S = expert_GS.shape
     sent_4G, fan_4G = np.zeros((4, G), np.int64), np.zeros((4, G), np.int64)  # peer out, peer in, RDMA out, RDMA in
     for g in range(G):
-        for s in range(num_base, S):
+        for s in range(row.num_base, S):
             e = expert_GS[g, s]
             if e < 0 or quota_GS[g, s] == 0:
                 continue
-            home = home_E[e] // S
-            link = 0 if node_G[home] == node_G[g] else 2
+            home = row.home_E[e] // S
+            link = 0 if row.node_G[home] == row.node_G[g] else 2
             fan_4G[link, home] += 1
             fan_4G[link + 1, g] += 1
             if not holds(g, e, buffer_GP):
                 sent_4G[link, home] += 1
                 sent_4G[link + 1, g] += 1
-    near_s, far_s = sent_4G[:2].max() * rate_K[COPY_PEER], sent_4G[2:].max() * rate_K[COPY_RDMA]
-    copies_s = max(0.0, max(near_s, far_s) - rate_K[HIDE_FORWARD])
-    copies_s += weight_2[0] * sent_4G[0].sum() + weight_2[1] * sent_4G[2].sum()
-    copies_s += (rate_K[REPLICA_PEER] - weight_2[0]) * fan_4G[0].sum() + (rate_K[REPLICA_RDMA] - weight_2[1]) * fan_4G[2].sum()
-    if rate_K[RETURNS] != 0.0:
-        near_s, far_s = fan_4G[:2].max() * rate_K[BACK_PEER], fan_4G[2:].max() * rate_K[BACK_RDMA]
-        copies_s += max(0.0, max(near_s, far_s) - rate_K[HIDE_BACKWARD])
-    return copies_s + price_row(load_GE, demand_VE, node_G, num_base, free_K, home_E, busy_G, expert_GS, quota_GS, load_G)
+    near_s, far_s = sent_4G[:2].max() * rates.copy_peer_s, sent_4G[2:].max() * rates.copy_rdma_s
+    copies_s = max(0.0, max(near_s, far_s) - rates.hide_forward_s)
+    copies_s += keeping.peer_s * sent_4G[0].sum() + keeping.rdma_s * sent_4G[2].sum()
+    peer_s, rdma_s = rates.replica_peer_s - keeping.peer_s, rates.replica_rdma_s - keeping.rdma_s
+    copies_s += peer_s * fan_4G[0].sum() + rdma_s * fan_4G[2].sum()
+    if rates.returns_gradients:
+        near_s, far_s = fan_4G[:2].max() * rates.gradient_peer_s, fan_4G[2:].max() * rates.gradient_rdma_s
+        copies_s += max(0.0, max(near_s, far_s) - rates.hide_backward_s)
+    return copies_s + price_row(row, keeping.free, placed)
 
 
 @kernel
-def put(g, slot, e, wish_VE, node_G, home_E, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """Empties a redundant slot, its quota going home, and gives it an expert (-1 none) with what its node's tokens wish of it.
+def put(g, slot, e, row, nearer, placed):
+    """Empties a redundant slot, its quota going home, and gives it an expert, -1 none.
 
     Args:
-        wish_VE: pairs that replicas should serve, by node; [0, E] for none.
+        nearer: Whether the expert gets what its new node's tokens ask of it, or nothing.
     """
+    expert_GS, quota_GS, load_G = placed
     S = expert_GS.shape[1]
     had = expert_GS[g, slot]
     if had >= 0:
-        home, quota = home_E[had], quota_GS[g, slot]
+        home, quota = row.home_E[had], quota_GS[g, slot]
         quota_GS[home // S, home % S] += quota
         load_G[home // S] += quota
         load_G[g] -= quota
     expert_GS[g, slot], quota_GS[g, slot] = e, 0
-    if e >= 0 and wish_VE.size > 0:
-        home = home_E[e]
-        quota = min(wish_VE[node_G[g], e], np.int64(quota_GS[home // S, home % S]))
-        quota_GS[home // S, home % S] -= quota
-        quota_GS[g, slot] = quota
-        load_G[home // S] -= quota
-        load_G[g] += quota
+    if e >= 0 and nearer:
+        home = row.home_E[e]
+        wish = min(np.int64(row.demand_VE[row.node_G[g], e]), np.int64(quota_GS[home // S, home % S]))
+        quota_GS[home // S, home % S] -= wish
+        quota_GS[g, slot] = wish
+        load_G[home // S] -= wish
+        load_G[g] += wish
 
 
 @kernel
-def level_row(goal, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def level_row(goal, num_base, placed):
     """Balances loads over the replicas there are and empties idle slots; in place."""
-    split_row(goal, UNLIMITED, expert_GS.shape[0] * num_base, expert_GS, quota_GS, load_G)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
+    split_row(goal, UNLIMITED, num_base, placed)
+    clean_row(num_base, placed)
 
 
 @kernel
-def fill_row(goal, load_E, wish_VE, node_G, num_base, home_E, pick_GR, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """Bare homes with the experts of `pick_GR` (-1 none) in redundant slots, balanced; in place. `wish_VE` as in `put`."""
-    G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    quota_GS[:, num_base:] = 0
-    load_G[:] = 0
+def fill_row(keeping, nearer, pick_GR, placed):
+    """Bare homes with the experts of `pick_GR` (-1 none) in redundant slots, balanced; in place. `nearer` as in `put`."""
+    row, (G, S) = keeping.row, placed.expert_GS.shape
+    assign(placed, bare_homes(row.load_E, row.num_base, placed.expert_GS))
     for g in range(G):
-        for b in range(num_base):
-            quota_GS[g, b] = load_E[expert_GS[g, b]]
-            load_G[g] += quota_GS[g, b]
-    for g in range(G):
-        for s in range(num_base, S):
-            put(g, s, pick_GR[g, s - num_base], wish_VE, node_G, home_E, expert_GS, quota_GS, load_G)
-    level_row(goal, num_base, expert_GS, quota_GS, load_G)
+        for s in range(row.num_base, S):
+            put(g, s, pick_GR[g, s - row.num_base], row, nearer, placed)
+    level_row(keeping.goal, row.num_base, placed)
 
 
 @kernel
-def held_of(load_E, node_only, node_G, num_slots, home_E, buffer_GP, pick_GR):  # type: ignore[no-untyped-def]
+def held_of(row, num_slots, buffer_GP, pick_GR):
     """Fills `pick_GR` with what a rank's buffers hold and may serve, the experts with most load first, then -1."""
     for g in range(pick_GR.shape[0]):
         for r in range(pick_GR.shape[1]):
             best = np.int64(-1)
             for e in buffer_GP[g]:
-                if e < 0 or (pick_GR[g, :r] == e).any() or not may_serve(g, e, load_E, node_only, node_G, num_slots, home_E):
+                if e < 0 or (pick_GR[g, :r] == e).any() or not may_serve(g, e, row, num_slots):
                     continue
-                if best < 0 or load_E[e] > load_E[best]:
+                if best < 0 or row.load_E[e] > row.load_E[best]:
                     best = np.int64(e)
             pick_GR[g, r] = best

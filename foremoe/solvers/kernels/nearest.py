@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.solvers.kernels.settle import slot_for, top_left
+from foremoe.solvers.kernels.moves import add_move, give, top_left
 
-# Letters: G ranks, S slots per rank, E experts, X places, C moves, I some ranks.
+# Letters: G ranks, S slots per rank, E experts, X places, I some ranks.
 
 _NONE = np.int32(-(2**31))
 _NOBODY = np.int32(2**31 - 1)
 
 
+class Wants(NamedTuple):
+    """Where tokens come from."""
+
+    place_G: Array  # int64, what counts as near: the node of every rank, or the rank itself if there is one node
+    want_XE: Array  # int32, pairs that a place's tokens send to an expert, less what replicas serve there; kept up to date
+
+
+class _Experts(NamedTuple):
+    """What every expert at home can give, int32 [E] each."""
+
+    cap_E: Array  # the largest need in other places that it can fill alone
+    inner_cap_E: Array  # the same in its home's place
+    spare_E: Array  # what is left of it at home and not wanted in that place
+    place_E: Array  # its home's place
+    rank_E: Array  # its home
+    gain_E: Array  # scratch
+
+
+class _Ranks(NamedTuple):
+    """State of ranks, int64 [G] each."""
+
+    free_G: Array  # free slots
+    need_G: Array  # pairs below the target
+    giver_I: Array  # ranks above the target
+    at_G: Array  # where a rank is in `giver_I`
+    taker_I: Array  # ranks that can be filled, the emptiest last
+
+
 @kernel
-def _gain(need, same, want, spare):  # type: ignore[no-untyped-def]
+def _gain(need, same, want, spare):
     """Pairs that come nearer: what the taker's place wants of them, less what the home's place would have to fetch."""
     gain = min(need, max(np.int32(0), want)) - min(need, max(np.int32(0), np.int32(need - spare)))
     return np.int32(0) if same else np.int32(gain)
 
 
 @kernel
-def _nearest(need, x, want_E, spare_E, cap_E, inner_cap_E, place_E, rank_E, gain_E):  # type: ignore[no-untyped-def]
+def _nearest(need, x, want_E, experts):
     """The lowest rank with an expert of which `need` pairs gain most if place x serves them, -1 if no expert has so many.
 
     All int32, and everything read whether it is needed or not, so that it vectorises: this is the inner loop of planning.
-    `gain_E` is scratch.
     """
+    cap_E, inner_cap_E, spare_E, place_E, rank_E, gain_E = experts
     most = _NONE
     for e in range(want_E.size):
         same, cap, inner_cap = place_E[e] == x, cap_E[e], inner_cap_E[e]
@@ -42,7 +73,7 @@ def _nearest(need, x, want_E, spare_E, cap_E, inner_cap_E, place_E, rank_E, gain
 
 
 @kernel
-def _queue(g, need_G, taker_I, num_takers):  # type: ignore[no-untyped-def]
+def _queue(g, need_G, taker_I, num_takers):
     """Adds a rank to takers in the order of their needs: the one that needs most is the last, of equal ones the lowest rank."""
     i = num_takers
     while i > 0 and (need_G[taker_I[i - 1]] > need_G[g] or (need_G[taker_I[i - 1]] == need_G[g] and taker_I[i - 1] < g)):
@@ -53,37 +84,44 @@ def _queue(g, need_G, taker_I, num_takers):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _offer(g, over, to_others, inside, num_base, free_G, expert_GS, quota_GS, cap_E, inner_cap_E):  # type: ignore[no-untyped-def]
-    """Sets of every expert at home on rank g the largest need that it can fill alone, in other places and in its own."""
-    for b in range(num_base):
-        left = np.int64(quota_GS[g, b])
-        cap = max(np.int64(0), left if free_G[g] > 0 and over > 0 else min(left, over))
-        cap_E[expert_GS[g, b]] = cap if to_others else 0
-        inner_cap_E[expert_GS[g, b]] = cap if inside else 0
+def _offer(g, target, one_node, rule, copies, free, placed, experts):
+    """Sets the caps of every expert at home on rank g, which has `free` slots."""
+    near = copies.near_G[g] < copies.near_limit
+    far = near if one_node else copies.far_G[g] < copies.far_limit
+    over = placed.load_G[g] - target
+    for b in range(rule.num_base):
+        e, left = placed.expert_GS[g, b], np.int64(placed.quota_GS[g, b])
+        cap = max(np.int64(0), left if free > 0 and over > 0 else min(left, over))
+        experts.cap_E[e] = cap if far else 0
+        experts.inner_cap_E[e] = cap if near else 0
 
 
 @kernel
-def _twin(r, need, spare, giver_I, target, num_base, near_limit, far_limit, node_G, near_G, far_G, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """The giver whose whole excess falls least short of `need`, by less than twice its share of `spare`, -1 if there is none; and
-    how much it falls short."""
+def _twin(r, target, spare, giver_I, rule, copies, placed):
+    """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of `spare`, -1 if there
+    is none; and how much it falls short."""
+    node_G, load_G = rule.node_G, placed.load_G
+    need = target - load_G[r]
     twin, gap = np.int64(-1), min(spare, 2 * spare // giver_I.size)
     for g in giver_I:
         over = load_G[g] - target
-        if over > need or need - over >= gap or top_left(g, num_base, quota_GS) < over:
+        if over > need or need - over >= gap or top_left(g, rule.num_base, placed.quota_GS) < over:
             continue
-        if near_G[g] < near_limit if node_G[g] == node_G[r] else far_G[g] < far_limit:
+        if copies.near_G[g] < copies.near_limit if node_G[g] == node_G[r] else copies.far_G[g] < copies.far_limit:
             twin, gap = g, need - over
     return twin, gap
 
 
 @kernel
-def _largest(r, target, num_base, near_limit, far_limit, node_G, near_G, far_G, free_G, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """The lowest rank that can give most to r, -1 if none can give anything."""
-    giver, most = -1, np.int64(0)
+def _largest(r, target, rule, copies, free_G, placed):
+    """The lowest rank that can give most to rank r, -1 if none can give anything."""
+    node_G, load_G = rule.node_G, placed.load_G
+    giver, most = np.int64(-1), np.int64(0)
     for g in range(load_G.size):
         over = load_G[g] - target
-        if over > 0 and (near_G[g] < near_limit if node_G[g] == node_G[r] else far_G[g] < far_limit):
-            top = top_left(g, num_base, quota_GS)
+        near = node_G[g] == node_G[r]
+        if over > 0 and (copies.near_G[g] < copies.near_limit if near else copies.far_G[g] < copies.far_limit):
+            top = top_left(g, rule.num_base, placed.quota_GS)
             gives = top if free_G[g] > 0 else min(top, over)
             if gives > most:
                 giver, most = g, gives
@@ -91,113 +129,114 @@ def _largest(r, target, num_base, near_limit, far_limit, node_G, near_G, far_G, 
 
 
 @kernel
-def settle_nearest(  # type: ignore[no-untyped-def]
-    target, near_limit, far_limit, thrifty, node_G, num_base, place_G, want_XE, near_G, far_G, log_C6, num_moves, expert_GS,
-    quota_GS, load_G,
-):  # fmt: skip
+def _expert(g, need, x, num_base, wants, spare_E, placed):
+    """The base slot of rank g of whose expert `need` pairs gain most in place x; the least that suffices of equal ones."""
+    expert_GS, quota_GS = placed.expert_GS, placed.quota_GS
+    best, most = -1, np.int32(0)
+    for b in range(num_base):
+        left = quota_GS[g, b]
+        if left >= need:
+            e = expert_GS[g, b]
+            gain = _gain(np.int32(need), wants.place_G[g] == x, wants.want_XE[x, e], spare_E[e])
+            if best < 0 or gain > most or (gain == most and left < quota_GS[g, best]):
+                best, most = b, gain
+    return best
+
+
+@kernel
+def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
     """`settle_on` where any rank may give to any other and it is known where tokens come from; in place.
 
     The emptiest taker is filled to `target` by the giver and expert that bring most pairs nearer, of all that can fill it alone;
-    ties go to the lowest rank, then to its smallest expert. If none can, the rank that can give most does. What a taker lacks,
-    who becomes one, `thrifty` and all other arguments are as in `settle_on`.
+    ties go to the lowest rank, then to its smallest expert. If none can, the rank that can give most does.
 
     Args:
-        place_G: int64, what counts as near: the node of every rank, or the rank itself if there is one node.
-        want_XE: int32, pairs that a place's tokens send to an expert, less what replicas serve there; kept up to date.
+        target: As in `settle_on`, and so are all that are not named here.
+        rule: Read are `node_G`, `num_base` and `thrifty`.
+        copies: Kept up to date.
+        wants: `Wants`, kept up to date.
+        moves: Filled from `num_moves` on.
+        num_moves: Moves in the log.
+        placed: Changed in place.
 
     Returns:
-        the number of moves in the log.
+        Number of moves in the log.
     """
-    G, S = quota_GS.shape
-    E = want_XE.shape[1]
-    one_node = node_G.min() == node_G.max()
+    expert_GS, quota_GS, load_G = placed
+    place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
+    one_node = rule.node_G.min() == rule.node_G.max()
     # One array for all of a kind: memory is asked for once.
-    by_rank_5G, by_expert_6E = np.zeros((5, G), np.int64), np.empty((6, E), np.int32)
-    free_G, need_G, giver_I, at_G, taker_I = by_rank_5G[0], by_rank_5G[1], by_rank_5G[2], by_rank_5G[3], by_rank_5G[4]
-    num_givers = num_takers = 0
-    # See `_offer`; what is left of an expert at home and its place does not want; where its home is.
-    cap_E, inner_cap_E, spare_E, place_E, rank_E, gain_E = (
+    by_rank_5G, by_expert_6E = np.zeros((5, load_G.size), np.int64), np.empty((6, want_XE.shape[1]), np.int32)
+    ranks = _Ranks(by_rank_5G[0], by_rank_5G[1], by_rank_5G[2], by_rank_5G[3], by_rank_5G[4])
+    experts = _Experts(
         by_expert_6E[0], by_expert_6E[1], by_expert_6E[2], by_expert_6E[3], by_expert_6E[4], by_expert_6E[5]
     )  # fmt: skip
-    spare = np.int64(0)
-    for g in range(G):
-        for s in range(num_base, S):
-            free_G[g] += expert_GS[g, s] < 0
-        over = load_G[g] - target
-        spare -= over if thrifty else 0
-        if over > 0:
-            at_G[g], giver_I[num_givers] = num_givers, g
-            num_givers += 1
-        elif over < 0 and free_G[g] > 0:
-            need_G[g] = -over
-            num_takers = _queue(g, need_G, taker_I, num_takers)
-        to_others, inside = (near_G[g] < near_limit) if one_node else (far_G[g] < far_limit), near_G[g] < near_limit
-        _offer(g, over, to_others, inside, num_base, free_G, expert_GS, quota_GS, cap_E, inner_cap_E)
-        for b in range(num_base):
-            e = expert_GS[g, b]
-            spare_E[e], place_E[e], rank_E[e] = quota_GS[g, b] - want_XE[place_G[g], e], place_G[g], g
-    while num_givers > 0 and num_takers > 0:
+    free_G, need_G, giver_I, at_G, taker_I = ranks
+    num_givers, num_takers, spare = _begin(target, rule, wants, placed, ranks, experts)
+    for g in range(load_G.size):
+        _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
+    while num_givers > 0 and num_takers > 0 and num_moves < moves.giver_C.size:
         num_takers -= 1
         r = taker_I[num_takers]
-        x, need, g = place_G[r], need_G[r], -1
+        x, need, g = place_G[r], need_G[r], np.int64(-1)
         if spare > 0:
-            g, gap = _twin(
-                r, need, spare, giver_I[:num_givers], target, num_base, near_limit, far_limit, node_G, near_G, far_G, quota_GS,
-                load_G,
-            )  # fmt: skip
+            g, short = _twin(r, target, spare, giver_I[:num_givers], rule, copies, placed)
             if g >= 0:
-                spare -= gap
-                need -= gap
+                spare -= short
+                need -= short
         if g < 0 and need < 2**31:
-            g = _nearest(np.int32(need), np.int32(x), want_XE[x], spare_E, cap_E, inner_cap_E, place_E, rank_E, gain_E)
-        alone = g >= 0
-        if not alone:
-            g = _largest(r, target, num_base, near_limit, far_limit, node_G, near_G, far_G, free_G, quota_GS, load_G)
+            g = np.int64(_nearest(np.int32(need), np.int32(x), want_XE[x], experts))
+        if g >= 0:
+            b = _expert(g, need, x, num_base, wants, experts.spare_E, placed)
+        else:
+            g = _largest(r, target, rule, copies, free_G, placed)
             if g < 0:  # nobody may give to this rank, and no giver will appear later
                 continue
-        best, most = -1, np.int32(0)
-        for b in range(num_base):
-            left = quota_GS[g, b]
-            if alone and left >= need:
-                gain = _gain(np.int32(need), place_G[g] == x, want_XE[x, expert_GS[g, b]], spare_E[expert_GS[g, b]])
-                if best < 0 or gain > most or (gain == most and left < quota_GS[g, best]):
-                    best, most = b, gain
-            elif not alone and left > (quota_GS[g, best] if best >= 0 else 0):
-                best = b
-        e, over = expert_GS[g, best], load_G[g] - target
-        amount = min(need, np.int64(quota_GS[g, best]))
+            b = np.argmax(quota_GS[g, :num_base])
+        e, amount = expert_GS[g, b], min(need, np.int64(quota_GS[g, b]))
         if free_G[g] == 0:
-            amount = min(amount, over)
-        slot = slot_for(e, r, num_base, expert_GS)
-        fresh = expert_GS[r, slot] < 0
-        if fresh:
-            expert_GS[r, slot] = e
-            free_G[r] -= 1
-            if node_G[g] == node_G[r]:
-                near_G[g] += 1
-            else:
-                far_G[g] += 1
-        if num_moves == log_C6.shape[0]:
-            break
-        log_C6[num_moves, 0], log_C6[num_moves, 1], log_C6[num_moves, 2] = g, best, r
-        log_C6[num_moves, 3], log_C6[num_moves, 4], log_C6[num_moves, 5] = slot, amount, fresh
+            amount = min(amount, load_G[g] - target)
+        slot, new = give(g, b, r, amount, rule, copies, placed)
+        add_move(moves, num_moves, g, b, r, slot, amount, new)
         num_moves += 1
+        free_G[r] -= new
         want_XE[x, e] -= amount
-        spare_E[e] -= amount if place_G[g] != x else 0
-        quota_GS[r, slot] += amount
-        quota_GS[g, best] -= amount
-        load_G[r] += amount
-        load_G[g] -= amount
-        over -= amount
+        experts.spare_E[e] -= amount if place_G[g] != x else 0
         need_G[r] = target - load_G[r]
-        if need_G[r] > 0 and (free_G[r] > 0 or not fresh):
+        if need_G[r] > 0 and (free_G[r] > 0 or not new):
             num_takers = _queue(r, need_G, taker_I, num_takers)
+        over = load_G[g] - target
         if over <= 0:
             num_givers -= 1
             giver_I[at_G[g]], at_G[giver_I[num_givers]] = giver_I[num_givers], at_G[g]
             need_G[g] = -over
             if over < 0 and free_G[g] > 0:
                 num_takers = _queue(g, need_G, taker_I, num_takers)
-        to_others, inside = (near_G[g] < near_limit) if one_node else (far_G[g] < far_limit), near_G[g] < near_limit
-        _offer(g, over, to_others, inside, num_base, free_G, expert_GS, quota_GS, cap_E, inner_cap_E)
+        _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
     return num_moves
+
+
+@kernel
+def _begin(target, rule, wants, placed, ranks, experts):
+    """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers, and what may stay unfilled
+    in all."""
+    expert_GS, quota_GS, load_G = placed
+    free_G, need_G, giver_I, at_G, taker_I = ranks
+    place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
+    num_givers, num_takers, spare = 0, 0, np.int64(0)
+    for g in range(load_G.size):
+        for s in range(num_base, quota_GS.shape[1]):
+            free_G[g] += expert_GS[g, s] < 0
+        over = load_G[g] - target
+        spare -= over if rule.thrifty else 0
+        if over > 0:
+            at_G[g], giver_I[num_givers] = num_givers, g
+            num_givers += 1
+        elif over < 0 and free_G[g] > 0:
+            need_G[g] = -over
+            num_takers = _queue(g, need_G, taker_I, num_takers)
+        for b in range(num_base):
+            e = expert_GS[g, b]
+            experts.spare_E[e], experts.place_E[e] = quota_GS[g, b] - want_XE[place_G[g], e], place_G[g]
+            experts.rank_E[e] = g
+    return num_givers, num_takers, spare

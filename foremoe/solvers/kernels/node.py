@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.prune import clean_row, count_row, home_of_experts
+from foremoe.solvers.kernels.moves import Rule
+from foremoe.solvers.kernels.prune import count_row
+from foremoe.solvers.kernels.rows import Placed, assign, clean_row, copy_of, home_of_experts
 from foremoe.solvers.kernels.settle import settle_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts, V nodes.
 
 
+class Options(NamedTuple):
+    """Options of `NodeChain` as its row function takes them."""
+
+    node_only: bool  # whether replicas stay inside their home's node
+    max_far: int  # most replicas across nodes; -1 for any number
+
+
 @kernel
-def nodes_over(target, node_G, load_G):  # type: ignore[no-untyped-def]
+def nodes_over(target, node_G, load_G):
     """Pairs by which nodes exceed `target` per rank, summed over nodes."""
     over_V = np.zeros(node_G.max() + 1, np.int64)
     for g in range(load_G.size):
@@ -22,11 +33,12 @@ def nodes_over(target, node_G, load_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def settle_all(goal, home_E, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def settle_all(goal, home_E, node_G, num_base, placed):
     """Settles ranks with relays and keeps, of the replicas made, only those across nodes; in place."""
+    expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
     kept_GS = expert_GS >= 0
-    settle_row(goal, True, G, G, False, np.ones(G), node_G, num_base, expert_GS, quota_GS, load_G)
+    settle_row(goal, Rule(node_G, num_base, False, True, False, False, np.ones(G)), placed)
     for g in range(G):
         for s in range(num_base, S):
             if expert_GS[g, s] < 0 or kept_GS[g, s]:
@@ -40,7 +52,7 @@ def settle_all(goal, home_E, node_G, num_base, expert_GS, quota_GS, load_G):  # 
 
 
 @kernel
-def _taker(node, amount, target, node_G, num_base, expert_GS, load_G):  # type: ignore[no-untyped-def]
+def _taker(node, amount, target, node_G, num_base, expert_GS, load_G):
     """A rank of `node` with a free slot, and that slot, or -1, -1: the least loaded one that `amount` fills to the target.
 
     Its slot is used up by that: a rank that still fell short could never be filled. Where `amount` fills none, the most loaded.
@@ -62,13 +74,14 @@ def _taker(node, amount, target, node_G, num_base, expert_GS, load_G):  # type: 
 
 
 @kernel
-def level_nodes(target, num_replicas, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def level_nodes(target, num_replicas, node_G, num_base, placed):
     """Brings every node's load per rank down to `target` with at most `num_replicas` more replicas, in place; False if it cannot.
 
     Time and again, the node that exceeds the target most gives to the one that falls short most: of its experts, the smallest
     with enough left, or else the largest. A taker gets no more than `target`, as what comes from another node stays with it;
     its own experts can go on to its node mates.
     """
+    expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
     over_V = np.zeros(node_G.max() + 1, np.int64)
     for g in range(G):
@@ -106,54 +119,50 @@ def level_nodes(target, num_replicas, node_G, num_base, expert_GS, quota_GS, loa
 
 
 @kernel
-def settle_few(goal, num_replicas, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def settle_few(goal, num_replicas, node_G, num_base, placed):
     """`level_nodes` to the least target that it reaches, by bisection to a 2048th of the goal; in place."""
+    load_G = placed.load_G
     sum_V, size_V = np.zeros(node_G.max() + 1, np.int64), np.zeros(node_G.max() + 1, np.int64)
     for g in range(load_G.size):
         sum_V[node_G[g]] += load_G[g]
         size_V[node_G[g]] += 1
     bottom, top = goal + goal // 1024, np.max(-(-sum_V // size_V))
-    first_expert_GS, first_quota_GS, first_load_G = expert_GS.copy(), quota_GS.copy(), load_G.copy()
-    target = bottom
+    first, target = copy_of(placed), bottom
     while bottom < top:
-        try_expert_GS, try_quota_GS, try_load_G = first_expert_GS.copy(), first_quota_GS.copy(), first_load_G.copy()
-        if level_nodes(target, num_replicas, node_G, num_base, try_expert_GS, try_quota_GS, try_load_G):
+        tried = copy_of(first)
+        if level_nodes(target, num_replicas, node_G, num_base, tried):
             top = target
-            expert_GS[:], quota_GS[:], load_G[:] = try_expert_GS, try_quota_GS, try_load_G
+            assign(placed, tried)
         else:
             bottom = target + 1 + goal // 2048
         target = (bottom + top) // 2
 
 
 @kernel
-def node_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `NodeChain`; see `RowSolver.edit` for the arguments.
-
-    Args:
-        params: stay inside nodes (0 or 1), most replicas across nodes; -1 for any number.
-    """
-    load_G = np.empty(quota_GS.shape[0], np.int64)
-    clean_row(num_base, expert_GS, quota_GS, load_G)
+def node_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `NodeChain`; see `RowSolver.edit` for the arguments."""
+    placed = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
+    clean_row(num_base, placed)
+    load_G = placed.load_G
     most, goal = load_G.max(), -(-load_G.sum() // load_G.size)
-    home_E = home_of_experts(load_E.size, num_base, expert_GS)
-    start_expert_GS, start_quota_GS, over = expert_GS.copy(), quota_GS.copy(), nodes_over(goal, node_G, load_G)
-    settle_all(goal, home_E, node_G, num_base, expert_GS, quota_GS, load_G)
-    if 0.0 <= params[1] < count_row(home_E, node_G, num_base, expert_GS)[0]:
-        expert_GS[:], quota_GS[:] = start_expert_GS, start_quota_GS
-        clean_row(num_base, expert_GS, quota_GS, load_G)
-        num_left = np.int64(params[1]) - count_row(home_E, node_G, num_base, expert_GS)[0]
+    home_E = home_of_experts(num_base, expert_GS)
+    start, over = copy_of(placed), nodes_over(goal, node_G, load_G)
+    settle_all(goal, home_E, node_G, num_base, placed)
+    if 0 <= options.max_far < count_row(home_E, node_G, num_base, expert_GS)[0]:
+        assign(placed, start)
+        num_left = options.max_far - count_row(home_E, node_G, num_base, expert_GS)[0]
         if num_left <= 0:
             return
-        settle_few(goal, num_left, node_G, num_base, expert_GS, quota_GS, load_G)
+        settle_few(goal, num_left, node_G, num_base, placed)
     # The start is a split over these slots, so its maximum is in reach: only what is above it has to move.
-    split_row(most, most, load_E.size, expert_GS, quota_GS, load_G)
+    split_row(most, most, num_base, placed)
     if nodes_over(goal, node_G, load_G) >= over:
-        expert_GS[:], quota_GS[:] = start_expert_GS, start_quota_GS
-    clean_row(num_base, expert_GS, quota_GS, load_G)
+        assign(placed, start)
+    clean_row(num_base, placed)
 
 
 @kernel
-def node_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def node_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`node_row` for rows [low, high)."""
     for n in range(low, high):
-        node_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        node_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])

@@ -1,39 +1,23 @@
-"""Seconds of a placement, up to what is the same for all: `price_rows` of one row, without a pass over experts."""
+"""Seconds of a placement, up to what is the same for all placements: `objective.price_rows` of one row, without a pass over
+experts."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from foremoe.base.compiled import kernel
-from foremoe.problem.kernels.demand import demand_row as demand_row  # for those who price
+from foremoe.problem.rates import exposed_s
 
-# Letters: G ranks, S slots per rank, E experts, V nodes, K rates.
-
-# Places in the rates of a row.
-PAIR, SLOT, PEER_PAIR, RDMA_PAIR, COPY_PEER, COPY_RDMA, BACK_PEER, BACK_RDMA, REPLICA_PEER, REPLICA_RDMA = range(10)
-SENDS_BACKWARD, RETURNS, HIDE_FORWARD, HIDE_BACKWARD = range(10, 14)
-NUM_RATES = 14
+# Letters: G ranks, S slots per rank, E experts, V nodes, I replicas.
 
 
 @kernel
-def exposed_s(peer_fan, rdma_fan, rate_K):  # type: ignore[no-untyped-def]
-    """Seconds of copies and gradients that do not hide if so many go through one rank on peer and on RDMA links."""
-    copy_s = max(peer_fan * rate_K[COPY_PEER], rdma_fan * rate_K[COPY_RDMA])
-    out_s = max(0.0, copy_s - rate_K[HIDE_FORWARD])
-    if rate_K[SENDS_BACKWARD] != 0.0:
-        out_s += max(0.0, copy_s - rate_K[HIDE_BACKWARD])
-    if rate_K[RETURNS] != 0.0:
-        back_s = max(peer_fan * rate_K[BACK_PEER], rdma_fan * rate_K[BACK_RDMA])
-        out_s += max(0.0, back_s - rate_K[HIDE_BACKWARD])
-    return out_s
-
-
-@kernel
-def fans_seconds(fan_4G, rate_K):  # type: ignore[no-untyped-def]
+def fans_seconds(fan_4G, rates):
     """Seconds of all copies: their price, and what does not hide of the largest number through one rank, direction and link.
 
     Args:
         fan_4G: int64, copies out of every rank and into it on peer links, then on RDMA links.
+        rates: `Rates` of the row.
     """
     peers = rdmas = peer_fan = rdma_fan = np.int64(0)
     for g in range(fan_4G.shape[1]):
@@ -41,19 +25,20 @@ def fans_seconds(fan_4G, rate_K):  # type: ignore[no-untyped-def]
         rdmas += fan_4G[2, g]
         peer_fan = max(peer_fan, max(fan_4G[0, g], fan_4G[1, g]))
         rdma_fan = max(rdma_fan, max(fan_4G[2, g], fan_4G[3, g]))
-    return rate_K[REPLICA_PEER] * peers + rate_K[REPLICA_RDMA] * rdmas + exposed_s(peer_fan, rdma_fan, rate_K)
+    return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + exposed_s(peer_fan, rdma_fan, rates)
 
 
 @kernel
-def count_copies(home_E, node_G, num_base, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def count_copies(row, placed):
     """int64 [4, G]: copies through every rank, as `fans_seconds` reads them."""
+    expert_GS, node_G = placed.expert_GS, row.node_G
     G, S = expert_GS.shape
     fan_4G = np.zeros((4, G), np.int64)
     for g in range(G):
-        for s in range(num_base, S):
-            if expert_GS[g, s] < 0 or quota_GS[g, s] == 0:
+        for s in range(row.num_base, S):
+            if expert_GS[g, s] < 0 or placed.quota_GS[g, s] == 0:
                 continue
-            home = home_E[expert_GS[g, s]] // S
+            home = row.home_E[expert_GS[g, s]] // S
             link = 0 if node_G[home] == node_G[g] else 2
             fan_4G[link, home] += 1
             fan_4G[link + 1, g] += 1
@@ -61,39 +46,45 @@ def count_copies(home_E, node_G, num_base, expert_GS, quota_GS):  # type: ignore
 
 
 @kernel
-def free_fans(rate_K):  # type: ignore[no-untyped-def]
-    """The most copies through one rank that hide entirely, on peer and on RDMA links."""
-    out = np.empty(2, np.int64)
-    for i in range(2):
-        most = rate_K[HIDE_FORWARD] / rate_K[COPY_PEER + i]
-        if rate_K[SENDS_BACKWARD] != 0.0:
-            most = min(most, rate_K[HIDE_BACKWARD] / rate_K[COPY_PEER + i])
-        if rate_K[RETURNS] != 0.0:
-            most = min(most, rate_K[HIDE_BACKWARD] / rate_K[BACK_PEER + i])
-        out[i] = np.int64(min(most, 1e9))
-    return out
+def _free_fan(copy_s, gradient_s, rates):
+    most = rates.hide_forward_s / copy_s
+    if rates.sends_backward:
+        most = min(most, rates.hide_backward_s / copy_s)
+    if rates.returns_gradients:
+        most = min(most, rates.hide_backward_s / gradient_s)
+    return np.int64(min(most, 1e9))
 
 
 @kernel
-def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def free_fans(rates):
+    """The most copies through one rank that hide entirely, on peer and on RDMA links."""
+    return (
+        _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
+        _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),
+    )
+
+
+@kernel
+def price_row(row, rates, placed):
     """Seconds of a placement, up to what is the same for all placements of the row.
 
     Args:
-        load_GE, demand_VE: pairs by source rank and by source node, [0, 0] if not known.
-        home_E: int64, home p = g*S + b of every expert.   busy_G: int64, base slots whose expert has load.
-        load_G: int64, pairs of every rank.
+        row: `Row`; its own rates are not read.
+        rates: `Rates` to price by.
+        placed: `Placed`.
     """
+    expert_GS, quota_GS, load_G = placed
+    node_G, home_E, load_GE, demand_VE = row.node_G, row.home_E, row.load_GE, row.demand_VE
     G, S = expert_GS.shape
     compute_s, nearer_s, num = 0.0, 0.0, 0
-    located = demand_VE.size > 0
     # Replicas in the order of their slots, and by expert the one before: divisions and steps over slots would cost most.
-    held_5I = np.empty((5, G * (S - num_base)), np.int64)
+    held_5I = np.empty((5, G * (S - row.num_base)), np.int64)
     rank_I, home_I, next_I, expert_I, quota_I = held_5I[0], held_5I[1], held_5I[2], held_5I[3], held_5I[4]
     last_E = np.full(home_E.size, -1, np.int64)
     served_V, fan_4G = np.zeros(demand_VE.shape[0], np.int64), np.zeros((4, G), np.int64)
     for g in range(G):
-        busy = busy_G[g]
-        for s in range(num_base, S):
+        busy = row.busy_G[g]
+        for s in range(row.num_base, S):
             e = expert_GS[g, s]
             if e < 0 or quota_GS[g, s] == 0:
                 continue
@@ -105,8 +96,8 @@ def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expe
             rank_I[num], home_I[num], expert_I[num], quota_I[num] = g, home, e, quota_GS[g, s]
             next_I[num], last_E[e] = last_E[e], num
             num += 1
-        compute_s = max(compute_s, rate_K[PAIR] * load_G[g] + rate_K[SLOT] * busy)
-    for first in range(num if located else 0):
+        compute_s = max(compute_s, rates.pair_s * load_G[g] + rates.slot_s * busy)
+    for first in range(num if row.located else 0):
         e, home = expert_I[first], home_I[first]
         i = last_E[e]
         if i < 0:
@@ -127,5 +118,5 @@ def price_row(load_GE, demand_VE, node_G, num_base, rate_K, home_E, busy_G, expe
             inside += min(np.int64(demand_VE[v, e]), served_V[v])
             served_V[v] = 0
             i = next_I[i]
-        nearer_s += rate_K[RDMA_PAIR] * inside - rate_K[PEER_PAIR] * (inside - local)
-    return compute_s - nearer_s + fans_seconds(fan_4G, rate_K)
+        nearer_s += rates.rdma_pair_s * inside - rates.peer_pair_s * (inside - local)
+    return compute_s - nearer_s + fans_seconds(fan_4G, rates)

@@ -1,4 +1,4 @@
-"""What a placement holds for nothing: empty slots, and replicas that its maximum load does not need."""
+"""Drops replicas that a placement's maximum load does not need."""
 
 from __future__ import annotations
 
@@ -6,33 +6,13 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
+from foremoe.solvers.kernels.rows import clean_row, home_of_experts
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
-
-
-@kernel
-def home_of_experts(num_experts, num_base, expert_GS):  # type: ignore[no-untyped-def]
-    """int64 [E]: home p = g*S + b of every expert."""
-    home_E = np.empty(num_experts, np.int64)
-    for g in range(expert_GS.shape[0]):
-        for b in range(num_base):
-            home_E[expert_GS[g, b]] = g * expert_GS.shape[1] + b
-    return home_E
+# Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
 
 
 @kernel
-def clean_row(num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """Empties redundant slots without quota and sets `load_G`."""
-    for g in range(expert_GS.shape[0]):
-        load_G[g] = 0
-        for s in range(expert_GS.shape[1]):
-            load_G[g] += quota_GS[g, s]
-            if s >= num_base and quota_GS[g, s] == 0:
-                expert_GS[g, s] = -1
-
-
-@kernel
-def count_row(home_E, node_G, num_base, expert_GS):  # type: ignore[no-untyped-def]
+def count_row(home_E, node_G, num_base, expert_GS):
     """Replicas outside the node of their home, and all replicas."""
     G, S = expert_GS.shape
     far = num = 0
@@ -45,8 +25,9 @@ def count_row(home_E, node_G, num_base, expert_GS):  # type: ignore[no-untyped-d
 
 
 @kernel
-def _unlink(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
-    """Takes slot p out of the list of its expert; see `link_slots`."""
+def _unlink(p, e, links):
+    """Takes slot p out of the list of its expert."""
+    first_E, next_P = links.first_E, links.next_P
     if first_E[e] == p:
         first_E[e] = next_P[p]
         return
@@ -57,8 +38,9 @@ def _unlink(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _link(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
+def _link(p, e, links):
     """Puts slot p back into the list of its expert, in its place."""
+    first_E, next_P = links.first_E, links.next_P
     if first_E[e] > p or first_E[e] < 0:
         next_P[p], first_E[e] = first_E[e], p
         return
@@ -69,18 +51,60 @@ def _link(p, e, first_E, next_P):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
+def _smallest(untried_GS, quota_GS, num_base):
+    """Rank and slot of the untried replica with the smallest quota, -1 and -1 if there is none."""
+    rank, slot = -1, -1
+    for g in range(quota_GS.shape[0]):
+        for s in range(num_base, quota_GS.shape[1]):
+            if untried_GS[g, s] and (rank < 0 or quota_GS[g, s] < quota_GS[rank, slot]):
+                rank, slot = g, s
+    return rank, slot
+
+
+@kernel
+def _without(rank, slot, home, target, links, placed):
+    """Splits without the quota of a slot that `links` no longer has, in place; False, and unchanged, if the target is missed.
+
+    Args:
+        home: Home slot p of its expert.
+    """
+    expert_GS, quota_GS, load_G = placed
+    S, amount = quota_GS.shape[1], quota_GS[rank, slot]
+    h = home // S
+    # Its home gets the load back and can pass on no more than what it holds of experts that have other slots.
+    movable = np.int64(amount if links.next_P[links.first_E[expert_GS[rank, slot]]] >= 0 else 0)
+    for s in range(S):
+        f = expert_GS[h, s]
+        if f >= 0 and links.next_P[links.first_E[f]] >= 0:
+            movable += quota_GS[h, s]
+    if movable < load_G[h] + amount - target:
+        return False
+    e, old_quota_GS, old_load_G = expert_GS[rank, slot], quota_GS.copy(), load_G.copy()
+    quota_GS[h, home - h * S] += amount
+    load_G[h] += amount
+    load_G[rank] -= amount
+    expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
+    if split_linked(target, target, False, links, placed) >= 0:
+        return True
+    quota_GS[:], load_G[:] = old_quota_GS, old_load_G
+    expert_GS[rank, slot] = e
+    return False
+
+
+@kernel
+def prune_row(target, load_E, failures, num_base, placed):
     """Drops replicas that a maximum load of `target` does not need, smallest quota first; in place.
 
     A replica goes if the exact split manages without it. Only those are tried whose rank could still be filled so far that
     the slack of all ranks together covers the rest; the search ends after `failures` vain tries.
     """
+    expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
     slack = target * G - load_G.sum()
     if slack < G:
         return  # at the mean itself, a replica less would need loads that cancel out exactly
-    home_E = home_of_experts(load_E.size, num_base, expert_GS)
-    first_E, next_P, rank_P = link_slots(load_E.size, expert_GS)
+    home_E = home_of_experts(num_base, expert_GS)
+    links = link_slots(load_E.size, expert_GS)
     untried_GS = expert_GS >= 0
     for g in range(G):
         most = np.int64(0)
@@ -90,37 +114,14 @@ def prune_row(target, load_E, failures, num_base, expert_GS, quota_GS, load_G): 
         for s in range(num_base, S):
             if untried_GS[g, s] and target - (most - load_E[expert_GS[g, s]]) > slack:
                 untried_GS[g, s] = False
-    old_quota_GS, old_load_G = np.empty_like(quota_GS), np.empty_like(load_G)
     while failures > 0:
-        rank, slot = -1, -1
-        for g in range(G):
-            for s in range(num_base, S):
-                if untried_GS[g, s] and (rank < 0 or quota_GS[g, s] < quota_GS[rank, slot]):
-                    rank, slot = g, s
+        rank, slot = _smallest(untried_GS, quota_GS, num_base)
         if rank < 0:
             break
         untried_GS[rank, slot] = False
         e = expert_GS[rank, slot]
-        home, amount = home_E[e] // S, quota_GS[rank, slot]
-        _unlink(rank * S + slot, e, first_E, next_P)
-        # Its home gets the load back and can pass on no more than what it holds of experts that have other slots.
-        movable = np.int64(amount if next_P[first_E[e]] >= 0 else 0)
-        for s in range(S):
-            f = expert_GS[home, s]
-            if f >= 0 and next_P[first_E[f]] >= 0:
-                movable += quota_GS[home, s]
-        reached = np.int64(-1)
-        if movable >= load_G[home] + amount - target:
-            old_quota_GS[:], old_load_G[:] = quota_GS, load_G
-            quota_GS[home, home_E[e] - home * S] += amount
-            load_G[home] += amount
-            load_G[rank] -= amount
-            expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
-            reached = split_linked(target, target, first_E, next_P, rank_P, expert_GS, quota_GS, load_G)
-            if reached < 0:
-                quota_GS[:], load_G[:] = old_quota_GS, old_load_G
-        if reached < 0:
-            expert_GS[rank, slot] = e
-            _link(rank * S + slot, e, first_E, next_P)
+        _unlink(rank * S + slot, e, links)
+        if not _without(rank, slot, home_E[e], target, links, placed):
+            _link(rank * S + slot, e, links)
             failures -= 1
-    clean_row(num_base, expert_GS, quota_GS, load_G)
+    clean_row(num_base, placed)

@@ -10,7 +10,7 @@ from foremoe.base.compiled import kernel
 
 
 @kernel
-def _detours(link_GG, at_JG, flow_JGG, least, cost_GG, via_GG):  # type: ignore[no-untyped-def]
+def _detours(link_GG, at_JG, flow_JGG, least, cost_GG, via_GG):
     """Fills, from rank to rank, the least seconds that a pair served there costs more elsewhere, and which flow that is."""
     J, G = at_JG.shape
     cost_GG[:] = np.inf
@@ -26,7 +26,7 @@ def _detours(link_GG, at_JG, flow_JGG, least, cost_GG, via_GG):  # type: ignore[
 
 
 @kernel
-def _routes(cost_GG, full_G, rounding_s, way_s_G, next_G):  # type: ignore[no-untyped-def]
+def _routes(cost_GG, full_G, rounding_s, way_s_G, next_G):
     """Fills the seconds of the cheapest way from every full rank to one that is not, and its first step; inf and -1 if none."""
     G = full_G.size
     for g in range(G):
@@ -44,7 +44,35 @@ def _routes(cost_GG, full_G, rounding_s, way_s_G, next_G):  # type: ignore[no-un
 
 
 @kernel
-def cheapest_flow(pairs_EG, link_GG, pair_s, home_E, expert_J, at_JG, flow_JGG, load_G, price_s_G):  # type: ignore[no-untyped-def]
+def _step(limit, full_G, next_G, via_GG, flow_JGG, load_G):
+    """Moves as much off all full ranks as ends a flow or fills a rank."""
+    G = full_G.size
+    out_G, in_G = np.zeros(G), np.zeros(G)
+    for g in range(G):
+        a = g
+        while next_G[a] >= 0:
+            out_G[a] += 1.0
+            a = next_G[a]
+        in_G[a] += full_G[g]
+    step = np.inf
+    for g in range(G):
+        if full_G[g]:
+            i = via_GG[g, next_G[g]]
+            step = min(step, flow_JGG[i // G, i % G, g] / out_G[g])
+        else:
+            step = min(step, (limit - load_G[g]) / (1.0 + in_G[g]))
+    for g in range(G):
+        if full_G[g]:
+            i = via_GG[g, next_G[g]]
+            flow_JGG[i // G, i % G, g] -= out_G[g] * step
+            flow_JGG[i // G, i % G, next_G[g]] += out_G[g] * step
+            load_G[g] -= step
+        else:
+            load_G[g] += in_G[g] * step
+
+
+@kernel
+def cheapest_flow(case, expert_J, at_JG, flow_JGG, load_G, price_s_G):
     """Splits the pairs of some experts over their ranks so that links and the fullest rank together cost least.
 
     A parametric flow: all pairs start at the nearest rank. Then the limit on load falls; every rank at the limit gives way by
@@ -52,14 +80,15 @@ def cheapest_flow(pairs_EG, link_GG, pair_s, home_E, expert_J, at_JG, flow_JGG, 
     in links than it saves in compute.
 
     Args:
-        pairs_EG: float64, pairs by source rank.   link_GG: seconds of a pair from source to serving rank.
-        pair_s: seconds of a pair on the fullest rank.
-        expert_J, at_JG: experts that have replicas, and all ranks that they are on.
-        flow_JGG: filled with pairs by expert, source and serving rank.
+        case: `Case`.
+        expert_J: Experts that have replicas.
+        at_JG: All ranks that they are on.
+        flow_JGG: Filled with pairs by expert, source and serving rank.
         load_G: float64, what else is on every rank, in pairs; the flow is added.
-        price_s_G: filled with dual prices: seconds that one more pair on a rank costs. They add up to `pair_s`, and no quotas
-            cost less than every pair served where price and link together are least.
+        price_s_G: Filled with dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`, and no
+            quotas cost less than every pair served where price and link together are least.
     """
+    pairs_EG, link_GG, home_E, pair_s = case.pairs_EG, case.link_GG, case.home_E, case.rates.pair_s
     J, G = at_JG.shape
     price_s_G[:] = 0.0
     flow_JGG[:] = 0.0
@@ -74,7 +103,7 @@ def cheapest_flow(pairs_EG, link_GG, pair_s, home_E, expert_J, at_JG, flow_JGG, 
             load_G[nearest] += pairs_EG[e, source]
     least, rounding_s = 1e-9 * (1.0 + load_G.sum()), 1e-12 * pair_s
     cost_GG, via_GG, way_s_G = np.empty((G, G)), np.empty((G, G), np.int64), np.empty(G)
-    next_G, out_G, in_G = np.empty(G, np.int64), np.empty(G), np.empty(G)
+    next_G = np.empty(G, np.int64)
     # Every round but the last ends a flow or fills a rank; the limit is for what rounding might make of that.
     for _ in range(16 * G * (J + 1)):
         limit = load_G.max()
@@ -90,27 +119,5 @@ def cheapest_flow(pairs_EG, link_GG, pair_s, home_E, expert_J, at_JG, flow_JGG, 
             price_s_G += (pair_s - had_s) / (way_s_G.sum() - had_s) * (way_s_G - price_s_G)
             return
         price_s_G[:] = way_s_G
-        out_G[:] = 0.0
-        in_G[:] = 0.0
-        for g in range(G):
-            a = g
-            while next_G[a] >= 0:
-                out_G[a] += 1.0
-                a = next_G[a]
-            in_G[a] += full_G[g]
-        step = np.inf
-        for g in range(G):
-            if full_G[g]:
-                i = via_GG[g, next_G[g]]
-                step = min(step, flow_JGG[i // G, i % G, g] / out_G[g])
-            else:
-                step = min(step, (limit - load_G[g]) / (1.0 + in_G[g]))
-        for g in range(G):
-            if full_G[g]:
-                i = via_GG[g, next_G[g]]
-                flow_JGG[i // G, i % G, g] -= out_G[g] * step
-                flow_JGG[i // G, i % G, next_G[g]] += out_G[g] * step
-                load_G[g] -= step
-            else:
-                load_G[g] += in_G[g] * step
+        _step(limit, full_G, next_G, via_GG, flow_JGG, load_G)
     price_s_G += (pair_s - price_s_G.sum()) / G

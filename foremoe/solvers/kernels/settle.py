@@ -7,24 +7,32 @@ is what the subtree below it lacks; so a taker can be filled exactly to the targ
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.solvers.kernels.moves import Copies, add_move, give, new_moves, top_left
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), V nodes.
+# Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
+
+
+class _Ranks(NamedTuple):
+    """State of `settle_on`."""
+
+    by_node_I: Array  # ranks of all nodes in order
+    first_X: Array  # where every node's ranks begin in `by_node_I`
+    top_G: Array  # what is left of a rank's largest expert at home
+    free_G: Array  # free slots
+    open_G: Array  # whether a rank can still be filled
+    giver_I: Array  # ranks above the target
+    emptiest_V: Array  # every node's emptiest open rank, -1 without any
+    spare_V: Array  # what may stay unfilled in all; a target above the mean leaves room for moves that settle two ranks at once
 
 
 @kernel
-def top_left(g, num_base, quota_GS):  # type: ignore[no-untyped-def]
-    """What is left of the largest expert at home on rank g."""
-    top = quota_GS[g, 0]
-    for b in range(1, num_base):
-        top = max(top, quota_GS[g, b])
-    return np.int64(top)
-
-
-@kernel
-def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
+def _emptiest(target, rank_I, open_G, load_G):
     """The least loaded of some ranks that can still be filled, -1 if there is none."""
     emptiest, least = -1, target
     for r in rank_I:
@@ -34,7 +42,7 @@ def _emptiest(target, rank_I, open_G, load_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _by_node(num_nodes, node_G):  # type: ignore[no-untyped-def]
+def _by_node(num_nodes, node_G):
     """int64 [G] and [V + 1]: the ranks of all nodes in order, and where every node's begin; counting beats a sort."""
     rank_G, first_X = np.empty(node_G.size, np.int64), np.zeros(num_nodes + 1, np.int64)
     for v in node_G:
@@ -49,33 +57,15 @@ def _by_node(num_nodes, node_G):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def slot_for(expert, r, num_base, expert_GS):  # type: ignore[no-untyped-def]
-    """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
-    slot = -1
-    for s in range(num_base, expert_GS.shape[1]):
-        if expert_GS[r, s] == expert:
-            return s
-        if expert_GS[r, s] < 0 and slot < 0:
-            slot = s
-    return slot
+def settle_row(target, rule, placed):
+    """`settle_on` from a placement without replicas of its own: any number of copies, and without a log."""
+    G = placed.load_G.size
+    copies = Copies(G, G, np.zeros(G, np.int64), np.zeros(G, np.int64))
+    settle_on(target, rule, copies, new_moves(0), 0, placed)
 
 
 @kernel
-def settle_row(target, relay, near_limit, far_limit, node_only, weight_G, node_G, num_base, expert_GS, quota_GS, load_G):  # type: ignore[no-untyped-def]
-    """`settle_on` from a placement without replicas of its own: not thrifty and without a log."""
-    G = load_G.size
-    log_C6 = np.empty((0, 6), np.int64)
-    settle_on(
-        target, relay, near_limit, far_limit, node_only, False, False, weight_G, node_G, num_base, np.zeros(G, np.int64),
-        np.zeros(G, np.int64), log_C6, 0, expert_GS, quota_GS, load_G,
-    )  # fmt: skip
-
-
-@kernel
-def settle_on(  # type: ignore[no-untyped-def]
-    target, relay, near_limit, far_limit, node_only, blind, thrifty, weight_G, node_G, num_base, near_G, far_G, log_C6, num_moves,
-    expert_GS, quota_GS, load_G,
-):  # fmt: skip
+def settle_on(target, rule, copies, moves, num_moves, placed):
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
@@ -83,152 +73,193 @@ def settle_on(  # type: ignore[no-untyped-def]
     deficit is smaller than the one it filled, so large experts are used where only they will do. If no expert is large enough,
     the largest of all gives what it has. Ranks of the taker's own node go first.
 
-    With `relay`, where no rank of the node can fill the taker, a node mate that is itself below the target does: its deficit
-    grows, and one larger replica from another node will fill both.
-
-    With `thrifty` and a target above the mean, a giver whose whole excess nearly fills the taker goes before all others: one
-    replica then settles both. What the taker is left without comes out of what the target allows in all.
-
-    With `blind`, nodes do not matter for who gives.
+    With ``rule.relay``, where no rank of the node can fill the taker, a node mate that is itself below the target does: its
+    deficit grows, and one larger replica from another node will fill both. With ``rule.thrifty`` and a target above the mean,
+    one replica may settle giver and taker; what the taker is left without comes out of what the target allows in all.
 
     Args:
-        near_limit, far_limit: most copies out of a home rank inside its node, and to other nodes.
-        weight_G: float64, favours givers; all 1.0 but for repeated tries.
-        near_G, far_G: int64, copies out of every home rank so far, kept up to date.
-        log_C6, num_moves: int64, moves are appended from `num_moves` on: giver, its slot, taker, its slot, pairs, 1 for a new
-            replica; nothing is logged if it has no rows.
+        target: int64, pairs.
+        rule: `Rule`.
+        copies: `Copies`, kept up to date.
+        moves: `Moves`, filled from `num_moves` on.
+        num_moves: Moves in the log.
+        placed: `Placed`.
 
     Returns:
-        the number of moves in the log.
+        Number of moves in the log.
     """
-    G, S = quota_GS.shape
-    num_nodes = node_G.max() + 1
-    by_node_G, first_X = _by_node(num_nodes, node_G)
-    top_G, free_G = np.empty(G, np.int64), np.zeros(G, np.int64)
-    open_G = np.empty(G, np.bool_)
-    giver_I, num_givers = np.empty(G, np.int64), 0
-    for g in range(G):
-        top_G[g] = top_left(g, num_base, quota_GS)
-        for s in range(num_base, S):
-            free_G[g] += expert_GS[g, s] < 0
-        open_G[g] = free_G[g] > 0
-        if load_G[g] > target:
-            giver_I[num_givers] = g
-            num_givers += 1
-    emptiest_V = np.empty(num_nodes, np.int64)
-    for v in range(num_nodes):
-        emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
-    # What may stay unfilled in all: a target above the mean leaves room for moves that settle two ranks at once.
-    spare_V = np.zeros(num_nodes, np.int64)
-    for g in range(G if thrifty else 0):
-        spare_V[node_G[g] if node_only else 0] += target - load_G[g]
+    quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
+    ranks, num_givers = _begin(target, rule, placed)
     while num_givers > 0:
-        r = -1
-        for other in emptiest_V:
-            if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
-                r = other
+        r = _taker(ranks.emptiest_V, load_G)
         if r < 0:
             break
-        need = target - load_G[r]
-        mate_I = by_node_G[first_X[node_G[r]] : first_X[node_G[r] + 1]]
-
-        pool = node_G[r] if node_only else 0
-        match, match_gap = -1, min(spare_V[pool], 2 * spare_V[pool] // num_givers)
-        for near in (True, False):
-            if match_gap <= 0 or (not near and (node_only or match >= 0)):
-                break
-            for i in range(0 if near and blind else mate_I.size if near else num_givers):
-                other = mate_I[i] if near else giver_I[i]
-                over = load_G[other] - target
-                if over <= 0 or over > need or need - over >= match_gap or top_G[other] < over:
-                    continue
-                if near_G[other] < near_limit if node_G[other] == node_G[r] else far_G[other] < far_limit:
-                    match, match_gap = other, need - over
-        if match >= 0:
-            spare_V[pool] -= match_gap
-            need -= match_gap
-
-        # Rank the givers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
-        g, tier, key, reach = -1, -1, 0.0, np.int64(0)
-        for near in (True, False):
-            if match >= 0:
-                g, tier = match, 1
-                break
-            if not near and not blind and (node_only or tier > 2 or num_nodes == 1):
-                break
-            if near and blind:
+        need, pool = target - load_G[r], rule.node_G[r] if rule.node_only else 0
+        g, short = _twin(target, r, num_givers, rule, copies, ranks, load_G)
+        alone = g >= 0
+        if alone:
+            ranks.spare_V[pool] -= short
+            need -= short
+        else:
+            g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, load_G)
+            if g < 0:  # nobody may give to this rank, and no giver will appear later
+                ranks.open_G[r] = False
+                _renew_emptiest(target, r, rule, ranks, load_G)
                 continue
-            for i in range(mate_I.size if near else num_givers):
-                other = mate_I[i] if near else giver_I[i]
-                over = load_G[other] - target
-                same = near or node_G[other] == node_G[r]
-                if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if same else far_G[other] >= far_limit):
-                    continue
-                if not near:
-                    if same and not blind:
-                        continue
-                    reach = max(reach, top_G[other])
-                free = free_G[other] > 0
-                if top_G[other] >= need and (free or over >= need):
-                    this_tier = 1 + free + 2 * near
-                    this = over * weight_G[other]
-                else:
-                    this_tier = 0
-                    this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
-                if this_tier > tier or (this_tier == tier and (this > key or (this == key and other < g))):
-                    g, tier, key = other, this_tier, this
-        if g < 0:  # nobody may give to this rank, and no giver will appear later
-            open_G[r] = False
-            emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
-            continue
-        if relay and match < 0 and tier < 3:
-            chosen = -1
-            for mate in mate_I:
-                deficit = target - load_G[mate]
-                if mate == r or deficit <= 0 or not open_G[mate] or near_G[mate] >= near_limit:
-                    continue
-                if top_G[mate] >= need and need + deficit <= reach and (chosen < 0 or load_G[mate] > load_G[chosen]):
-                    chosen = mate
-            if chosen >= 0:
-                g, tier = chosen, 1
-
-        best = -1
-        for b in range(num_base):
-            left = quota_GS[g, b]
-            fits = left >= need if tier > 0 else left > 0
-            if fits and (best < 0 or (left < quota_GS[g, best] if tier > 0 else left > quota_GS[g, best])):
-                best = b
-        amount = min(need, np.int64(quota_GS[g, best]))
-        if free_G[g] == 0:
+            if rule.relay and far:
+                mate = _mate(target, r, reach, rule, copies, ranks, load_G)
+                if mate >= 0:
+                    g, alone = mate, True
+        b = _expert(g, need, alone, num_base, quota_GS)
+        amount = min(need, np.int64(quota_GS[g, b]))
+        if ranks.free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        slot = slot_for(expert_GS[g, best], r, num_base, expert_GS)
-        fresh = expert_GS[r, slot] < 0
-        if fresh:
-            expert_GS[r, slot] = expert_GS[g, best]
-            free_G[r] -= 1
-            open_G[r] = free_G[r] > 0
-            if node_G[g] == node_G[r]:
-                near_G[g] += 1
-            else:
-                far_G[g] += 1
-        if log_C6.shape[0] > 0:
-            if num_moves == log_C6.shape[0]:
-                break
-            log_C6[num_moves, 0], log_C6[num_moves, 1], log_C6[num_moves, 2] = g, best, r
-            log_C6[num_moves, 3], log_C6[num_moves, 4], log_C6[num_moves, 5] = slot, amount, fresh
+        if 0 < moves.giver_C.size == num_moves:
+            break
+        slot, new = give(g, b, r, amount, rule, copies, placed)
+        if new:
+            ranks.free_G[r] -= 1
+            ranks.open_G[r] = ranks.free_G[r] > 0
+        if moves.giver_C.size > 0:
+            add_move(moves, num_moves, g, b, r, slot, amount, new)
             num_moves += 1
-        quota_GS[r, slot] += amount
-        quota_GS[g, best] -= amount
-        if load_G[g] > target >= load_G[g] - amount:
+        if load_G[g] + amount > target >= load_G[g]:
             num_givers -= 1
             for i in range(num_givers):
-                if giver_I[i] == g:
-                    giver_I[i] = giver_I[num_givers]
-        load_G[r] += amount
-        load_G[g] -= amount
-        top_G[g] = top_left(g, num_base, quota_GS)
-        emptiest_V[node_G[r]] = _emptiest(target, mate_I, open_G, load_G)
-        if node_G[g] != node_G[r]:
-            v = node_G[g]
-            emptiest_V[v] = _emptiest(target, by_node_G[first_X[v] : first_X[v + 1]], open_G, load_G)
+                if ranks.giver_I[i] == g:
+                    ranks.giver_I[i] = ranks.giver_I[num_givers]
+        ranks.top_G[g] = top_left(g, num_base, quota_GS)
+        _renew_emptiest(target, r, rule, ranks, load_G)
+        if rule.node_G[g] != rule.node_G[r]:
+            _renew_emptiest(target, g, rule, ranks, load_G)
     return num_moves
+
+
+@kernel
+def _begin(target, rule, placed):
+    """The state of `settle_on` before the first move, and the number of givers."""
+    expert_GS, quota_GS, load_G = placed
+    node_G, num_base = rule.node_G, rule.num_base
+    G, S = quota_GS.shape
+    num_nodes = node_G.max() + 1
+    by_node_I, first_X = _by_node(num_nodes, node_G)
+    ranks = _Ranks(
+        by_node_I, first_X, np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(G, np.bool_), np.empty(G, np.int64),
+        np.empty(num_nodes, np.int64), np.zeros(num_nodes, np.int64),
+    )  # fmt: skip
+    num_givers = 0
+    for g in range(G):
+        ranks.top_G[g] = top_left(g, num_base, quota_GS)
+        for s in range(num_base, S):
+            ranks.free_G[g] += expert_GS[g, s] < 0
+        ranks.open_G[g] = ranks.free_G[g] > 0
+        if load_G[g] > target:
+            ranks.giver_I[num_givers] = g
+            num_givers += 1
+        if rule.thrifty:
+            ranks.spare_V[node_G[g] if rule.node_only else 0] += target - load_G[g]
+    for v in range(num_nodes):
+        ranks.emptiest_V[v] = _emptiest(target, by_node_I[first_X[v] : first_X[v + 1]], ranks.open_G, load_G)
+    return ranks, num_givers
+
+
+@kernel
+def _renew_emptiest(target, r, rule, ranks, load_G):
+    """Looks for the emptiest rank in the node of rank r."""
+    v = rule.node_G[r]
+    ranks.emptiest_V[v] = _emptiest(target, ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]], ranks.open_G, load_G)
+
+
+@kernel
+def _taker(emptiest_V, load_G):
+    """The emptiest rank of all nodes, the lowest of equal ones; -1 if there is none."""
+    r = np.int64(-1)
+    for other in emptiest_V:
+        if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
+            r = other
+    return r
+
+
+@kernel
+def _twin(target, r, num_givers, rule, copies, ranks, load_G):
+    """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of what may stay
+    unfilled, -1 if there is none; and how much it falls short."""
+    node_G, top_G, giver_I = rule.node_G, ranks.top_G, ranks.giver_I
+    near_G, far_G, near_limit, far_limit = copies.near_G, copies.far_G, copies.near_limit, copies.far_limit
+    need, spare = target - load_G[r], ranks.spare_V[node_G[r] if rule.node_only else 0]
+    mate_I = ranks.by_node_I[ranks.first_X[node_G[r]] : ranks.first_X[node_G[r] + 1]]
+    twin, gap = np.int64(-1), min(spare, 2 * spare // num_givers)
+    for near in (True, False):
+        if gap <= 0 or (not near and (rule.node_only or twin >= 0)):
+            break
+        for i in range(0 if near and rule.blind else mate_I.size if near else num_givers):
+            other = mate_I[i] if near else giver_I[i]
+            over = load_G[other] - target
+            if over <= 0 or over > need or need - over >= gap or top_G[other] < over:
+                continue
+            if near_G[other] < near_limit if node_G[other] == node_G[r] else far_G[other] < far_limit:
+                twin, gap = other, need - over
+    return twin, gap
+
+
+@kernel
+def _giver(target, r, num_givers, rule, copies, ranks, load_G):
+    """The best giver for rank r, -1 if there is none; whether it can fill the rank alone, whether it is in another node or can
+    fill the rank only in part, and the most that an expert in another node has left."""
+    node_G, blind, weight_G = rule.node_G, rule.blind, rule.weight_G
+    near_G, far_G, near_limit, far_limit = copies.near_G, copies.far_G, copies.near_limit, copies.far_limit
+    top_G, free_G, giver_I = ranks.top_G, ranks.free_G, ranks.giver_I
+    mate_I = ranks.by_node_I[ranks.first_X[node_G[r]] : ranks.first_X[node_G[r] + 1]]
+    need = target - load_G[r]
+    # Tiers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
+    g, tier, key, reach = np.int64(-1), -1, 0.0, np.int64(0)
+    for near in (True, False):
+        if not near and not blind and (rule.node_only or tier > 2 or ranks.emptiest_V.size == 1):
+            break
+        if near and blind:
+            continue
+        for i in range(mate_I.size if near else num_givers):
+            other = mate_I[i] if near else giver_I[i]
+            over = load_G[other] - target
+            same = near or node_G[other] == node_G[r]
+            if over <= 0 or top_G[other] == 0 or (near_G[other] >= near_limit if same else far_G[other] >= far_limit):
+                continue
+            if not near:
+                if same and not blind:
+                    continue
+                reach = max(reach, top_G[other])
+            free = free_G[other] > 0
+            if top_G[other] >= need and (free or over >= need):
+                this_tier = 1 + free + 2 * near
+                this = over * weight_G[other]
+            else:
+                this_tier = 0
+                this = (top_G[other] if free else min(top_G[other], over)) * weight_G[other]
+            if this_tier > tier or (this_tier == tier and (this > key or (this == key and other < g))):
+                g, tier, key = other, this_tier, this
+    return g, tier > 0, tier < 3, reach
+
+
+@kernel
+def _mate(target, r, reach, rule, copies, ranks, load_G):
+    """A rank of the node that can fill rank r and be filled for both by an expert with `reach` pairs, -1 if there is none."""
+    v, chosen, need = rule.node_G[r], np.int64(-1), target - load_G[r]
+    for mate in ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]]:
+        deficit = target - load_G[mate]
+        if mate == r or deficit <= 0 or not ranks.open_G[mate] or copies.near_G[mate] >= copies.near_limit:
+            continue
+        if ranks.top_G[mate] >= need and need + deficit <= reach and (chosen < 0 or load_G[mate] > load_G[chosen]):
+            chosen = mate
+    return chosen
+
+
+@kernel
+def _expert(g, need, alone, num_base, quota_GS):
+    """The base slot of rank g with the least left that fills `need` alone, or else with the most left."""
+    best = -1
+    for b in range(num_base):
+        left = quota_GS[g, b]
+        fits = left >= need if alone else left > 0
+        if fits and (best < 0 or (left < quota_GS[g, best] if alone else left > quota_GS[g, best])):
+            best = b
+    return best

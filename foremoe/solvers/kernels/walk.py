@@ -8,207 +8,169 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.problem.rates import Rates, row_rates
 from foremoe.solvers.kernels.chain import level_goal
-from foremoe.solvers.kernels.keep import fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
-from foremoe.solvers.kernels.price import COPY_PEER, REPLICA_RDMA, demand_row
+from foremoe.solvers.kernels.keep import (
+    Buffers,
+    Keeping,
+    fill_row,
+    held_of,
+    level_row,
+    may_serve,
+    price_kept,
+    put,
+    use_buffers,
+)
+from foremoe.solvers.kernels.rows import Placed, Rows, assign, copy_of, row_of
 
-# Letters: M micro-steps, N rows, G ranks, S slots per rank, R redundant slots, E experts, V nodes, P buffers of a rank, X hints,
-# O options of a slot, K rates.
+# Letters: M micro-steps, L layers, N rows, G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank, X hints,
+# O options of a slot.
 
 
-class Layer(NamedTuple):
-    """A layer's rows and what they are priced with."""
+class Walk(NamedTuple):
+    """What the walk of every layer reads."""
 
-    load_NE: Array  # int32, pairs of every row of the problem
-    load_NGE: Array  # int32, the same by source rank; read if `located`
-    located: bool  # whether source ranks are known
-    node_G: Array  # node of every rank
-    node_only: bool  # whether replicas stay inside their home's node
-    num_base: int  # home slots per rank
-    rate_NK: Array  # float64, rates of every row; see `price`
-    weight_2: Array  # see `price_kept`
+    rows: Rows  # `Rows`
+    free: Rates  # rates with copies, gradients and replicas for nothing
+    peer_s: float  # what its weights add to the price of a replica on peer links
+    rdma_s: float  # the same on RDMA links
+    invest: bool  # whether the first row takes the experts of the last hint whatever they cost, and nothing is taken back
     hint_XNGR: Array  # int16, experts that may be worth a slot, -1 none
-
-
-class Row(NamedTuple):
-    """One row of a layer: loads, largest rank load to aim at, rates, homes, and busy home slots of every rank.
-
-    `free_K` are the rates with copies, gradients and replicas for nothing.
-    """
-
-    load_E: Array
-    load_GE: Array
-    demand_VE: Array
-    goal: int
-    rate_K: Array
-    free_K: Array
-    home_E: Array
-    busy_G: Array
-
-
-class Slots(NamedTuple):
-    """A row's placement: expert and quota of every slot, and load of every rank; int16, int32 and int64."""
-
-    expert_GS: Array
-    quota_GS: Array
-    load_G: Array
-
-
-class Buffers(NamedTuple):
-    """Expert in every buffer, -1 none, and when each was used last; int64."""
-
-    expert_GP: Array
-    last_GP: Array
+    expert_NGS: Array  # int16, given placements
+    quota_NGS: Array  # int32, their quotas
 
 
 @kernel
-def copy_slots(source, target):  # type: ignore[no-untyped-def]
-    """Overwrites the `Slots` `target`."""
-    target.expert_GS[:], target.quota_GS[:], target.load_G[:] = source.expert_GS, source.quota_GS, source.load_G
-
-
-@kernel
-def price(layer, row, buffers, slots):  # type: ignore[no-untyped-def]
-    """Seconds of a placement where what the buffers hold is not sent."""
-    return price_kept(
-        row.load_GE, row.demand_VE, layer.node_G, layer.num_base, row.rate_K, row.free_K, layer.weight_2, row.home_E, row.busy_G,
-        buffers.expert_GP, slots.expert_GS, slots.quota_GS, slots.load_G,
-    )  # fmt: skip
-
-
-@kernel
-def row_of(layer, n, given, demand_VE, home_E):  # type: ignore[no-untyped-def]
-    """Row n as a `Row`, over the scratch `demand_VE` and `home_E`; fills in the loads of the ranks of its `Slots` `given`."""
-    load_E, load_GE, rate_K = layer.load_NE[n], np.empty((0, 0), np.int32), layer.rate_NK[n]
-    (G, S), node_G = given.expert_GS.shape, layer.node_G
-    free_K = rate_K.copy()
-    free_K[COPY_PEER : REPLICA_RDMA + 1] = 0.0
-    if layer.located:
-        load_GE = layer.load_NGE[n]
-        demand_row(load_GE, node_G, demand_VE)
-    busy_G, home_load_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
-    for g in range(G):
-        given.load_G[g] = given.quota_GS[g].sum()
-        for b in range(layer.num_base):
-            e = given.expert_GS[g, b]
-            home_E[e] = g * S + b
-            busy_G[g] += load_E[e] > 0
-            home_load_G[g] += load_E[e]
-    goal = level_goal(0.0, layer.node_only, node_G, home_load_G)
-    return Row(load_E, load_GE, demand_VE, goal, rate_K, free_K, home_E, busy_G)
-
-
-@kernel
-def start_from_held(layer, row, buffers, pick_GR, best_s, slots, tried):  # type: ignore[no-untyped-def]
-    """The price after replacing `slots` by bare homes with the experts `pick_GR`, balanced, where that is below `best_s`."""
-    none_VE = np.empty((0, row.load_E.size), np.int64)
-    given_expert_GS = slots.expert_GS.copy()
-    for nearer in range(2 if layer.located else 1):
-        tried.expert_GS[:] = given_expert_GS
-        wish_VE = row.demand_VE if nearer == 1 else none_VE
-        fill_row(
-            row.goal, row.load_E, wish_VE, layer.node_G, layer.num_base, row.home_E, pick_GR, tried.expert_GS, tried.quota_GS,
-            tried.load_G,
-        )  # fmt: skip
-        this_s = price(layer, row, buffers, tried)
-        if this_s < best_s:
-            best_s = this_s
-            copy_slots(tried, slots)
-    return best_s
-
-
-@kernel
-def descend_row(layer, row, n, buffers, best_s, slots, tried):  # type: ignore[no-untyped-def]
+def descend_row(best_s, keeping, buffer_GP, hint_XGR, best):
     """Gives one redundant slot after the other what its rank holds or a hint names, or nothing, where that is cheaper; in place.
 
     Args:
-        best_s: price of `slots`.
-        tried: scratch.
+        best_s: Seconds of `best`.
+        keeping: `Keeping`.
+        buffer_GP: The expert in each buffer, -1 none.
+        hint_XGR: int16, experts that may be worth a slot, -1 none.
+        best: `Placed`.
 
     Returns:
-        The price reached.
+        Seconds reached.
     """
-    (G, S), hint_XGR = slots.expert_GS.shape, layer.hint_XNGR[:, n]
-    num_base, P = layer.num_base, buffers.expert_GP.shape[1]
-    R = S - num_base
+    row, (G, S) = keeping.row, best.expert_GS.shape
+    R, P = S - row.num_base, buffer_GP.shape[1]
     num_options = P + hint_XGR.shape[0] * R + 1
-    tried_O = np.empty(num_options, np.int64)
+    tried, tried_O = copy_of(best), np.empty(num_options, np.int64)
     for g in range(G):
-        for s in range(num_base, S):
+        for s in range(row.num_base, S):
             num = 0
             for o in range(num_options):
                 e = np.int64(-1)
                 if o < P:
-                    e = np.int64(buffers.expert_GP[g, o])
+                    e = np.int64(buffer_GP[g, o])
                 elif o < num_options - 1:
                     e = np.int64(hint_XGR[(o - P) // R, g, (o - P) % R])
-                if (tried_O[:num] == e).any() or (slots.expert_GS[g, num_base:] == e).any():
+                if (tried_O[:num] == e).any() or (best.expert_GS[g, row.num_base :] == e).any():
                     continue
-                if e >= 0 and not may_serve(g, e, row.load_E, layer.node_only, layer.node_G, S, row.home_E):
+                if e >= 0 and not may_serve(g, e, row, S):
                     continue
                 tried_O[num] = e
                 num += 1
-                copy_slots(slots, tried)
-                put(g, s, e, row.demand_VE, layer.node_G, row.home_E, tried.expert_GS, tried.quota_GS, tried.load_G)
-                level_row(row.goal, num_base, tried.expert_GS, tried.quota_GS, tried.load_G)
-                this_s = price(layer, row, buffers, tried)
+                assign(tried, best)
+                put(g, s, e, row, row.located, tried)
+                level_row(keeping.goal, row.num_base, tried)
+                this_s = price_kept(keeping, buffer_GP, tried)
                 if this_s < best_s:
                     best_s = this_s
-                    copy_slots(tried, slots)
+                    assign(best, tried)
     return best_s
 
 
 @kernel
-def walk_layer(layer, row_M, invest, start_GP, given_NGS, found_NGS):  # type: ignore[no-untyped-def]
-    """Plans the rows of one layer in their order.
-
-    Each row takes the cheapest of its given placement, what the buffers hold, and what `descend_row` makes of the cheaper one.
-    Where all rows so far cost more than as given, each with what the given ones before it leave, they are taken back.
+def _plan_row(given_s, keeping, forced, buffer_GP, hint_XGR, best):
+    """The cheapest of the given placement, what the buffers hold, and what `descend_row` makes of the cheaper one; in place.
 
     Args:
-        layer: `Layer`.
-        row_M: int64, the layer's rows in their order.
-        invest: the first row takes the experts of the last hint whatever they cost, and nothing is taken back.
-        start_GP: int64, the experts in a rank's buffers before the first row, -1 none.
-        given_NGS: experts (int16) and quotas (int32) of the placement.
-        found_NGS: the same, overwritten in these rows.
+        given_s: Seconds of the given placement.
+        keeping: `Keeping`.
+        forced: Whether the last hint's experts are taken whatever they cost.
+        buffer_GP: The expert in each buffer, -1 none.
+        hint_XGR: As in `descend_row`.
+        best: `Placed`, starts as the given placement.
+
+    Returns:
+        Seconds reached.
     """
-    (G, S), E = given_NGS[0].shape[1:], layer.load_NE.shape[1]
-    # What the given placements would leave in the buffers, and what those found leave.
-    given_buffers = Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
-    buffers = Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
-    given_total_s, total_s = 0.0, 0.0
-    home_E, pick_GR = np.empty(E, np.int64), np.empty((G, S - layer.num_base), np.int64)
-    demand_VE = np.empty((layer.node_G.max() + 1 if layer.located else 0, E), np.int64)
-    given_load_G, load_G = np.empty(G, np.int64), np.empty(G, np.int64)
-    tried = Slots(np.empty((G, S), np.int16), np.empty((G, S), np.int32), np.empty(G, np.int64))
-    for t in range(row_M.size):
-        n = row_M[t]
-        given, slots = Slots(given_NGS[0][n], given_NGS[1][n], given_load_G), Slots(found_NGS[0][n], found_NGS[1][n], load_G)
-        row = row_of(layer, n, given, demand_VE, home_E)
-        given_total_s += price(layer, row, given_buffers, given)
-        best_s = price(layer, row, buffers, given)
-        hint_GR = layer.hint_XNGR[-1, n]
-        if invest and t == 0 and (hint_GR >= 0).any():
-            best_s = np.inf
-            pick_GR[:] = hint_GR
-        else:
-            held_of(row.load_E, layer.node_only, layer.node_G, S, home_E, buffers.expert_GP, pick_GR)
-        copy_slots(given, slots)
-        if (pick_GR >= 0).any():
-            best_s = start_from_held(layer, row, buffers, pick_GR, best_s, slots, tried)
-        total_s += descend_row(layer, row, n, buffers, best_s, slots, tried)
-        use_buffers(t, layer.num_base, given.expert_GS, given.quota_GS, given_buffers.expert_GP, given_buffers.last_GP)
-        use_buffers(t, layer.num_base, slots.expert_GS, slots.quota_GS, buffers.expert_GP, buffers.last_GP)
-        if total_s > given_total_s and not invest:
-            for i in range(t + 1):
-                found_NGS[0][row_M[i]], found_NGS[1][row_M[i]] = given_NGS[0][row_M[i]], given_NGS[1][row_M[i]]
-            total_s = given_total_s
-            buffers.expert_GP[:], buffers.last_GP[:] = given_buffers.expert_GP, given_buffers.last_GP
+    row, (G, S) = keeping.row, best.expert_GS.shape
+    pick_GR, tried, best_s = np.empty((G, S - row.num_base), np.int64), copy_of(best), given_s
+    if forced:
+        pick_GR[:], best_s = hint_XGR[-1], np.inf
+    else:
+        held_of(row, S, buffer_GP, pick_GR)
+    if (pick_GR >= 0).any():
+        for nearer in (False, True):
+            if nearer and not row.located:
+                break
+            fill_row(keeping, nearer, pick_GR, tried)
+            this_s = price_kept(keeping, buffer_GP, tried)
+            if this_s < best_s:
+                best_s = this_s
+                assign(best, tried)
+    return descend_row(best_s, keeping, buffer_GP, hint_XGR, best)
 
 
 @kernel
-def distances(load_MLE, out_MM):  # type: ignore[no-untyped-def]
+def row_keeping(walk, n):
+    """The `Keeping` of row `n`."""
+    row = row_of(walk.rows, n, walk.expert_NGS[n])
+    home_load_G = np.zeros(row.node_G.size, np.int64)
+    for e in range(row.load_E.size):
+        home_load_G[row.home_E[e] // walk.expert_NGS.shape[2]] += row.load_E[e]
+    goal = level_goal(0.0, row.node_only, row.node_G, home_load_G)
+    return Keeping(row, row_rates(walk.free, walk.rows.times, n), walk.peer_s, walk.rdma_s, goal)
+
+
+@kernel
+def _buffers(start_GP):
+    """Buffers before the first row."""
+    return Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
+
+
+@kernel
+def walk_layer(row_M, start_GP, walk, expert_NGS, quota_NGS):
+    """Plans the rows of one layer in their order.
+
+    Where all rows so far cost more than as given, each with what the given ones before it leave, they are taken back.
+
+    Args:
+        row_M: int64, the layer's rows in their order.
+        start_GP: int64, the experts in a rank's buffers before the first row, -1 none.
+        walk: `Walk`.
+        expert_NGS: Written.
+        quota_NGS: Written.
+    """
+    num_base = walk.rows.num_base
+    # What the given placements would leave in the buffers, and what those chosen leave.
+    given_buffers, buffers = _buffers(start_GP), _buffers(start_GP)
+    given_total_s, total_s = 0.0, 0.0
+    for t in range(row_M.size):
+        n = row_M[t]
+        keeping = row_keeping(walk, n)
+        given = Placed(walk.expert_NGS[n], walk.quota_NGS[n], walk.quota_NGS[n].astype(np.int64).sum(axis=1))
+        given_total_s += price_kept(keeping, given_buffers.expert_GP, given)
+        given_s = price_kept(keeping, buffers.expert_GP, given)
+        best = Placed(expert_NGS[n], quota_NGS[n], given.load_G.copy())
+        best.expert_GS[:], best.quota_GS[:] = given.expert_GS, given.quota_GS
+        forced = walk.invest and t == 0 and (walk.hint_XNGR[-1, n] >= 0).any()
+        total_s += _plan_row(given_s, keeping, forced, buffers.expert_GP, walk.hint_XNGR[:, n], best)
+        use_buffers(t, num_base, given.expert_GS, given.quota_GS, given_buffers)
+        use_buffers(t, num_base, best.expert_GS, best.quota_GS, buffers)
+        if total_s > given_total_s and not walk.invest:
+            for i in range(t + 1):
+                expert_NGS[row_M[i]], quota_NGS[row_M[i]] = walk.expert_NGS[row_M[i]], walk.quota_NGS[row_M[i]]
+            total_s = given_total_s
+            buffers.expert_GP[:], buffers.last_GP[:] = given_buffers
+
+
+@kernel
+def distances(load_MLE, out_MM):
     """Fills `out_MM`: by how much the shares of experts differ between two micro-steps, summed over layers."""
     M, L, E = load_MLE.shape
     share_MLE = np.zeros((M, L, E))
@@ -225,7 +187,7 @@ def distances(load_MLE, out_MM):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def shortest_path(apart_MM):  # type: ignore[no-untyped-def]
+def shortest_path(apart_MM):
     """int64 [M]: an order with little distance from each micro-step to the next: nearest neighbours from the best start, then
     stretches reversed while that helps (2-opt)."""
     M = apart_MM.shape[0]

@@ -13,13 +13,13 @@ from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
 from foremoe.plan.cost_in_order import sequence_cost, transfers_in_order, weight_price
 from foremoe.problem.cost import CostModel
-from foremoe.problem.objective import problem_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
-from foremoe.solvers.kernels.walk import Layer, distances, shortest_path, walk_layer
-from foremoe.solvers.rank.chain import Chain, rates_of
+from foremoe.solvers.kernels.rows import problem_rows
+from foremoe.solvers.kernels.walk import Walk, distances, shortest_path, walk_layer
+from foremoe.solvers.rank.chain import Chain
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
 
@@ -125,24 +125,28 @@ def _mean_of(problem: Problem) -> Problem:
     )
 
 
+def walk_of(problem: Problem, placement: Placement, hint_XNGR: Array, invest: bool) -> Walk:
+    """What `walk_layer` reads, for all layers."""
+    rows = problem_rows(problem)
+    free = rows.rates._replace(
+        copy_peer_s=0.0, copy_rdma_s=0.0, gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=0.0, replica_rdma_s=0.0
+    )
+    peer_s, rdma_s = weight_price(rows.rates).tolist()
+    return Walk(rows, free, peer_s, rdma_s, invest, hint_XNGR, placement.expert_NGS, placement.quotas_NGS)
+
+
 def _walk(problem: Problem, placement: Placement, order_M: Array, hint_XNGR: Array, invest: bool) -> Placement:
     """`walk_layer` on every layer; those that a cancel left out keep the placement."""
     M, L, G, R = problem.M, problem.L, problem.G, problem.R
     expert_NGS, quota_NGS = placement.expert_NGS.copy(), placement.quotas_NGS.copy()
-    located, load_NGE = problem.load_NGE is not None, problem.load_NGE
-    load_NGE = np.zeros((1, 1, 1), np.int32) if load_NGE is None else load_NGE
     start_LGP = np.full((L, G, problem.slots.num_buffers(R, 1)), -1, np.int64)
     if problem.resident_LGS is not None:
         start_LGP[:, :, :R] = problem.resident_LGS[:, :, problem.B :]
-    rate_NK, weight_2 = rates_of(problem), weight_price(problem_rates(problem))
-    node_G, node_only = problem.cluster.node_of_rank_G, problem.replicas == "node"
-    rows = Layer(problem.load_NE, load_NGE, located, node_G, node_only, problem.B, rate_NK, weight_2, hint_XNGR)
-    given_NGS = placement.expert_NGS, placement.quotas_NGS
+    walk = walk_of(problem, placement, hint_XNGR, invest)
 
     def block(low: int, high: int) -> None:
         for layer in range(low, high):
-            row_M = order_M.astype(np.int64) * L + layer
-            walk_layer(rows, row_M, invest, start_LGP[layer], given_NGS, (expert_NGS, quota_NGS))
+            walk_layer(order_M.astype(np.int64) * L + layer, start_LGP[layer], walk, expert_NGS, quota_NGS)
 
     done_L = for_rows(block, L, rows_per_block=1)
     found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)

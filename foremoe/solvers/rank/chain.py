@@ -8,23 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.problem.bounds import row_bound
-from foremoe.problem.objective import problem_rates, row_objective, row_times
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.kernels.chain import chain_row, chain_rows, inside_rows
-from foremoe.solvers.kernels.price import NUM_RATES
-from foremoe.solvers.kernels.timed import UNLIMITED, timed_rows
+from foremoe.solvers.kernels.chain import Options, chain_row, chain_rows, inside_rows
+from foremoe.solvers.kernels.rows import problem_rows
+from foremoe.solvers.kernels.timed import timed_rows
 from foremoe.solvers.rank.greedy import Greedy
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
 from foremoe.solvers.rank.quota import Quota
 
-# Letters: N rows, G ranks, S slots per rank, V nodes, K rates.
+# Letters: N rows, G ranks, S slots per rank, I some rows.
 
 # A row whose cost exceeds its lower bound by no more than this share does not try the portfolio: nothing is left to save.
 GAP = 0.01
@@ -66,6 +65,7 @@ class Chain(RowSolver):
     inside: bool = False
 
     edit = staticmethod(chain_row)
+    Options = Options
 
     def __post_init__(self) -> None:
         if isinstance(self.tries, bool) or not isinstance(self.tries, int) or not 1 <= self.tries < 2**31:
@@ -84,26 +84,13 @@ class Chain(RowSolver):
         """The compiled driver of `kernels.chain`."""
         return inside_rows if self.inside else chain_rows  # type: ignore[no-any-return]
 
-    def params(self, problem: Problem) -> tuple[float, ...]:
-        """What `chain_row` finds from ``params[1]`` on, without limits on copies."""
-        return self.tries, self.spread, self.slack, UNLIMITED, UNLIMITED, self.relay, True
-
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows; rows that a cancel left out keep `start`."""
         if self.inside or problem.cost.objective == "balance":
             return super().solve(problem, start)
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
-        params = np.array([problem.replicas == "node", *self.params(problem)], np.float64)
-        _, load_NGE, demand_NVE, located = problem.counts()
-        rate_NK, node_G = rates_of(problem), problem.cluster.node_of_rank_G
-
-        def block(low: int, high: int) -> None:
-            timed_rows(
-                low, high, problem.load_NE, load_NGE, demand_NVE, located, node_G, problem.B, params, rate_NK, expert_NGS,
-                quota_NGS,
-            )  # fmt: skip
-
-        done_N = for_rows(block, problem.N)
+        rows, options = problem_rows(problem), self.options(problem.replicas == "node", problem)
+        done_N = for_rows(lambda low, high: timed_rows(low, high, rows, options, expert_NGS, quota_NGS), problem.N)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
         return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
 
@@ -126,19 +113,6 @@ class Chain(RowSolver):
                 other_N = row_objective(problem, other)
                 found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
         return found
-
-
-def rates_of(problem: Problem) -> Array:
-    """float64 [N, NUM_RATES]: the closed form's coefficients in the order of `kernels.price`."""
-    r, times = problem_rates(problem), row_times(problem)
-    one = [
-        r.pair_s, r.slot_s, r.peer_pair_s, r.rdma_pair_s, r.copy_peer_s, r.copy_rdma_s, r.gradient_peer_s, r.gradient_rdma_s,
-        r.replica_peer_s, r.replica_rdma_s, r.sends_backward, r.returns_gradients,
-    ]  # fmt: skip
-    out_NK = np.empty((problem.N, NUM_RATES))
-    out_NK[:, : len(one)] = one
-    out_NK[:, len(one)], out_NK[:, len(one) + 1] = times.hide_forward_N, times.hide_backward_N
-    return out_NK
 
 
 def _real(value: object) -> bool:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.compiled import kernel
-from foremoe.solvers.base import RowSolver
+from foremoe.solvers.base import NodeOnly, RowSolver
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
 
 @kernel
-def greedy_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    node_only = params[0] != 0.0
+    node_only = options.node_only
     home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
     expert_GS[:, num_base:] = -1
     quota_GS[:, num_base:] = 0
@@ -68,10 +68,10 @@ def greedy_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: 
 
 
 @kernel
-def greedy_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def greedy_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`greedy_row` for rows [low, high)."""
     for n in range(low, high):
-        greedy_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        greedy_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Greedy(RowSolver):
     """
 
     edit = staticmethod(greedy_row)
+    Options = NodeOnly
 
     def rows(self) -> Callable[..., None]:
         """The compiled driver of this file."""

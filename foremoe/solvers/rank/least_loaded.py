@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,11 +15,20 @@ from foremoe.solvers.base import RowSolver
 # Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
 
 
+class Options(NamedTuple):
+    """Options of `LeastLoaded` as its row function takes them."""
+
+    node_only: bool  # whether replicas stay inside their home's node
+    alpha: float  # capacity of a rank as a multiple of the mean load
+    min_pairs: int  # the least chunk
+    threshold: float  # rows whose skew is below it are left alone
+
+
 @kernel
-def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `LeastLoaded`; see `RowSolver.edit`. ``params[1:]`` are alpha, min_pairs and threshold."""
+def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `LeastLoaded`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    node_only, min_pairs = params[0] != 0.0, max(1, int(params[2]))
+    node_only, min_pairs = options.node_only, max(1, options.min_pairs)
     home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
     expert_GS[:, num_base:] = -1
     quota_GS[:, num_base:] = 0
@@ -29,9 +39,9 @@ def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # 
             home_E[e] = g * num_base + b
             load_G[g] += load_E[e]
     mean = load_G.sum() / G
-    if load_G.max() < params[3] * mean:
+    if load_G.max() < options.threshold * mean:
         return
-    capacity = np.int64(np.ceil(params[1] * mean))
+    capacity = np.int64(np.ceil(options.alpha * mean))
     for e in np.argsort(-load_E.astype(np.int64), kind="mergesort"):
         home, b = home_E[e] // num_base, home_E[e] % num_base
         # What colder experts will keep at home counts as load already, so the hottest spill first.
@@ -60,10 +70,10 @@ def least_loaded_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # 
 
 
 @kernel
-def least_loaded_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`least_loaded_row` for rows [low, high)."""
     for n in range(low, high):
-        least_loaded_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        least_loaded_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class LeastLoaded(RowSolver):
     threshold: float = 1.3
 
     edit = staticmethod(least_loaded_row)
+    Options = Options
 
     def __post_init__(self) -> None:
         if not 1 <= self.alpha < float("inf"):

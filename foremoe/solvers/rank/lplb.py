@@ -9,17 +9,16 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.solvers.base import RowSolver
+from foremoe.solvers.base import NodeOnly, RowSolver
 from foremoe.solvers.split.kernels import split_row, split_rows
 
 # Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
 
 
 @kernel
-def replicate_row(load_E, node_G, num_base, params, expert_GS):  # type: ignore[no-untyped-def]
+def replicate_row(load_E, node_G, num_base, node_only, expert_GS):
     """Writes the replicas of one row: slot r of the rank at place i of its ring copies from place i + 2^r."""
     G, S = expert_GS.shape
-    node_only = params[0] != 0.0
     hot_G = np.full(G, -1, np.int64)
     for g in range(G):
         for b in range(num_base):
@@ -48,10 +47,10 @@ def replicate_row(load_E, node_G, num_base, params, expert_GS):  # type: ignore[
 
 
 @kernel
-def replicate_rows(low, high, load_NE, node_G, num_base, params, expert_NGS):  # type: ignore[no-untyped-def]
+def replicate_rows(low, high, load_NE, node_G, num_base, node_only, expert_NGS):
     """`replicate_row` for rows [low, high)."""
     for n in range(low, high):
-        replicate_row(load_NE[n], node_G, num_base, params, expert_NGS[n])
+        replicate_row(load_NE[n], node_G, num_base, node_only, expert_NGS[n])
 
 
 def _drop_unused(num_base: int, expert_XGS: Array, quota_XGS: Array) -> None:
@@ -69,21 +68,23 @@ class Lplb(RowSolver):
     Where replicas must stay in their node, the ring is the node's ranks. Ignores the start placement's replicas.
     """
 
+    Options = NodeOnly
+
     @staticmethod
-    def edit(load_E: Array, node_G: Array, num_base: int, params: Array, expert_GS: Array, quota_GS: Array) -> None:
+    def edit(load_E: Array, node_G: Array, num_base: int, options: NodeOnly, expert_GS: Array, quota_GS: Array) -> None:
         """One row; see `RowSolver.edit`. Plain Python that calls compiled parts."""
-        replicate_row(load_E, node_G, num_base, params, expert_GS)
+        replicate_row(load_E, node_G, num_base, options.node_only, expert_GS)
         split_row(load_E, expert_GS, quota_GS)
         _drop_unused(num_base, expert_GS, quota_GS)
 
     def rows(self) -> Callable[..., None]:
-        """A driver that calls two compiled ones, of this file and of `split_kernels`."""
+        """A driver that calls two compiled ones, of this file and of `split.kernels`."""
         return _lplb_rows
 
 
 def _lplb_rows(
-    low: int, high: int, load_NE: Array, node_G: Array, num_base: int, params: Array, expert_NGS: Array, quota_NGS: Array
+    low: int, high: int, load_NE: Array, node_G: Array, num_base: int, options: NodeOnly, expert_NGS: Array, quota_NGS: Array
 ) -> None:
-    replicate_rows(low, high, load_NE, node_G, num_base, params, expert_NGS)
+    replicate_rows(low, high, load_NE, node_G, num_base, options.node_only, expert_NGS)
     split_rows(low, high, load_NE, expert_NGS, quota_NGS)
     _drop_unused(num_base, expert_NGS[low:high], quota_NGS[low:high])

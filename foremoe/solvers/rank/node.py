@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.kernels.node import node_row, node_rows
+from foremoe.solvers.kernels.node import Options, node_row, node_rows
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class NodeChain(RowSolver):
         """The compiled driver of `kernels.node`."""
         return node_rows  # type: ignore[no-any-return]
 
-    def params(self, problem: Problem) -> tuple[float, ...]:
-        """What `node_row` finds from ``params[1]`` on."""
+    def options(self, node_only: bool, problem: Problem) -> Options:
+        """The limit as a number of replicas."""
         if self.max_per_rank is None:
-            return (-1.0,)
+            return Options(node_only, -1)
         # 0.29 * 100 is 28.999... in floating point and means 29.
-        return (float(min(problem.G * problem.R, math.floor(self.max_per_rank * problem.G + 1e-9))),)
+        return Options(node_only, min(problem.G * problem.R, math.floor(self.max_per_rank * problem.G + 1e-9)))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows, or returns the start where there is nothing to decide."""

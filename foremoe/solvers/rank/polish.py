@@ -11,7 +11,7 @@ from foremoe.levels import RankSolver, require_whole
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.kernels.polish import polish_rows
-from foremoe.solvers.rank.chain import rates_of
+from foremoe.solvers.kernels.rows import problem_rows
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,10 @@ class Polish(RankSolver):
         if problem.cost.objective == "balance":
             return start
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
-        _, load_NGE, _, located = problem.counts()
-        rate_NK, node_G, node_only = rates_of(problem), problem.cluster.node_of_rank_G, problem.replicas == "node"
+        rows = problem_rows(problem)
 
         def block(low: int, high: int) -> None:
-            polish_rows(
-                low, high, self.steps, problem.load_NE, load_NGE, located, node_G, node_only, problem.B, rate_NK, expert_NGS,
-                quota_NGS,
-            )  # fmt: skip
+            polish_rows(low, high, rows, self.steps, expert_NGS, quota_NGS)
 
         done_N = for_rows(block, problem.N)
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))

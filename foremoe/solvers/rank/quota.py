@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.solvers.base import RowSolver
@@ -14,15 +16,36 @@ from foremoe.solvers.base import RowSolver
 # Letters: N rows, G ranks, B base slots, R redundant slots, S = B + R, E experts.
 
 
+class Options(NamedTuple):
+    """Options of `Quota` as its row function takes them."""
+
+    node_only: bool  # whether replicas stay inside their home's node
+    min_pairs: int  # the least number of pairs that a replica is made for
+    best_fit: bool  # whether a piece goes to the receiver whose room it fills best
+
+
+class _Case(NamedTuple):
+    """What all spills of a row share."""
+
+    load_E: Array  # pairs per expert
+    load_G: Array  # rank loads at home
+    hot_GB: Array  # base slots of every rank from the hottest to the coldest
+    giver_G: Array  # ranks from the most to the least loaded
+    taker_G: Array  # ranks from the least to the most loaded
+    node_G: Array  # node of every rank
+    now_G: Array  # scratch: rank loads
+    open_G: Array  # scratch: receivers left
+
+
 @kernel
-def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def _spill(target, case, options, expert_GS, quota_GS):
     """Spills until no rank is above `target`, as far as slots allow; returns the maximum rank load it leaves.
 
-    Writes the redundant slots and all quotas. `giver_G` lists ranks from most to least loaded, `taker_G` the other way
-    round and `hot_GB` their base slots from hottest to coldest; `now_G` (rank loads) and `open_G` (receivers left) are scratch.
+    Writes the redundant slots and all quotas.
     """
-    S = expert_GS.shape[1]
-    node_only, min_pairs, best_fit = params[0] != 0.0, max(1, int(params[1])), params[2] != 0.0
+    load_E, load_G, hot_GB, giver_G, taker_G, node_G, now_G, open_G = case
+    num_base, S = hot_GB.shape[1], expert_GS.shape[1]
+    min_pairs = max(1, options.min_pairs)
     expert_GS[:, num_base:] = -1
     quota_GS[:, num_base:] = 0
     # Open receivers lie in open_G[first : last], most room first, then lowest rank.
@@ -46,9 +69,9 @@ def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, p
                 for k in range(first, last):
                     r = open_G[k]
                     other = target - now_G[r]
-                    if at >= 0 and (not best_fit or other < want):
+                    if at >= 0 and (not options.best_fit or other < want):
                         break
-                    if (node_only and node_G[r] != node_G[g]) or (at >= 0 and other == room):
+                    if (options.node_only and node_G[r] != node_G[g]) or (at >= 0 and other == room):
                         continue
                     at, room = k, other
                 amount = min(want, room)
@@ -80,8 +103,8 @@ def _spill(target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, p
 
 
 @kernel
-def quota_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """One row of `Quota`; see `RowSolver.edit`. ``params[1]`` is min_pairs, ``params[2]`` best_fit."""
+def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Quota`; see `RowSolver.edit`."""
     G = expert_GS.shape[0]
     load_G = np.zeros(G, np.int64)
     hot_GB = np.empty((G, num_base), np.int64)
@@ -92,29 +115,27 @@ def quota_row(load_E, node_G, num_base, params, expert_GS, quota_GS):  # type: i
             load_G[g] -= home_B[b]
         hot_GB[g] = np.argsort(home_B, kind="mergesort")
     giver_G, taker_G = np.argsort(-load_G, kind="mergesort"), np.argsort(load_G, kind="mergesort")
-    now_G, open_G = np.empty(G, np.int64), np.empty(G, np.int64)
+    case = _Case(load_E, load_G, hot_GB, giver_G, taker_G, node_G, np.empty(G, np.int64), np.empty(G, np.int64))
     total = load_G.sum()
     low = -(-total // G)
     best = high = threshold = load_G.max()
     while low < high:
         target = (low + high) // 2
-        reached = _spill(
-            target, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS
-        )
+        reached = _spill(target, case, options, expert_GS, quota_GS)
         # A spill that misses its target is a placement all the same, and its maximum a better upper end.
         if reached < best:
             best, threshold = reached, target
         if reached > target:
             low = target + 1
         high = min(high, best)
-    _spill(threshold, load_E, load_G, hot_GB, giver_G, taker_G, node_G, num_base, params, now_G, open_G, expert_GS, quota_GS)
+    _spill(threshold, case, options, expert_GS, quota_GS)
 
 
 @kernel
-def quota_rows(low, high, load_NE, node_G, num_base, params, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def quota_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
     """`quota_row` for rows [low, high)."""
     for n in range(low, high):
-        quota_row(load_NE[n], node_G, num_base, params, expert_NGS[n], quota_NGS[n])
+        quota_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
 
 @dataclass(frozen=True)
@@ -136,6 +157,7 @@ class Quota(RowSolver):
     best_fit: bool = False
 
     edit = staticmethod(quota_row)
+    Options = Options
 
     def __post_init__(self) -> None:
         if not isinstance(self.min_pairs, int) or not 0 <= self.min_pairs < 2**31:

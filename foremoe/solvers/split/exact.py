@@ -15,7 +15,7 @@ class ExactSplit(SplitSolver):
     """The least maximum rank load that the given slots allow, in whole pairs; proven, for any placement.
 
     Load moves between slots of one expert along shortest residual paths, and a minimum cut tells where it cannot; see
-    `split_kernels.split_row`. Among splits with the same maximum it keeps load at home where that is cheap to see, which saves
+    `split.kernels.split_row`. Among splits with the same maximum it keeps load at home where that is cheap to see, which saves
     dispatch between ranks, and so may leave a replica without a quota.
     """
 
@@ -23,6 +23,7 @@ class ExactSplit(SplitSolver):
         """Returns ``quota_NGS`` int32.
 
         Raises:
-            InputError: an expert that has load has no slot.   PlanError: a slot holds an expert that does not exist.
+            InputError: An expert that has load has no slot.
+            PlanError: A slot holds an expert that does not exist.
         """
         return split_all(problem, expert_NGS, split_rows)

@@ -12,6 +12,8 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.problem.laws import require_slots
+from foremoe.solvers.kernels.flow import UNLIMITED, link_slots, split_linked
+from foremoe.solvers.kernels.rows import Placed
 
 if TYPE_CHECKING:
     from foremoe.problem.problem import Problem
@@ -25,7 +27,8 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     Rows that a cancel leaves out are served at home, so that the result is valid all the same.
 
     Raises:
-        InputError: an expert that has load has no slot.   PlanError: a slot holds an expert that does not exist.
+        InputError: An expert that has load has no slot.
+        PlanError: A slot holds an expert that does not exist.
     """
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
@@ -48,7 +51,7 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
 
 
 @kernel
-def _slots_by_expert(expert_GS, num_experts):  # type: ignore[no-untyped-def]
+def _slots_by_expert(expert_GS, num_experts):
     """``(first_X, slot_U, home_E)``: expert e has the slots ``slot_U[first_X[e] : first_X[e + 1]]``, lowest p first.
 
     ``home_E`` is the slot in the lowest column (then of the lowest rank), -1 for an expert without one: base slots are the
@@ -77,18 +80,19 @@ def _slots_by_expert(expert_GS, num_experts):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def home_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
-    """All load to the slot in the lowest column (the home); the others get nothing."""
+def home_row(load_E, expert_GS, quota_GS):
+    """All load to the slot in the lowest column (the home); the others get nothing. Returns `_slots_by_expert`."""
     S = expert_GS.shape[1]
-    _, _, home_E = _slots_by_expert(expert_GS, load_E.size)
+    first_X, slot_U, home_E = _slots_by_expert(expert_GS, load_E.size)
     quota_GS[:, :] = 0
     for e in range(load_E.size):
         if home_E[e] >= 0:
             quota_GS[home_E[e] // S, home_E[e] % S] = load_E[e]
+    return first_X, slot_U, home_E
 
 
 @kernel
-def even_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def even_row(load_E, expert_GS, quota_GS):
     """Every slot of an expert an equal share; the remainder goes to its lowest slots, one pair each."""
     S = expert_GS.shape[1]
     first_X, slot_U, _ = _slots_by_expert(expert_GS, load_E.size)
@@ -103,7 +107,7 @@ def even_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def water_fill_row(load_E, expert_GS, rounds, quota_GS):  # type: ignore[no-untyped-def]
+def water_fill_row(load_E, expert_GS, rounds, quota_GS):
     """Starts even; each round, every expert's load is poured anew so that it levels the ranks that hold it."""
     G, S = expert_GS.shape
     first_X, slot_U, _ = _slots_by_expert(expert_GS, load_E.size)
@@ -149,84 +153,25 @@ def water_fill_row(load_E, expert_GS, rounds, quota_GS):  # type: ignore[no-unty
 
 
 @kernel
-def split_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def split_row(load_E, expert_GS, quota_GS):
     """The split with the least possible maximum rank load, in whole pairs; returns that maximum.
 
-    Starts with all load at home and a target of ceil(mean rank load). The most loaded rank above the target pushes its excess
-    along a shortest path of moves (out of a slot into another slot of the same expert, again and again) to a rank below the
-    target. Where no such rank can be reached, the load of the ranks that were reached can only move among them, so no split
-    does better than ceil(their load / their number): that is the new target. When no rank is above the target, the target is
-    both reached and a lower bound (Newton's method on the minimum cut of the max-flow formulation).
+    Starts with all load at home and a target of ceil(mean rank load), and goes on as `flow.split_linked` along one path at a
+    time. When no rank is above the target, the target is both reached and a lower bound.
 
     The last step pulls quota back home where the target leaves room: earlier, lower targets pushed too much away.
 
     Args:
-        load_E: int32, pairs per expert; an expert without a slot is not served.
-        expert_GS: int16, expert of each slot, -1 empty; homes may have been moved.
-        quota_GS: int32, written.
+        load_E: Pairs per expert, int32; an expert without a slot is not served.
+        expert_GS: Expert of each slot, int16, -1 empty; homes may have been moved.
+        quota_GS: Pairs of each slot, int32, written.
     """
-    G, S = expert_GS.shape
-    first_X, slot_U, home_E = _slots_by_expert(expert_GS, load_E.size)
-    quota_GS[:, :] = 0
-    load_G = np.zeros(G, np.int64)
-    total = np.int64(0)
-    for e in range(load_E.size):
-        if home_E[e] >= 0:
-            quota_GS[home_E[e] // S, home_E[e] % S] = load_E[e]
-            load_G[home_E[e] // S] += load_E[e]
-            total += load_E[e]
-    target = -(-total // G)
-    queue_G = np.empty(G, np.int64)
-    from_G, out_G, in_G = np.empty(G, np.int64), np.empty(G, np.int64), np.empty(G, np.int64)
-    seen_G, seen_E = np.zeros(G, np.int64), np.zeros(load_E.size, np.int64)
-    search = 0
-    while True:
-        source = np.argmax(load_G)
-        if load_G[source] <= target:
-            break
-        search += 1
-        queue_G[0], reached, sink = source, 1, -1
-        seen_G[source] = search
-        head = 0
-        while head < reached and sink < 0:
-            g = queue_G[head]
-            head += 1
-            for s in range(S):
-                e = expert_GS[g, s]
-                if e < 0 or quota_GS[g, s] == 0 or seen_E[e] == search:
-                    continue
-                seen_E[e] = search
-                for i in range(first_X[e], first_X[e + 1]):
-                    to = slot_U[i] // S
-                    if seen_G[to] == search:
-                        continue
-                    seen_G[to] = search
-                    from_G[to], out_G[to], in_G[to] = g, s, slot_U[i] % S
-                    queue_G[reached] = to
-                    reached += 1
-                    if load_G[to] < target:
-                        sink = to
-                        break
-                if sink >= 0:
-                    break
-        if sink < 0:
-            stuck = np.int64(0)
-            for i in range(reached):
-                stuck += load_G[queue_G[i]]
-            target = -(-stuck // reached)
-            continue
-        amount = min(load_G[source] - target, target - load_G[sink])
-        g = sink
-        while g != source:
-            amount = min(amount, quota_GS[from_G[g], out_G[g]])
-            g = from_G[g]
-        g = sink
-        while g != source:
-            quota_GS[g, in_G[g]] += amount
-            quota_GS[from_G[g], out_G[g]] -= amount
-            g = from_G[g]
-        load_G[source] -= amount
-        load_G[sink] += amount
+    S = expert_GS.shape[1]
+    first_X, slot_U, home_E = home_row(load_E, expert_GS, quota_GS)
+    placed = Placed(expert_GS, quota_GS, quota_GS.astype(np.int64).sum(axis=1))
+    load_G = placed.load_G
+    target = -(-load_G.sum() // load_G.size)
+    target = split_linked(target, UNLIMITED, True, link_slots(load_E.size, expert_GS), placed)
     moved = True
     while moved:
         moved = False
@@ -247,28 +192,28 @@ def split_row(load_E, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def home_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def home_rows(low, high, load_NE, expert_NGS, quota_NGS):
     """`home_row` for rows [low, high)."""
     for n in range(low, high):
         home_row(load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
 @kernel
-def even_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def even_rows(low, high, load_NE, expert_NGS, quota_NGS):
     """`even_row` for rows [low, high)."""
     for n in range(low, high):
         even_row(load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
 @kernel
-def water_fill_rows(low, high, load_NE, expert_NGS, rounds, quota_NGS):  # type: ignore[no-untyped-def]
+def water_fill_rows(low, high, load_NE, expert_NGS, rounds, quota_NGS):
     """`water_fill_row` for rows [low, high)."""
     for n in range(low, high):
         water_fill_row(load_NE[n], expert_NGS[n], rounds, quota_NGS[n])
 
 
 @kernel
-def split_rows(low, high, load_NE, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def split_rows(low, high, load_NE, expert_NGS, quota_NGS):
     """`split_row` for rows [low, high)."""
     for n in range(low, high):
         split_row(load_NE[n], expert_NGS[n], quota_NGS[n])

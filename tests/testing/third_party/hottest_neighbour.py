@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from foremoe.solvers import RowSolver
 
 
-def halve_hottest(load_E, node_G, num_base, params, expert_GS, quota_GS):
+def halve_hottest(load_E, node_G, num_base, options, expert_GS, quota_GS):
     load_G = quota_GS.sum(axis=1)
     giver, taker = load_G.argmax(), load_G.argmin()
-    far = params[0] == 1.0 and node_G[giver] != node_G[taker]
+    far = options.node_only and node_G[giver] != node_G[taker]
     if far or expert_GS[taker, num_base] >= 0:
         return
     best = quota_GS[giver, :num_base].argmax()
@@ -24,11 +24,11 @@ class HottestNeighbour(RowSolver):
     min_pairs: int = 2
 
     @staticmethod
-    def edit(load_E, node_G, num_base, params, expert_GS, quota_GS):
-        if load_E.sum() >= params[1]:
+    def edit(load_E, node_G, num_base, options, expert_GS, quota_GS):
+        if load_E.sum() >= options.min_pairs:
             for g in range(len(node_G)):
                 giver = (g + 1) % len(node_G)
-                if expert_GS[g, num_base] >= 0 or giver == g or (params[0] == 1.0 and node_G[g] != node_G[giver]):
+                if expert_GS[g, num_base] >= 0 or giver == g or (options.node_only and node_G[g] != node_G[giver]):
                     continue
                 best = quota_GS[giver, :num_base].argmax()
                 half = quota_GS[giver, best] // 2
