@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.solvers.kernels.flow import split_row
+from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
 from foremoe.solvers.kernels.prune import count_row, prune_row
 from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
@@ -19,8 +19,6 @@ from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Vain tries after which `prune_row` stops.
 FAILURES = 4
-# Copies that no link forbids.
-UNLIMITED = np.int64(2**31)
 
 
 class Options(NamedTuple):
@@ -117,7 +115,7 @@ def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
             if tried.load_G.max() > target:
                 copies.near_G[:], copies.far_G[:] = 0, 0
                 assign(tried, first)
-        settle_on(target, this_rule, copies, none, 0, tried)
+        settle_on(target, this_rule, copies, none, np.int64(0), tried)
         reached = tried.load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
             reached = split_row(goal, limit, num_base, tried)
@@ -178,12 +176,12 @@ def inside_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of ``Chain(inside=True)``: settles ranks inside nodes from a placement whose replicas across nodes stay."""
     placed = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
     clean_row(num_base, placed)
-    goal = level_goal(options.slack, True, node_G, placed.load_G)
+    goal = level_goal(options.slack, np.bool_(True), node_G, placed.load_G)
     # What is at home now, not what was before load crossed: whole loads would lift the bound back to that of bare homes.
     home_quota_GS = quota_GS.copy()
     home_quota_GS[:, num_base:] = 0
     limit = max(goal, placed.load_G.max())
-    rule = plain_rule(node_G, num_base, True, options.slack > 0.0)
+    rule = plain_rule(node_G, num_base, np.bool_(True), options.slack > 0.0)
     search_row(goal, limit, rule, (UNLIMITED, UNLIMITED), options, home_quota_GS, placed)
     clean_row(num_base, placed)
     prune_row(max(goal, placed.load_G.max()), load_E, FAILURES, num_base, placed)

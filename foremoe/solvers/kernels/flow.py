@@ -12,7 +12,7 @@ from foremoe.base.compiled import kernel
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), I ranks reached.
 
 # A maximum load that is never met.
-UNLIMITED = 2**31
+UNLIMITED = np.int64(2**31)
 
 
 class Links(NamedTuple):
@@ -64,7 +64,7 @@ def split_row(target, limit, num_base, placed):
     if placed.load_G.max() <= target:
         return np.int64(target)
     links = link_slots(placed.load_G.size * num_base, placed.expert_GS)
-    return split_linked(target, limit, False, links, placed)
+    return split_linked(target, limit, np.bool_(False), links, placed)
 
 
 @kernel
@@ -91,7 +91,7 @@ def split_linked(target, limit, single, links, placed):
     while True:
         seen_G[:] = False
         seen_E[:] = False
-        num_sources = 0
+        num_sources = np.int64(0)
         most = np.argmax(load_G) if single else 0
         for g in range(most, most + 1 if single else G):
             if load_G[g] > target:

@@ -223,7 +223,7 @@ def _begin(target, rule, wants, placed, ranks, experts):
     expert_GS, quota_GS, load_G = placed
     free_G, need_G, giver_I, at_G, taker_I = ranks
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
-    num_givers, num_takers, spare = 0, 0, np.int64(0)
+    num_givers, num_takers, spare = np.int64(0), np.int64(0), np.int64(0)
     for g in range(load_G.size):
         for s in range(num_base, quota_GS.shape[1]):
             free_G[g] += expert_GS[g, s] < 0

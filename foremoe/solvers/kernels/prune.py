@@ -84,7 +84,7 @@ def _without(rank, slot, home, target, links, placed):
     load_G[h] += amount
     load_G[rank] -= amount
     expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
-    if split_linked(target, target, False, links, placed) >= 0:
+    if split_linked(target, target, np.bool_(False), links, placed) >= 0:
         return True
     quota_GS[:], load_G[:] = old_quota_GS, old_load_G
     expert_GS[rank, slot] = e

@@ -61,7 +61,7 @@ def settle_row(target, rule, placed):
     """`settle_on` from a placement without replicas of its own: any number of copies, and without a log."""
     G = placed.load_G.size
     copies = Copies(G, G, np.zeros(G, np.int64), np.zeros(G, np.int64))
-    settle_on(target, rule, copies, new_moves(0), 0, placed)
+    settle_on(target, rule, copies, new_moves(0), np.int64(0), placed)
 
 
 @kernel
@@ -147,7 +147,7 @@ def _begin(target, rule, placed):
         by_node_I, first_X, np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(G, np.bool_), np.empty(G, np.int64),
         np.empty(num_nodes, np.int64), np.zeros(num_nodes, np.int64),
     )  # fmt: skip
-    num_givers = 0
+    num_givers = np.int64(0)
     for g in range(G):
         ranks.top_G[g] = top_left(g, num_base, quota_GS)
         for s in range(num_base, S):

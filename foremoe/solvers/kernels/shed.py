@@ -61,7 +61,7 @@ def shed_row(target, order_G, rule, copies, placed):
     num_base = rule.num_base
     G, S = quota_GS.shape
     free_G = np.zeros(G, np.int64)
-    taker_I, num_takers = np.empty(G, np.int64), 0
+    taker_I, num_takers = np.empty(G, np.int64), np.int64(0)
     for g in range(G):
         for s in range(num_base, S):
             free_G[g] += expert_GS[g, s] < 0

@@ -77,10 +77,11 @@ def _undo(moves, num_moves, row, placed):
 def _wider(near, far, one_node, rates):
     """The next limits on copies out of a home, inside its node and to other nodes, and the seconds that they leave exposed."""
     more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
-    near_s, far_s = exposed_s(more_near, 0, rates), exposed_s(0, more_far, rates)
+    none = np.int64(0)
+    near_s, far_s = exposed_s(more_near, none, rates), exposed_s(none, more_far, rates)
     if one_node or near_s <= far_s:
-        return more_near, far, max(near_s, exposed_s(0, far, rates))
-    return near, more_far, max(far_s, exposed_s(near, 0, rates))
+        return more_near, far, max(near_s, exposed_s(none, far, rates))
+    return near, more_far, max(far_s, exposed_s(near, none, rates))
 
 
 @kernel
@@ -103,7 +104,7 @@ def _settled(goal, blind, row, thrifty, placed):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     node_G, num_base, rates = row.node_G, row.num_base, row.rates
     G, S = placed.expert_GS.shape
-    moves, num_moves = new_moves(2 * G * S + row.load_E.size), 0
+    moves, num_moves = new_moves(2 * G * S + row.load_E.size), np.int64(0)
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
     one_rack, one_node = node_G.max() == 0, row.node_only or node_G.min() == node_G.max()
     # Where tokens come from counts by node, or by rank if there is one node.
@@ -114,7 +115,7 @@ def _settled(goal, blind, row, thrifty, placed):
     near, far = free_fans(rates)
     if one_node:
         far = np.int64(0)
-    node_goal = goal if one_node else level_goal(0.0, True, node_G, placed.load_G)
+    node_goal = goal if one_node else level_goal(0.0, np.bool_(True), node_G, placed.load_G)
     while True:
         this_goal, copies = goal if far > 0 else node_goal, Copies(near, far, near_G, far_G)
         if blind and row.located:
@@ -150,7 +151,7 @@ def _search_limits(search, inside, best_s, best):
     row, options, home, goal, tried = search.row, search.options, search.home, search.goal, search.tried
     rates, node_G, num_base, bound = row.rates, row.node_G, row.num_base, search.bound
     G, S = home.quota_GS.shape
-    this_goal = level_goal(0.0, True, node_G, home.load_G) if inside and not row.node_only else goal
+    this_goal = level_goal(0.0, np.bool_(True), node_G, home.load_G) if inside and not row.node_only else goal
     if inside and not row.node_only and best_s <= rates.pair_s * this_goal - rates.peer_pair_s * _own_pairs(S - num_base, row):
         return best_s  # nodes differ by more than tokens that come nearer inside them can save
     rule = plain_rule(node_G, num_base, inside, options.slack > 0.0)
@@ -160,7 +161,7 @@ def _search_limits(search, inside, best_s, best):
     far = np.int64(0) if inside else max(far, np.int64(1))
     if not inside:
         near = max(near, np.int64(far * rates.copy_rdma_s / rates.copy_peer_s))
-    vain = 0
+    vain = np.int64(0)
     while (best.load_G.max() - bound) * 1000 > goal and vain < 3:
         before_s = best_s
         assign(tried, home)

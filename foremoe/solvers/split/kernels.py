@@ -171,7 +171,7 @@ def split_row(load_E, expert_GS, quota_GS):
     placed = Placed(expert_GS, quota_GS, quota_GS.astype(np.int64).sum(axis=1))
     load_G = placed.load_G
     target = -(-load_G.sum() // load_G.size)
-    target = split_linked(target, UNLIMITED, True, link_slots(load_E.size, expert_GS), placed)
+    target = split_linked(target, UNLIMITED, np.bool_(True), link_slots(load_E.size, expert_GS), placed)
     moved = True
     while moved:
         moved = False
