@@ -27,7 +27,11 @@ PREFETCH = 2
 
 
 def problem_rates(problem: Problem) -> Rates:
-    """The coefficients of the closed form for `problem`, without what differs by row."""
+    """The coefficients of the closed form for `problem`, without what differs by row; worked out once and kept."""
+    return problem.once("_rates", lambda: _rates(problem))
+
+
+def _rates(problem: Problem) -> Rates:
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
@@ -66,7 +70,11 @@ def problem_rates(problem: Problem) -> Rates:
 
 
 def row_times(problem: Problem) -> RowTimes:
-    """What of the closed form differs by row."""
+    """What of the closed form differs by row; worked out once and kept."""
+    return problem.once("_row_times", lambda: _row_times(problem))
+
+
+def _row_times(problem: Problem) -> RowTimes:
     cluster = problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)

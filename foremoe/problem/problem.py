@@ -14,6 +14,7 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.counts import Counts, count
+from foremoe.problem.derived import Derived
 from foremoe.problem.placement import Placement, repeated
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
@@ -27,14 +28,8 @@ _OF_WORKLOAD = ("load_MLE", "load_MLGE", "tokens_MG", "attention_MG", "stage", "
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
 
 
-class _Derived:
-    """Room for what a problem computes once; no field, so copies and files leave it out."""
-
-    __slots__ = ("_counts",)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Problem(ArrayValue, _Derived):
+class Problem(ArrayValue, Derived):
     """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
 
     Attributes:
@@ -236,11 +231,7 @@ class Problem(ArrayValue, _Derived):
 
     def counts(self) -> Counts:
         """The load as compiled functions read it; summed once and kept."""
-        kept: Counts | None = getattr(self, "_counts", None)
-        if kept is None:
-            kept = count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
-            object.__setattr__(self, "_counts", kept)
-        return kept
+        return self.once("_counts", lambda: count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G))
 
     @property
     def layer_N(self) -> Array:
