@@ -58,5 +58,5 @@ def slots_of(text: str) -> Slots:
     kind, colon, count = text.strip().lower().partition(":")
     kinds: dict[str, Callable[..., Slots]] = {"shared": SharedSlots, "resident": ResidentSlots}
     if kind not in kinds or (colon and not (count.isascii() and count.isdigit() and len(count) <= 9)):
-        raise InputError(f"{text!r} is no slot policy; write shared:DEPTH or resident:COPIES, for example shared:3.")
+        raise InputError(f"{text!r} is not a valid slot policy; write shared:DEPTH or resident:COPIES, for example shared:3.")
     return kinds[kind](int(count)) if colon else kinds[kind]()
