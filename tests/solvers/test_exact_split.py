@@ -106,3 +106,12 @@ def test_what_a_lower_target_pushed_away_comes_back():
     quota_GS = np.zeros((3, 2), np.int32)
     assert split_row(np.array([100, 20, 90], np.int32), expert_GS, quota_GS) == 90
     assert quota_GS.tolist() == [[90, 0], [20, 10], [90, 0]]
+
+
+def test_ranks_may_serve_more_pairs_than_int32_holds():
+    """Two experts of 2^31 - 1 pairs on one rank, one of them with a replica: the other rank takes what it can."""
+    most = np.int32(2**31 - 1)
+    load_E, expert_GS = np.array([0, 0, most, most], np.int32), np.array([[0, 1, 3], [2, 3, -1]], np.int16)
+    problem = row_problem(load_E, expert_GS)
+    quota_GS = ExactSplit().solve(problem, expert_GS[None])[0].astype(np.int64)
+    assert quota_GS.sum(axis=1).tolist() == [most, most]

@@ -11,8 +11,8 @@ from foremoe.base.compiled import kernel
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), I ranks reached.
 
-# A maximum load that is never met.
-UNLIMITED = np.int64(2**31)
+# What no load and no number of copies meets.
+UNLIMITED = np.int64(2**62)
 
 
 class Links(NamedTuple):
