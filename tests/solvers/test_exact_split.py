@@ -109,9 +109,9 @@ def test_what_a_lower_target_pushed_away_comes_back():
 
 
 def test_ranks_may_serve_more_pairs_than_int32_holds():
-    """Two experts of 2^31 - 1 pairs on one rank, one of them with a replica: the other rank takes what it can."""
-    most = np.int32(2**31 - 1)
-    load_E, expert_GS = np.array([0, 0, most, most], np.int32), np.array([[0, 1, 3], [2, 3, -1]], np.int16)
+    """Two experts of 2^31 - 1 pairs on one rank, one of them with a replica beside 10 pairs: both ranks serve over 2^31."""
+    most = 2**31 - 1
+    load_E, expert_GS = np.array([10, 0, most, most], np.int32), np.array([[0, 1, 3], [2, 3, -1]], np.int16)
     problem = row_problem(load_E, expert_GS)
     quota_GS = ExactSplit().solve(problem, expert_GS[None])[0].astype(np.int64)
-    assert quota_GS.sum(axis=1).tolist() == [most, most]
+    assert quota_GS.sum(axis=1).tolist() == [most + 5, most + 5]
