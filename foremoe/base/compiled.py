@@ -24,13 +24,22 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.extending import is_jitted
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def inner_kernel(function: Callable[..., Any]) -> Any:
+    """`kernel` for functions that work on arrays that they are given, and make none.
+
+    Numba counts no references in them: where arrays come in tuples that costs more than the work of a small function. Asking for
+    memory is refused when they are compiled; so is ``a[:] = b``.
+    """
+    return kernel(function, _nrt=False)
+
+
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """``njit(nogil=True, cache=True)`` whose disk cache is renewed when any file changes that the machine code came from.
 
     Numba compares only the file that holds a function, and would go on running the callees it was compiled with. Where neither
     the installation nor the home folder can be written, the cache is in the temporary folder, or there is none.
     """
-    dispatcher: Any = njit(nogil=True)(function)
+    dispatcher: Any = njit(nogil=True, **options)(function)
     disabled = not is_jitted(dispatcher)  # by NUMBA_DISABLE_JIT
     if disabled:
         return dispatcher

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
@@ -56,7 +56,7 @@ def _bound(goal, node_only, node_G, num_base, quota_GS):
     return goal
 
 
-@kernel
+@inner_kernel
 def _draw_weights(state, spread, weight_G):
     """Fills `weight_G` with 1.0 give or take half of `spread` at random (xorshift). Returns the generator's next state."""
     for g in range(weight_G.size):
@@ -148,13 +148,13 @@ def chain_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     home_E = home_of_experts(num_base, expert_GS)
     goal = level_goal(options.slack, options.node_only, node_G, best.load_G)
     far, num = count_row(home_E, node_G, num_base, expert_GS)
-    most, start_far = max(goal, best.load_G.max()), far
+    most, start_far, replicated = max(goal, best.load_G.max()), far, num > 0
     home, start = bare_homes(load_E, num_base, expert_GS), copy_of(best)
-    rule = plain_rule(node_G, num_base, options.node_only, options.slack > 0.0)
+    rule, tried = plain_rule(node_G, num_base, options.node_only, options.slack > 0.0), copy_of(best)
     for keep in (False, True):
-        if keep and not (start.expert_GS[:, num_base:] >= 0).any():
+        if keep and not replicated:
             break
-        tried = copy_of(start if keep else home)
+        assign(tried, start if keep else home)
         tries = options.tries
         if keep and most == goal:
             if far <= start_far:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), I ranks reached.
 
@@ -86,7 +86,8 @@ def split_linked(target, limit, single, links, placed):
     load_G = placed.load_G
     G = load_G.size
     path_4G = np.empty((4, G), np.int64)
-    paths = _Paths(path_4G[0], path_4G[1], path_4G[2], path_4G[3])
+    rank_I, from_G = path_4G[0], path_4G[1]
+    paths = _Paths(rank_I, from_G, path_4G[2], path_4G[3])
     seen_G, seen_E = np.empty(G, np.bool_), np.empty(links.first_E.size, np.bool_)
     while True:
         seen_G[:] = False
@@ -96,8 +97,8 @@ def split_linked(target, limit, single, links, placed):
         for g in range(most, most + 1 if single else G):
             if load_G[g] > target:
                 seen_G[g] = True
-                paths.from_G[g] = -1
-                paths.rank_I[num_sources] = g
+                from_G[g] = -1
+                rank_I[num_sources] = g
                 num_sources += 1
         if num_sources == 0:
             return target
@@ -105,13 +106,13 @@ def split_linked(target, limit, single, links, placed):
         if not _push(target, num_sources, num_reached, paths, placed):
             total = np.int64(0)
             for i in range(num_reached):
-                total += load_G[paths.rank_I[i]]
+                total += load_G[rank_I[i]]
             target = -(-total // num_reached)
             if target > limit:
                 return np.int64(-1)
 
 
-@kernel
+@inner_kernel
 def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
     """Continues `paths` from the ranks that are in it; with `single` up to the first rank below the target.
 
@@ -144,7 +145,7 @@ def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
     return num_reached
 
 
-@kernel
+@inner_kernel
 def _push(target, num_sources, num_reached, paths, placed):
     """Pushes load along the path to every rank below the target. Returns whether any could be pushed."""
     quota_GS, load_G = placed.quota_GS, placed.load_G

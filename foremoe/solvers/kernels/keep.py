@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import Rates
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import price_row
@@ -33,7 +33,7 @@ class Buffers(NamedTuple):
     last_GP: Array  # int64, the row that read it last, -1 none
 
 
-@kernel
+@inner_kernel
 def holds(g, e, buffer_GP):
     """Whether a buffer of the rank holds the expert."""
     found = False
@@ -42,14 +42,14 @@ def holds(g, e, buffer_GP):
     return found
 
 
-@kernel
+@inner_kernel
 def may_serve(g, e, row, num_slots):
     """Whether a replica of the expert on the rank is allowed and has anything to serve."""
     home = row.home_E[e] // num_slots
     return row.load_E[e] > 0 and home != g and (not row.node_only or row.node_G[home] == row.node_G[g])
 
 
-@kernel
+@inner_kernel
 def use_buffers(time, num_base, expert_GS, quota_GS, buffers):
     """Puts a row's replicas into the least recently used buffers; in place.
 
@@ -109,7 +109,7 @@ def price_kept(keeping, buffer_GP, placed):
     return copies_s + price_row(row, keeping.free, placed)
 
 
-@kernel
+@inner_kernel
 def put(g, slot, e, row, nearer, placed):
     """Empties a redundant slot, its quota going home, and gives it an expert, -1 none.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: G ranks, S slots per rank, C moves.
 
@@ -51,14 +51,14 @@ def new_moves(num):
     return Moves(log_6C[0], log_6C[1], log_6C[2], log_6C[3], log_6C[4], log_6C[5])
 
 
-@kernel
+@inner_kernel
 def add_move(moves, i, g, b, r, slot, amount, new):
     """Writes move `i` into the log."""
     moves.giver_C[i], moves.base_C[i], moves.taker_C[i] = g, b, r
     moves.slot_C[i], moves.pairs_C[i], moves.new_C[i] = slot, amount, new
 
 
-@kernel
+@inner_kernel
 def top_left(g, num_base, quota_GS):
     """What is left of the largest expert at home on rank g."""
     top = quota_GS[g, 0]
@@ -67,7 +67,17 @@ def top_left(g, num_base, quota_GS):
     return np.int64(top)
 
 
-@kernel
+@inner_kernel
+def fullest_base(g, num_base, quota_GS):
+    """The base slot of rank g with the most left, the first of equal ones."""
+    best = 0
+    for b in range(1, num_base):
+        if quota_GS[g, b] > quota_GS[g, best]:
+            best = b
+    return best
+
+
+@inner_kernel
 def slot_for(expert, r, num_base, expert_GS):
     """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
     slot = -1
@@ -79,7 +89,7 @@ def slot_for(expert, r, num_base, expert_GS):
     return slot
 
 
-@kernel
+@inner_kernel
 def give(g, b, r, amount, rule, copies, placed):
     """Moves pairs of the expert in base slot b of rank g to rank r. Returns its slot there, and whether the replica is new."""
     expert_GS, quota_GS, load_G = placed

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
-from foremoe.solvers.kernels.moves import add_move, give, top_left
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.solvers.kernels.moves import add_move, fullest_base, give, top_left
 
 # Letters: G ranks, S slots per rank, E experts, X places, I some ranks.
 
@@ -44,14 +44,14 @@ class _Ranks(NamedTuple):
     taker_I: Array  # ranks that can be filled, the emptiest last
 
 
-@kernel
+@inner_kernel
 def _gain(need, same, want, spare):
     """Pairs that come nearer: what the taker's place wants of them, less what the home's place would have to fetch."""
     gain = min(need, max(np.int32(0), want)) - min(need, max(np.int32(0), np.int32(need - spare)))
     return np.int32(0) if same else np.int32(gain)
 
 
-@kernel
+@inner_kernel
 def _nearest(need, x, want_E, experts):
     """The lowest rank with an expert of which `need` pairs gain most if place x serves them, -1 if no expert has so many.
 
@@ -72,7 +72,7 @@ def _nearest(need, x, want_E, experts):
     return rank
 
 
-@kernel
+@inner_kernel
 def _queue(g, need_G, taker_I, num_takers):
     """Adds a rank to takers in the order of their needs: the one that needs most is the last, of equal ones the lowest rank."""
     i = num_takers
@@ -83,7 +83,7 @@ def _queue(g, need_G, taker_I, num_takers):
     return num_takers + 1
 
 
-@kernel
+@inner_kernel
 def _offer(g, target, one_node, rule, copies, free, placed, experts):
     """Sets the caps of every expert at home on rank g, which has `free` slots."""
     near = copies.near_G[g] < copies.near_limit
@@ -96,7 +96,7 @@ def _offer(g, target, one_node, rule, copies, free, placed, experts):
         experts.inner_cap_E[e] = cap if near else 0
 
 
-@kernel
+@inner_kernel
 def _twin(r, target, spare, giver_I, rule, copies, placed):
     """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of `spare`, -1 if there
     is none; and how much it falls short."""
@@ -112,7 +112,7 @@ def _twin(r, target, spare, giver_I, rule, copies, placed):
     return twin, gap
 
 
-@kernel
+@inner_kernel
 def _largest(r, target, rule, copies, free_G, placed):
     """The lowest rank that can give most to rank r, -1 if none can give anything."""
     node_G, load_G = rule.node_G, placed.load_G
@@ -128,7 +128,7 @@ def _largest(r, target, rule, copies, free_G, placed):
     return giver
 
 
-@kernel
+@inner_kernel
 def _expert(g, need, x, num_base, wants, spare_E, placed):
     """The base slot of rank g of whose expert `need` pairs gain most in place x; the least that suffices of equal ones."""
     expert_GS, quota_GS = placed.expert_GS, placed.quota_GS
@@ -162,15 +162,22 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
     Returns:
         Number of moves in the log.
     """
-    expert_GS, quota_GS, load_G = placed
-    place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
     one_node = rule.node_G.min() == rule.node_G.max()
     # One array for all of a kind: memory is asked for once.
-    by_rank_5G, by_expert_6E = np.zeros((5, load_G.size), np.int64), np.empty((6, want_XE.shape[1]), np.int32)
+    by_rank_5G = np.zeros((5, placed.load_G.size), np.int64)
+    by_expert_6E = np.empty((6, wants.want_XE.shape[1]), np.int32)
     ranks = _Ranks(by_rank_5G[0], by_rank_5G[1], by_rank_5G[2], by_rank_5G[3], by_rank_5G[4])
     experts = _Experts(
         by_expert_6E[0], by_expert_6E[1], by_expert_6E[2], by_expert_6E[3], by_expert_6E[4], by_expert_6E[5]
     )  # fmt: skip
+    return _settle(target, rule, copies, wants, moves, num_moves, placed, (ranks, experts, one_node))
+
+
+@inner_kernel
+def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
+    """`settle_nearest` over the memory for its state."""
+    (expert_GS, quota_GS, load_G), (ranks, experts, one_node) = placed, state
+    place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
     free_G, need_G, giver_I, at_G, taker_I = ranks
     num_givers, num_takers, spare = _begin(target, rule, wants, placed, ranks, experts)
     for g in range(load_G.size):
@@ -192,7 +199,7 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
             g = _largest(r, target, rule, copies, free_G, placed)
             if g < 0:  # nobody may give to this rank, and no giver will appear later
                 continue
-            b = np.argmax(quota_GS[g, :num_base])
+            b = fullest_base(g, num_base, quota_GS)
         e, amount = expert_GS[g, b], min(need, np.int64(quota_GS[g, b]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
@@ -216,7 +223,7 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
     return num_moves
 
 
-@kernel
+@inner_kernel
 def _begin(target, rule, wants, placed, ranks, experts):
     """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers, and what may stay unfilled
     in all."""

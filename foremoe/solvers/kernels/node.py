@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.kernels.flow import split_row
 from foremoe.solvers.kernels.moves import Rule
 from foremoe.solvers.kernels.prune import count_row
@@ -51,7 +51,7 @@ def settle_all(goal, home_E, node_G, num_base, placed):
                 expert_GS[g, s], quota_GS[g, s] = -1, 0
 
 
-@kernel
+@inner_kernel
 def _taker(node, amount, target, node_G, num_base, expert_GS, load_G):
     """A rank of `node` with a free slot, and that slot, or -1, -1: the least loaded one that `amount` fills to the target.
 

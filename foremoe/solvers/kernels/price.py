@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import exposed_s
 
 # Letters: G ranks, S slots per rank, E experts, V nodes, I replicas.
 
 
-@kernel
+@inner_kernel
 def fans_seconds(fan_4G, rates):
     """Seconds of all copies: their price, and what does not hide of the largest number through one rank, direction and link.
 
@@ -28,12 +28,11 @@ def fans_seconds(fan_4G, rates):
     return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + exposed_s(peer_fan, rdma_fan, rates)
 
 
-@kernel
-def count_copies(row, placed):
-    """int64 [4, G]: copies through every rank, as `fans_seconds` reads them."""
+@inner_kernel
+def count_copies(row, placed, fan_4G):
+    """Adds up copies through every rank, as `fans_seconds` reads them."""
     expert_GS, node_G = placed.expert_GS, row.node_G
     G, S = expert_GS.shape
-    fan_4G = np.zeros((4, G), np.int64)
     for g in range(G):
         for s in range(row.num_base, S):
             if expert_GS[g, s] < 0 or placed.quota_GS[g, s] == 0:
@@ -42,10 +41,9 @@ def count_copies(row, placed):
             link = 0 if node_G[home] == node_G[g] else 2
             fan_4G[link, home] += 1
             fan_4G[link + 1, g] += 1
-    return fan_4G
 
 
-@kernel
+@inner_kernel
 def _free_fan(copy_s, gradient_s, rates):
     most = rates.hide_forward_s / copy_s
     if rates.sends_backward:
@@ -55,7 +53,7 @@ def _free_fan(copy_s, gradient_s, rates):
     return np.int64(min(most, 1e9))
 
 
-@kernel
+@inner_kernel
 def free_fans(rates):
     """The most copies through one rank that hide entirely, on peer and on RDMA links."""
     return (
@@ -73,17 +71,23 @@ def price_row(row, rates, placed):
         rates: `Rates` to price by.
         placed: `Placed`.
     """
+    (G, S), E = placed.expert_GS.shape, row.home_E.size
+    held_5I, last_E = np.empty((5, G * (S - row.num_base)), np.int64), np.full(E, -1, np.int64)
+    served_V, fan_4G = np.zeros(row.demand_VE.shape[0], np.int64), np.zeros((4, G), np.int64)
+    return _price(row, rates, placed, held_5I, last_E, served_V, fan_4G)
+
+
+@inner_kernel
+def _price(row, rates, placed, held_5I, last_E, served_V, fan_4G):
+    """`price_row` over memory for replicas in the order of their slots, and by expert the one before: divisions and steps over
+    slots would cost most."""
     expert_GS, quota_GS, load_G = placed
-    node_G, home_E, load_GE, demand_VE = row.node_G, row.home_E, row.load_GE, row.demand_VE
+    node_G, home_E, load_GE, demand_VE, busy_G = row.node_G, row.home_E, row.load_GE, row.demand_VE, row.busy_G
+    rank_I, home_I, next_I, expert_I, quota_I = held_5I[0], held_5I[1], held_5I[2], held_5I[3], held_5I[4]
     G, S = expert_GS.shape
     compute_s, nearer_s, num = 0.0, 0.0, 0
-    # Replicas in the order of their slots, and by expert the one before: divisions and steps over slots would cost most.
-    held_5I = np.empty((5, G * (S - row.num_base)), np.int64)
-    rank_I, home_I, next_I, expert_I, quota_I = held_5I[0], held_5I[1], held_5I[2], held_5I[3], held_5I[4]
-    last_E = np.full(home_E.size, -1, np.int64)
-    served_V, fan_4G = np.zeros(demand_VE.shape[0], np.int64), np.zeros((4, G), np.int64)
     for g in range(G):
-        busy = row.busy_G[g]
+        busy = busy_G[g]
         for s in range(row.num_base, S):
             e = expert_GS[g, s]
             if e < 0 or quota_GS[g, s] == 0:

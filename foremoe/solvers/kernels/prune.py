@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
 from foremoe.solvers.kernels.rows import clean_row, home_of_experts
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
 
 
-@kernel
+@inner_kernel
 def count_row(home_E, node_G, num_base, expert_GS):
     """Replicas outside the node of their home, and all replicas."""
     G, S = expert_GS.shape
@@ -24,7 +24,7 @@ def count_row(home_E, node_G, num_base, expert_GS):
     return far, num
 
 
-@kernel
+@inner_kernel
 def _unlink(p, e, links):
     """Takes slot p out of the list of its expert."""
     first_E, next_P = links.first_E, links.next_P
@@ -37,7 +37,7 @@ def _unlink(p, e, links):
     next_P[q] = next_P[p]
 
 
-@kernel
+@inner_kernel
 def _link(p, e, links):
     """Puts slot p back into the list of its expert, in its place."""
     first_E, next_P = links.first_E, links.next_P
@@ -50,7 +50,7 @@ def _link(p, e, links):
     next_P[p], next_P[q] = next_P[q], p
 
 
-@kernel
+@inner_kernel
 def _smallest(untried_GS, quota_GS, num_base):
     """Rank and slot of the untried replica with the smallest quota, -1 and -1 if there is none."""
     rank, slot = -1, -1
@@ -59,6 +59,19 @@ def _smallest(untried_GS, quota_GS, num_base):
             if untried_GS[g, s] and (rank < 0 or quota_GS[g, s] < quota_GS[rank, slot]):
                 rank, slot = g, s
     return rank, slot
+
+
+@inner_kernel
+def _movable(rank, slot, h, links, placed):
+    """Pairs that home rank h can pass on once it has the quota of a slot back: what it holds of experts that have other slots."""
+    expert_GS, quota_GS = placed.expert_GS, placed.quota_GS
+    first_E, next_P = links.first_E, links.next_P
+    movable = np.int64(quota_GS[rank, slot] if next_P[first_E[expert_GS[rank, slot]]] >= 0 else 0)
+    for s in range(quota_GS.shape[1]):
+        f = expert_GS[h, s]
+        if f >= 0 and next_P[first_E[f]] >= 0:
+            movable += quota_GS[h, s]
+    return movable
 
 
 @kernel
@@ -71,13 +84,8 @@ def _without(rank, slot, home, target, links, placed):
     expert_GS, quota_GS, load_G = placed
     S, amount = quota_GS.shape[1], quota_GS[rank, slot]
     h = home // S
-    # Its home gets the load back and can pass on no more than what it holds of experts that have other slots.
-    movable = np.int64(amount if links.next_P[links.first_E[expert_GS[rank, slot]]] >= 0 else 0)
-    for s in range(S):
-        f = expert_GS[h, s]
-        if f >= 0 and links.next_P[links.first_E[f]] >= 0:
-            movable += quota_GS[h, s]
-    if movable < load_G[h] + amount - target:
+    # Its home gets the load back.
+    if _movable(rank, slot, h, links, placed) < load_G[h] + amount - target:
         return False
     e, old_quota_GS, old_load_G = expert_GS[rank, slot], quota_GS.copy(), load_G.copy()
     quota_GS[h, home - h * S] += amount

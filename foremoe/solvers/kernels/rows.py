@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.counts import Counts
 from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.problem import Problem
@@ -89,13 +89,13 @@ def home_of_experts(num_base, expert_GS):
 def bare_homes(load_E, num_base, expert_GS):
     """The `Placed` with all load at home and no replicas; `expert_GS` holds the homes."""
     G = expert_GS.shape[0]
-    placed = Placed(expert_GS.copy(), np.zeros(expert_GS.shape, np.int32), np.zeros(G, np.int64))
-    placed.expert_GS[:, num_base:] = -1
+    home_GS, quota_GS, load_G = expert_GS.copy(), np.zeros(expert_GS.shape, np.int32), np.zeros(G, np.int64)
+    home_GS[:, num_base:] = -1
     for g in range(G):
         for b in range(num_base):
-            placed.quota_GS[g, b] = load_E[expert_GS[g, b]]
-            placed.load_G[g] += placed.quota_GS[g, b]
-    return placed
+            quota_GS[g, b] = load_E[expert_GS[g, b]]
+            load_G[g] += quota_GS[g, b]
+    return Placed(home_GS, quota_GS, load_G)
 
 
 @kernel
@@ -104,13 +104,17 @@ def copy_of(placed):
     return Placed(placed.expert_GS.copy(), placed.quota_GS.copy(), placed.load_G.copy())
 
 
-@kernel
+@inner_kernel
 def assign(placed, other):
     """Overwrites a placement with another."""
-    placed.expert_GS[:], placed.quota_GS[:], placed.load_G[:] = other.expert_GS, other.quota_GS, other.load_G
+    (expert_GS, quota_GS, load_G), (from_expert_GS, from_quota_GS, from_load_G) = placed, other
+    for g in range(load_G.size):
+        load_G[g] = from_load_G[g]
+        for s in range(expert_GS.shape[1]):
+            expert_GS[g, s], quota_GS[g, s] = from_expert_GS[g, s], from_quota_GS[g, s]
 
 
-@kernel
+@inner_kernel
 def clean_row(num_base, placed):
     """Empties redundant slots without quota and sums up loads."""
     expert_GS, quota_GS, load_G = placed

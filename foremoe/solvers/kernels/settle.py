@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.kernels.moves import Copies, add_move, give, new_moves, top_left
 
 # Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
@@ -31,7 +31,7 @@ class _Ranks(NamedTuple):
     spare_V: Array  # what may stay unfilled in all; a target above the mean leaves room for moves that settle two ranks at once
 
 
-@kernel
+@inner_kernel
 def _emptiest(target, rank_I, open_G, load_G):
     """The least loaded of some ranks that can still be filled, -1 if there is none."""
     emptiest, least = -1, target
@@ -88,8 +88,14 @@ def settle_on(target, rule, copies, moves, num_moves, placed):
     Returns:
         Number of moves in the log.
     """
-    quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     ranks, num_givers = _begin(target, rule, placed)
+    return _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers)
+
+
+@inner_kernel
+def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
+    """`settle_on` after `_begin`."""
+    quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     while num_givers > 0:
         r = _taker(ranks.emptiest_V, load_G)
         if r < 0:
@@ -138,15 +144,21 @@ def settle_on(target, rule, copies, moves, num_moves, placed):
 @kernel
 def _begin(target, rule, placed):
     """The state of `settle_on` before the first move, and the number of givers."""
-    expert_GS, quota_GS, load_G = placed
-    node_G, num_base = rule.node_G, rule.num_base
-    G, S = quota_GS.shape
-    num_nodes = node_G.max() + 1
-    by_node_I, first_X = _by_node(num_nodes, node_G)
+    G, num_nodes = placed.load_G.size, rule.node_G.max() + 1
+    by_node_I, first_X = _by_node(num_nodes, rule.node_G)
     ranks = _Ranks(
         by_node_I, first_X, np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(G, np.bool_), np.empty(G, np.int64),
         np.empty(num_nodes, np.int64), np.zeros(num_nodes, np.int64),
     )  # fmt: skip
+    return ranks, _fill(target, rule, placed, ranks)
+
+
+@inner_kernel
+def _fill(target, rule, placed, ranks):
+    """Fills the state of `settle_on`. Returns the number of givers."""
+    expert_GS, quota_GS, load_G = placed
+    node_G, num_base = rule.node_G, rule.num_base
+    G, S = quota_GS.shape
     num_givers = np.int64(0)
     for g in range(G):
         ranks.top_G[g] = top_left(g, num_base, quota_GS)
@@ -158,19 +170,20 @@ def _begin(target, rule, placed):
             num_givers += 1
         if rule.thrifty:
             ranks.spare_V[node_G[g] if rule.node_only else 0] += target - load_G[g]
-    for v in range(num_nodes):
-        ranks.emptiest_V[v] = _emptiest(target, by_node_I[first_X[v] : first_X[v + 1]], ranks.open_G, load_G)
-    return ranks, num_givers
+    for v in range(ranks.emptiest_V.size):
+        mate_I = ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]]
+        ranks.emptiest_V[v] = _emptiest(target, mate_I, ranks.open_G, load_G)
+    return num_givers
 
 
-@kernel
+@inner_kernel
 def _renew_emptiest(target, r, rule, ranks, load_G):
     """Looks for the emptiest rank in the node of rank r."""
     v = rule.node_G[r]
     ranks.emptiest_V[v] = _emptiest(target, ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]], ranks.open_G, load_G)
 
 
-@kernel
+@inner_kernel
 def _taker(emptiest_V, load_G):
     """The emptiest rank of all nodes, the lowest of equal ones; -1 if there is none."""
     r = np.int64(-1)
@@ -180,7 +193,7 @@ def _taker(emptiest_V, load_G):
     return r
 
 
-@kernel
+@inner_kernel
 def _twin(target, r, num_givers, rule, copies, ranks, load_G):
     """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of what may stay
     unfilled, -1 if there is none; and how much it falls short."""
@@ -202,7 +215,7 @@ def _twin(target, r, num_givers, rule, copies, ranks, load_G):
     return twin, gap
 
 
-@kernel
+@inner_kernel
 def _giver(target, r, num_givers, rule, copies, ranks, load_G):
     """The best giver for rank r, -1 if there is none; whether it can fill the rank alone, whether it is in another node or can
     fill the rank only in part, and the most that an expert in another node has left."""
@@ -240,7 +253,7 @@ def _giver(target, r, num_givers, rule, copies, ranks, load_G):
     return g, tier > 0, tier < 3, reach
 
 
-@kernel
+@inner_kernel
 def _mate(target, r, reach, rule, copies, ranks, load_G):
     """A rank of the node that can fill rank r and be filled for both by an expert with `reach` pairs, -1 if there is none."""
     v, chosen, need = rule.node_G[r], np.int64(-1), target - load_G[r]
@@ -253,7 +266,7 @@ def _mate(target, r, reach, rule, copies, ranks, load_G):
     return chosen
 
 
-@kernel
+@inner_kernel
 def _expert(g, need, alone, num_base, quota_GS):
     """The base slot of rank g with the least left that fills `need` alone, or else with the most left."""
     best = -1

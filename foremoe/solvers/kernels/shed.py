@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base.compiled import kernel
-from foremoe.solvers.kernels.moves import give
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.solvers.kernels.moves import fullest_base, give
 
 # Letters: G ranks, S slots per rank, I some ranks.
 
@@ -16,7 +16,7 @@ def most_loaded_first(load_G):
     return np.argsort(-load_G, kind="mergesort")
 
 
-@kernel
+@inner_kernel
 def _without(taker, taker_I, num_takers):
     """Takes a rank out of the first `num_takers` of a list and keeps their order; returns how many are left."""
     kept = 0
@@ -26,7 +26,7 @@ def _without(taker, taker_I, num_takers):
     return kept
 
 
-@kernel
+@inner_kernel
 def _taker(g, target, best, taker_I, rule, copies, load_G):
     """The rank that takes most of rank g's excess from an expert with `best` left: of those that take the same one of the own
     node, then the fullest; -1 if there is none. And how much it takes."""
@@ -68,11 +68,18 @@ def shed_row(target, order_G, rule, copies, placed):
         if load_G[g] < target and free_G[g] > 0:
             taker_I[num_takers] = g
             num_takers += 1
+    _shed(target, order_G, rule, copies, placed, free_G, taker_I, num_takers)
+
+
+@inner_kernel
+def _shed(target, order_G, rule, copies, placed, free_G, taker_I, num_takers):
+    """`shed_row` with the free slots of all ranks and the first takers."""
+    (_, quota_GS, load_G), num_base = placed, rule.num_base
     for g in order_G:
         if load_G[g] <= target:
             break
         while load_G[g] > target:
-            top = np.argmax(quota_GS[g, :num_base])
+            top = fullest_base(g, num_base, quota_GS)
             taker, taken = _taker(g, target, np.int64(quota_GS[g, top]), taker_I[:num_takers], rule, copies, load_G)
             if taken == 0:
                 break

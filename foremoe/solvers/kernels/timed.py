@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.rates import exposed_s
 from foremoe.solvers.kernels.chain import FAILURES, Options, level_goal, plain_rule, search_row
@@ -38,16 +38,23 @@ class _Search(NamedTuple):
     tried: Placed  # `Placed`, scratch
 
 
-@kernel
-def _undo(moves, num_moves, row, placed):
+@inner_kernel
+def _undo(moves, num_moves, most, row, fan_4G, placed):
     """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place.
 
     Every move lowers the maximum or leaves it, and adds to copies or leaves them. The best number of moves is looked for from
     the end; the search stops where what all copies cost is less than what the maximum has risen.
+
+    Args:
+        moves: `Moves`.
+        num_moves: Moves in the log.
+        most: The largest rank load.
+        row: `Row`.
+        fan_4G: int64, zeros; scratch.
+        placed: `Placed`; `load_G` is left wrong.
     """
     quota_GS, load_G, node_G, rates = placed.quota_GS, placed.load_G, row.node_G, row.rates
-    most = load_G.max()
-    fan_4G = count_copies(row, placed)
+    count_copies(row, placed, fan_4G)
     copies_s = fans_seconds(fan_4G, rates)
     best_s, best = rates.pair_s * most + copies_s, num_moves
     for i in range(num_moves - 1, -1, -1):
@@ -73,7 +80,7 @@ def _undo(moves, num_moves, row, placed):
         quota_GS[moves.taker_C[i], moves.slot_C[i]] += moves.pairs_C[i]
 
 
-@kernel
+@inner_kernel
 def _wider(near, far, one_node, rates):
     """The next limits on copies out of a home, inside its node and to other nodes, and the seconds that they leave exposed."""
     more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
@@ -84,7 +91,7 @@ def _wider(near, far, one_node, rates):
     return near, more_far, max(far_s, exposed_s(near, none, rates))
 
 
-@kernel
+@inner_kernel
 def _binds(near, far, one_node, num_slots):
     """Whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
     return near < num_slots or (far < num_slots and not one_node)
@@ -128,7 +135,7 @@ def _settled(goal, blind, row, thrifty, placed):
         near, far, least_s = _wider(near, far, one_node, rates)
         if least_s >= rates.pair_s * over:
             break
-    _undo(moves, num_moves, row, placed)
+    _undo(moves, num_moves, placed.load_G.max(), row, np.zeros((4, G), np.int64), placed)
     clean_row(num_base, placed)
 
 
