@@ -109,9 +109,11 @@ def test_what_a_lower_target_pushed_away_comes_back():
 
 
 def test_ranks_may_serve_more_pairs_than_int32_holds():
-    """Two experts of 2^31 - 1 pairs on one rank, one of them with a replica beside 10 pairs: both ranks serve over 2^31."""
+    """Two experts of 2^31 - 1 pairs on one rank beside one of three; a replica on another rank takes all of one of them."""
     most = 2**31 - 1
-    load_E, expert_GS = np.array([10, 0, most, most], np.int32), np.array([[0, 1, 3], [2, 3, -1]], np.int16)
-    problem = row_problem(load_E, expert_GS)
-    quota_GS = ExactSplit().solve(problem, expert_GS[None])[0].astype(np.int64)
-    assert quota_GS.sum(axis=1).tolist() == [most + 5, most + 5]
+    load_E = np.array([0] * 12 + [3, most, most], np.int32)
+    expert_GS = np.array(
+        [[0, 1, 2, -1, -1], [3, 4, 5, 0, -1], [6, 7, 8, 0, -1], [9, 10, 11, 0, 13], [12, 13, 14, 0, -1]], np.int16
+    )
+    quota_GS = ExactSplit().solve(row_problem(load_E, expert_GS), expert_GS[None])[0].astype(np.int64)
+    assert quota_GS.sum(axis=1).max() == most + 3
