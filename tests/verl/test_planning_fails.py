@@ -10,11 +10,18 @@ import torch
 from program import Layout
 from verl_arms import run
 
+import foremoe
 from foremoe.base.errors import TransferError
 from foremoe.integrations.verl.settings import Settings
 from foremoe.workload.workload import Workload
 
 LAYOUT = Layout(ep=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """A plan that compiles first is past its time limit, and numba swallows what other threads warn about meanwhile."""
+    foremoe.warm_up()
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,9 @@ def plain(pool):
 
 @pytest.mark.parametrize("solver", ["Raises", "Sleeps", "Invalid"])
 def test_the_stage_runs_at_home(pool, plain, solver):
-    settings = Settings(planner=f"bad_solvers:{solver}", objective="balance", plan_limit_s=2.6)
+    # A limit that only the sleeper exceeds, on a busy machine too.
+    limit_s = 2.6 if solver == "Sleeps" else 60.0
+    settings = Settings(planner=f"bad_solvers:{solver}", objective="balance", plan_limit_s=limit_s)
     found = pool.run(run, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=900)
     for a, b in zip(plain, found, strict=True):
         assert b.losses == a.losses and b.grad_norms == a.grad_norms
