@@ -1,4 +1,4 @@
-"""What every option of `Chain` is worth: each off or changed, in the cost model's seconds and in CPU time per row.
+"""Worth of every option of `Chain`: each off or changed, in the cost model's seconds and in CPU time per row.
 
     python -m bench.chain_options [--out bench/results/chain_options_HARDWARE_DATE.md]
 

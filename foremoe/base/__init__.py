@@ -1,1 +1,1 @@
-"""What everything else stands on: arrays, fields, errors, threads, compiled functions, tensor files."""
+"""The ground floor: arrays, fields, errors, threads, compiled functions, tensor files."""

@@ -62,7 +62,7 @@ def require_non_negative(array: Array, name: str) -> None:
 
 
 class ArrayField(NamedTuple):
-    """What a field of an `ArrayValue` holds; `axes` are the letters behind its name's last underscore."""
+    """Contents of an array field of an `ArrayValue`; `axes` are the letters behind its name's last underscore."""
 
     dtype: Any
     axes: str

@@ -98,7 +98,7 @@ def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
 
 
 class _TemporaryFolder(_SourceFileBackedLocatorMixin, _CacheLocator):  # type: ignore[misc]
-    """Where numba itself finds no folder that it can write."""
+    """Locator of the cache for machines where numba finds no folder that it can write."""
 
     def __init__(self, py_func: Any, py_file: str) -> None:
         self._py_file, self._lineno = py_file, py_func.__code__.co_firstlineno
@@ -157,7 +157,7 @@ def _warn(how: str) -> None:
 
 
 def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
-    """What a kernel was compiled from: the files of all kernels and classes that it names, theirs in turn, and constants."""
+    """Yields the sources of a kernel's machine code: the files of all kernels and classes that it names, theirs in turn, and constants."""
     if function in seen:
         return
     seen.add(function)

@@ -15,7 +15,8 @@ class Run:
 
     Attributes:
         log_probs: of the recompute stage.   losses, grad_norms: of the update.   weights: name -> tensor, at the end.
-        metrics: those of foremoe, by step and stage.   reports: `MegatronSummary` by step and stage.
+        metrics: Metrics of foremoe, by step and stage.
+        reports: `MegatronSummary` by step and stage.
         native: pairs of this rank that veRL lets the router choose, by step and stage.
         warned: what foremoe warned about.   engine: name of the engine's class.
     """
