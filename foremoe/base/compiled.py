@@ -157,7 +157,7 @@ def _warn(how: str) -> None:
 
 
 def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
-    """Yields the sources of a kernel's machine code: the files of all kernels and classes that it names, theirs in turn, and constants."""
+    """Yields the sources of a kernel: the files of all kernels and classes that it names, theirs in turn, and constants."""
     if function in seen:
         return
     seen.add(function)
