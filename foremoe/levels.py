@@ -10,7 +10,6 @@ import abc
 from typing import ClassVar
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
@@ -19,14 +18,6 @@ from foremoe.workload.packing import PackSolver
 __all__ = ["HomeSolver", "OrderSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"]
 
 # Letters: N rows, G ranks, E experts, S slots per rank, L layers, M micro-steps, C copies.
-
-
-def require_whole(solver: object, **least: int) -> None:
-    """Raises InputError unless the named fields of a solver are whole numbers from so many to a million."""
-    for name, low in least.items():
-        count = getattr(solver, name)
-        if isinstance(count, bool) or not isinstance(count, int) or not low <= count <= 10**6:
-            raise InputError(f"{type(solver).__name__} needs {name} as a whole number from {low} to {10**6}; got {count!r}.")
 
 
 class HomeSolver(abc.ABC):

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib.resources
 import math
-import operator
 import os
 import tomllib
 from collections.abc import Collection, Mapping
@@ -23,20 +22,11 @@ MAX_WHOLE = 2**53
 """Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
 
 
-def whole(value: object, name: str, low: int = 1, high: int = MAX_WHOLE) -> int:
+def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int:
     """Returns `value` as an int in [low, high]; 8.0 and True are not whole numbers here."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise InputError(f"{name} must be a whole number; got {_show(value)}.")
-    out = operator.index(value)
-    if not low <= out <= high:
-        raise InputError(f"{name} must lie in [{low}, {high}]; got {_show(out)}.")
-    return out
-
-
-def whole_number(value: object, name: str, low: int = 1) -> int:
-    """`value` as an int of at least `low`; 8.0 and True are not whole numbers here."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise InputError(f"{name} must be a whole number of at least {low}; got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise InputError(f"{name} must be a whole number {limits}; got {_show(value)}.")
     return int(value)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.base.hardware import cores
 
 
@@ -40,10 +40,7 @@ def row_runner(
     cancel: threading.Event | None = None,
 ) -> Iterator[RowRunner]:
     """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
-    threads = cores() if num_threads is None else num_threads
-    if not isinstance(threads, int) or threads < 1:
-        raise InputError(f"num_threads must be a whole number of at least 1; got {threads!r}.")
-    runner = RowRunner(threads, progress, cancel)
+    runner = RowRunner(cores() if num_threads is None else whole(num_threads, "num_threads"), progress, cancel)
     token = _RUNNER.set(runner)
     try:
         yield runner

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 
 # Letters: M micro-steps, L layers, E experts.
 
@@ -28,8 +29,7 @@ class Noisy:
         # exp(100 * normal) still fits float64; a larger factor would overflow to nonsense loads.
         if not 0 <= self.drift <= 100:
             raise InputError(f"Noisy needs a drift from 0 to 100; got {self.drift}.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise InputError(f"Noisy needs a whole number of at least 0 as seed; got {self.seed!r}.")
+        whole(self.seed, "seed of Noisy", 0)
 
 
 Foresight = str | Noisy

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base import fields
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import real, whole
 from foremoe.base.tensor_file import digest
 from foremoe.machine.model import Model
 from foremoe.workload.workload import Workload
@@ -70,9 +69,9 @@ class Regime:
         low = {"burst_factor": 1.0, "domain_run": 1.0, "kappa": 1e-6, "source_kappa": 1e-6}
         for f in dataclasses.fields(self):
             if f.name != "domains":
-                value = fields.real(getattr(self, f.name), f.name, low.get(f.name, 0.0), high[f.name], open_low=False)
+                value = real(getattr(self, f.name), f.name, low.get(f.name, 0.0), high[f.name], open_low=False)
                 object.__setattr__(self, f.name, value)
-        object.__setattr__(self, "domains", fields.whole(self.domains, "domains", 1, 10_000))
+        object.__setattr__(self, "domains", whole(self.domains, "domains", 1, 10_000))
 
     @classmethod
     def preset(cls, name: str) -> Regime:
@@ -135,9 +134,9 @@ def synthetic_workload(
         InputError: An unknown name or a number out of range.
     """
     model, regime = resolve(model, regime)
-    G, M = whole_number(num_ranks, "num_ranks"), whole_number(micro_steps, "micro_steps")
-    tokens, L = whole_number(tokens_per_rank, "tokens_per_rank"), layer_count(num_layers, model)
-    seeds = np.random.SeedSequence(whole_number(seed, "seed", 0)).spawn(L)
+    G, M = whole(num_ranks, "num_ranks"), whole(micro_steps, "micro_steps")
+    tokens, L = whole(tokens_per_rank, "tokens_per_rank"), layer_count(num_layers, model)
+    seeds = np.random.SeedSequence(whole(seed, "seed", 0)).spawn(L)
     load_MLGE = np.empty((M, L, G, model.num_experts), np.int32)
     for layer in range(L):
         load_MLGE[:, layer] = _layer_counts(np.random.default_rng(seeds[layer]), regime, model, M, G, tokens)
@@ -228,7 +227,7 @@ def layer_count(num_layers: int | None, model: Model) -> int:
     """How many layers to generate: all, or the first so many."""
     if num_layers is None:
         return model.num_layers
-    layers = whole_number(num_layers, "num_layers")
+    layers = whole(num_layers, "num_layers")
     if layers > model.num_layers:
         raise InputError(f"{model.name} has {model.num_layers} MoE layers; got num_layers={layers}.")
     return layers

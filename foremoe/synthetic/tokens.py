@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base import fields
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import real, whole
 from foremoe.machine.model import Model
 from foremoe.routing.trace import RoutingTrace
 from foremoe.synthetic.counts import Regime, bent, capped, layer_count, layer_factor, resolve, softmax
@@ -71,10 +70,10 @@ def synthetic_trace(
         InputError: An unknown name or a number out of range.
     """
     model, regime = resolve(model, regime)
-    Q, L = whole_number(num_sequences, "num_sequences"), layer_count(num_layers, model)
-    D = regime.domains if domains is None else fields.whole(domains, "domains", 1, 10_000)
-    mean_length = fields.real(mean_length, "mean_length", 1.0, 1e7, open_low=False)
-    batch_seed, layers_seed = np.random.SeedSequence(whole_number(seed, "seed", 0)).spawn(2)
+    Q, L = whole(num_sequences, "num_sequences"), layer_count(num_layers, model)
+    D = regime.domains if domains is None else whole(domains, "domains", 1, 10_000)
+    mean_length = real(mean_length, "mean_length", 1.0, 1e7, open_low=False)
+    batch_seed, layers_seed = np.random.SeedSequence(whole(seed, "seed", 0)).spawn(2)
 
     rng = np.random.default_rng(batch_seed)
     seq_len_Q, run_Q, domain_Q = _sequences(rng, regime, Q, D, mean_length)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import whole
 from foremoe.workload.packing import PackSolver, sample_groups
 from foremoe.workload.workload import Dealt, Workload
 
@@ -33,7 +33,7 @@ def deal(
     assign: tuple[npt.ArrayLike, npt.ArrayLike] | None,
 ) -> Workload:
     """The workload of a trace; see `Workload.from_trace`."""
-    G = whole_number(num_ranks, "num_ranks")
+    G = whole(num_ranks, "num_ranks")
     micro_step_Q = rank_Q = dealt = None
     if assign is not None:
         if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:
@@ -49,11 +49,11 @@ def deal(
         micro_step_Q, rank_Q, dealt = _dealt(
             trace,
             G,
-            whole_number(tokens_per_rank, "tokens_per_rank"),
+            whole(tokens_per_rank, "tokens_per_rank"),
             packer,
-            whole_number(seed, "seed", 0),
+            whole(seed, "seed", 0),
             sample_groups(sample_group_Q, trace.Q),  # type: ignore[arg-type]
-            None if max_micro_steps is None else whole_number(max_micro_steps, "max_micro_steps"),
+            None if max_micro_steps is None else whole(max_micro_steps, "max_micro_steps"),
         )
         micro_step_T, rank_T = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
         attention = _cells(micro_step_Q, rank_Q, G, trace.seq_len_Q**2)

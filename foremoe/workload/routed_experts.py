@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array, require_non_negative
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import whole
 from foremoe.machine.model import Model
 from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_ranges, narrow_into
 from foremoe.routing.readers.reading import Reader
@@ -145,7 +145,7 @@ def count_workload(
     of_items = {name: options.pop(name, None) for name in ("lengths", "start", "mask")}
     reader = Reader(**options)
     items = unpack(payloads, **of_items)
-    G = whole_number(num_ranks, "num_ranks")
+    G = whole(num_ranks, "num_ranks")
     ranges_Q, M = _places(len(items), G, micro_step_Q, rank_Q, range_X5, num_micro_steps)
     tokens_MG, attention_MG = np.zeros((M, G), np.int64), np.zeros((M, G))
     tally, num_sequences, num_missing, num_padding = Tally(), 0, 0, 0
@@ -237,7 +237,7 @@ def _places(
         micro_step, rank = ranges[:, 3], ranges[:, 4]
     if not len(micro_step):
         raise InputError("no sequence has a micro-step; give at least one.")
-    M = int(micro_step.max()) + 1 if num_micro_steps is None else whole_number(num_micro_steps, "num_micro_steps")
+    M = int(micro_step.max()) + 1 if num_micro_steps is None else whole(num_micro_steps, "num_micro_steps")
     if micro_step.max() >= M or rank.min() < 0 or rank.max() >= G:
         raise InputError(
             f"sequences go to micro-steps up to {micro_step.max()} and ranks {rank.min()} to {rank.max()}; there are {M}"

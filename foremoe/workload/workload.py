@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import whole
 from foremoe.base.parallel import row_runner
 from foremoe.routing.checks import layer_numbers, layer_positions, preset_layers
 from foremoe.workload.checks import check_balance, check_pairs, checked_load, require_below
@@ -88,7 +88,7 @@ class Workload(ArrayValue):
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        put("num_topk", whole_number(self.num_topk, "num_topk"))
+        put("num_topk", whole(self.num_topk, "num_topk"))
         put("load_MLGE", checked_load(self.load_MLGE))
         if (self.micro_step_Q is None) != (self.rank_Q is None):
             raise InputError("micro_step_Q and rank_Q go together; give both or neither.")
@@ -158,7 +158,7 @@ class Workload(ArrayValue):
         """
         load = checked_load(load_MLGE)
         M, L, G, E = load.shape
-        num_topk = whole_number(num_topk, "num_topk")
+        num_topk = whole(num_topk, "num_topk")
         if moe_layer_L is None:
             moe_layer_L = preset_layers(model, L, E, num_topk)
         pairs_MLG = load.sum(axis=3, dtype=np.int64)

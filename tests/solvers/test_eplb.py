@@ -123,7 +123,7 @@ def test_uneven_nodes_and_groups_that_do_not_divide_fall_back_to_one_node():
         assert Eplb().solve(problem, problem.static()).same_as(want)
     with pytest.raises(InputError, match="3 groups"):
         Eplb(num_groups=3).solve(flat, flat.static())
-    with pytest.raises(InputError, match="num_groups as a whole number"):
+    with pytest.raises(InputError, match="num_groups of Eplb must be a whole number"):
         Eplb(num_groups=0)
 
 

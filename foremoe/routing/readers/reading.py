@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import whole
 from foremoe.machine.model import Model
 from foremoe.routing.checks import checked_experts, layer_numbers
 from foremoe.routing.readers.counting import known_rows
@@ -71,7 +71,7 @@ class Reader:
             if not len(numbers):
                 raise InputError("moe_layer_L is empty; name at least one layer.")
             self._moe = layer_numbers(numbers, len(numbers))
-        self._num_layers = None if num_layers is None else whole_number(num_layers, "num_layers")
+        self._num_layers = None if num_layers is None else whole(num_layers, "num_layers")
         self._dtype = None if dtype is None else integer_dtype(dtype)
         if self._num_layers is not None and self._moe is not None:
             self._positions(self._num_layers)
@@ -212,7 +212,7 @@ class Reader:
 def _agree(of_model: int | None, given: int | None, name: str) -> int | None:
     if given is None:
         return of_model
-    value = whole_number(given, name)
+    value = whole(given, name)
     if of_model is not None and value != of_model:
         raise InputError(f"{name} {value} contradicts the model, which has {of_model}; give one of them.")
     return value

@@ -11,7 +11,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole_number
+from foremoe.base.fields import whole
 from foremoe.routing.readers.payloads import as_numpy
 
 # Letters: B sequences of a batch, S tokens of its longest, Q sequences.
@@ -53,7 +53,7 @@ class Routed:
         for name, low in (("start", 0), ("num_last_missing", 0), ("length", 1), ("prompt_length", 0)):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, whole_number(value, name, low))
+                object.__setattr__(self, name, whole(value, name, low))
         if self.length is not None and max(self.start, self.prompt_length or 0) > self.length:
             raise InputError(
                 f"a sequence of {self.length} tokens cannot have start {self.start} and {self.prompt_length or 0} prompt tokens;"
@@ -111,7 +111,7 @@ def parse_routed(item: Any) -> Routed:
     counts = prompt_tokens, tokens
     if None in counts:
         counts = item.get("prompt_tokens"), item.get("completion_tokens")
-    length = None if None in counts else sum(whole_number(n, "a count of tokens", 0) for n in counts)
+    length = None if None in counts else sum(whole(n, "a count of tokens", 0) for n in counts)
     outer = Routed(
         data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length, prompt_length=prompt_tokens,
         start=item.get("routed_experts_start_len") or item.get("routed_experts_prompt_start") or item.get("start") or 0,
@@ -132,10 +132,10 @@ def num_ids(ids: Any) -> int | None:
 
 def _with_length(item: Routed, length: Any, start: Any) -> Routed:
     """`item` with the caller's length and start, which must agree with its own."""
-    length = None if length is None else whole_number(length, "length", 1)
+    length = None if length is None else whole(length, "length", 1)
     if None not in (length, item.length) and length != item.length:
         raise InputError(f"lengths says {length} tokens but the payload {item.length}; correct lengths, or leave it out.")
-    first = 0 if start is None else whole_number(start, "start", 0)
+    first = 0 if start is None else whole(start, "start", 0)
     if first and item.start and first != item.start:
         raise InputError(f"start says {first} but the payload {item.start}; correct start, or leave it out.")
     if length is None and not first:

@@ -9,9 +9,9 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import real
+from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
-from foremoe.levels import HomeSolver, RankSolver, require_whole
+from foremoe.levels import HomeSolver, RankSolver
 from foremoe.problem.objective import problem_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
@@ -81,9 +81,9 @@ class Anneal(HomeSolver):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_whole(self, sweeps=0, trial_steps=1)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"Anneal needs seed as a whole number of 64 bits; got {self.seed!r}.")
+        whole(self.sweeps, "sweeps of Anneal", 0, 10**6)
+        whole(self.trial_steps, "trial_steps of Anneal", 1, 10**6)
+        whole(self.seed, "seed of Anneal", -(2**63), 2**63 - 1)
         for name in ("temperature", "cooling", "skew_weight"):
             real(getattr(self, name), f"{name} of Anneal", 0.0, math.inf if name == "temperature" else 1.0)
         for name in ("smooth", "move_price", "state_bytes", "min_gain"):

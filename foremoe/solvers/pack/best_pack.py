@@ -10,8 +10,9 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.base.parallel import for_rows
-from foremoe.levels import PackSolver, RankSolver, require_whole
+from foremoe.levels import PackSolver, RankSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -69,7 +70,8 @@ class BestPack(PackSolver):
                 )
         if self.home is not None and not isinstance(self.home, Anneal):
             raise InputError(f"BestPack needs home as Anneal(...), whose moves have a price, or None; got {self.home!r}.")
-        require_whole(self, redundant=0, layers=1)
+        whole(self.redundant, "redundant of BestPack", 0, 10**6)
+        whole(self.layers, "layers of BestPack", 1, 10**6)
         Cluster.preset(self.cluster, num_ranks=1, ranks_per_node=self.ranks_per_node)
 
     def solve(

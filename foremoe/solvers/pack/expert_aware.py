@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.fields import flag, real
-from foremoe.levels import PackSolver, require_whole
+from foremoe.base.fields import flag, real, whole
+from foremoe.levels import PackSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens, rank_tokens
@@ -61,7 +61,8 @@ class ExpertAware(PackSolver):
     temperature: float = 0.03
 
     def __post_init__(self) -> None:
-        require_whole(self, redundant=0, rounds=1, sweeps=0)
+        for name, least in (("redundant", 0), ("rounds", 1), ("sweeps", 0)):
+            whole(getattr(self, name), f"{name} of ExpertAware", least, 10**6)
         real(self.skew_weight, "skew_weight of ExpertAware", 0.0, 1.0, open_low=False)
         real(self.temperature, "temperature of ExpertAware")
         flag(self.locality, "locality of ExpertAware")

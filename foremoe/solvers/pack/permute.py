@@ -10,8 +10,9 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
+from foremoe.base.fields import whole
 from foremoe.base.random import random_below
-from foremoe.levels import PackSolver, require_whole
+from foremoe.levels import PackSolver
 from foremoe.solvers.kernels.pack import exchange_load
 from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.workload.packing import AsGiven, sample_groups
@@ -39,7 +40,7 @@ class Permute(PackSolver):
     passes: int = 50
 
     def __post_init__(self) -> None:
-        require_whole(self, passes=0)
+        whole(self.passes, "passes of Permute", 0, 10**6)
 
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0

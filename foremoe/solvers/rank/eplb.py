@@ -9,8 +9,9 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.base.parallel import for_rows
-from foremoe.levels import RankSolver, require_whole
+from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 
@@ -145,7 +146,7 @@ class Eplb(RankSolver):
 
     def __post_init__(self) -> None:
         if self.num_groups is not None:
-            require_whole(self, num_groups=1)
+            whole(self.num_groups, "num_groups of Eplb", 1, 10**6)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows.

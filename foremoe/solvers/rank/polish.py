@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foremoe.base.fields import whole
 from foremoe.base.parallel import for_rows
-from foremoe.levels import RankSolver, require_whole
+from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers.kernels.polish import polish_rows
@@ -30,7 +31,7 @@ class Polish(RankSolver):
     steps: int = 500
 
     def __post_init__(self) -> None:
-        require_whole(self, steps=1)
+        whole(self.steps, "steps of Polish", 1, 10**6)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Searches from `start` in every row; rows that a cancel left out keep it, and so do all under ``"balance"``."""
