@@ -243,7 +243,7 @@ def test_leaves_balance_alone():
 
 
 def test_refuses_options_that_make_no_sense():
-    with pytest.raises(InputError, match="needs steps"):
+    with pytest.raises(InputError, match="steps of Polish"):
         Polish(steps=0)
 
 
