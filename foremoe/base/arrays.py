@@ -21,14 +21,10 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
     The caller gives the array away: a writable array that it keeps must not be changed afterwards.
 
     Args:
-        value: Anything numpy reads as numbers.
-        dtype: The wanted dtype. Integers must fit it exactly; NaN, infinity and fractions are refused for integer dtypes,
-            NaN also for floating ones.
+        value: Anything numpy reads as numbers; NaN is refused, and for integer dtypes also infinity and fractions.
+        dtype: Integers must fit it exactly.
         name: What the error calls the array.
         shape: Expected length per axis, None where any length will do.
-
-    Raises:
-        InputError: Wrong number of axes, wrong length, or values that `dtype` cannot hold.
     """
     want = np.dtype(dtype)
     try:
@@ -71,13 +67,7 @@ class ArrayField(NamedTuple):
 
 
 def array(dtype: npt.DTypeLike, *, optional: bool = False, negative: bool = True) -> Any:
-    """Declares an array field of an `ArrayValue`.
-
-    Args:
-        dtype: What it is converted to; see `frozen_array`.
-        optional: None is allowed, and the default.
-        negative: Whether values below zero are allowed.
-    """
+    """Declares an array field of an `ArrayValue`: its dtype, whether it may be None (then the default) or negative."""
     metadata = {"array": (np.dtype(dtype), negative)}
     return dataclasses.field(default=None, metadata=metadata) if optional else dataclasses.field(metadata=metadata)
 
@@ -111,14 +101,10 @@ class ArrayValue:
         return {f.name: ArrayField(dtype, _axes(f.name), f.default is None, negative) for f, (dtype, negative) in declared}
 
     def freeze(self, *names: str, **lengths: int) -> None:
-        """Makes every declared array read-only, of its dtype; an axis letter has one length in all of them.
+        """Checks the declared arrays (or `names` alone), makes them read-only; an axis letter has one length in all of them.
 
         Args:
-            names: Which ones; default: all, in the order of the fields.
-            lengths: Of axes, by letter, where they are known from elsewhere.
-
-        Raises:
-            InputError: An array of another shape, with values that its dtype cannot hold, or negative where it must not be.
+            lengths: Lengths of axes, by letter, that are known from elsewhere.
         """
         for name, (dtype, axes, optional, negative) in self.array_fields().items():
             if (names and name not in names) or (optional and getattr(self, name) is None):
@@ -134,11 +120,7 @@ class ArrayValue:
         return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
 
     def cut_arrays(self, **positions: Any) -> dict[str, Any]:
-        """The declared arrays with one of these axes, cut; ``dataclasses.replace`` takes them.
-
-        Args:
-            positions: Slice, mask or indices by the axis' letter: ``M=slice(0, 2)``.
-        """
+        """The declared arrays with one of these axes, cut to slices, masks or indices by axis letter: ``M=slice(0, 2)``."""
         cut = {}
         for name, field in self.array_fields().items():
             value = getattr(self, name)

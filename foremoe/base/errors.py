@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+
 
 class InputError(ValueError):
     """Bad input from the caller: one sentence with the numbers and the cure."""
@@ -11,10 +15,9 @@ class PlanError(ValueError):
     """One broken law of the Plan IR.
 
     Args:
-        law: which law is broken: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``,
-            ``header``, ...
-        where: the place, for example ``"micro-step 3, layer 7, rank 2"``.
-        message: what is wrong, with the numbers.
+        law: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``, ``header``, ...
+        where: The place, for example ``"micro-step 3, layer 7, rank 2"``.
+        message: What is wrong, with the numbers.
     """
 
     def __init__(self, law: str, where: str, message: str) -> None:
@@ -26,8 +29,8 @@ class TransferError(RuntimeError):
     """Weights, gradients or tokens did not arrive: the step cannot go on, and its result must not be used.
 
     Args:
-        message: one sentence with the numbers and the cure.
-        ranks: the ranks of the EP group at fault, as far as they are known.
+        message: One sentence with the numbers and the cure.
+        ranks: Ranks of the EP group at fault, as far as they are known.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
@@ -37,3 +40,29 @@ class TransferError(RuntimeError):
 
 class StaleWeights(TransferError):
     """Weights changed between the moment a plan began and a copy of them: an optimizer step inside a plan."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Puts `where` before the message of an `InputError` that the block raises."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+@contextlib.contextmanager
+def file_errors(path: str | os.PathLike[str], verb: str, cure: str) -> Iterator[None]:
+    """Turns what the system says about a file, or its name, inside the block into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot {verb} {os.fspath(path)!r} ({reason}); {cure}.") from None

@@ -26,11 +26,7 @@ def entry_point_of(group: str, name: str) -> str | None:
 
 @functools.cache
 def load_entry_point(group: str, name: str) -> Any:
-    """The object registered as `name`.
-
-    Raises:
-        InputError: it cannot be imported.
-    """
+    """The object registered as `name`."""
     point = _found(group)[name]
     try:
         return point.load()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, file_errors
 
 MAX_WHOLE = 2**53
 """Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
@@ -26,14 +26,14 @@ def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int
     """Returns `value` as an int in [low, high]; 8.0 and True are not whole numbers here."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise InputError(f"{name} must be a whole number {limits}; got {_show(value)}.")
+        raise InputError(f"{name} must be a whole number {limits}; got {shown(value)}.")
     return int(value)
 
 
 def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, open_low: bool = True) -> float:
     """Returns `value` as a finite float in (low, high], or [low, high] with `open_low` False."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number; got {_show(value)}.")
+        raise InputError(f"{name} must be a number; got {shown(value)}.")
     try:
         out = float(value)
     except OverflowError:
@@ -43,21 +43,21 @@ def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, 
             limits = f"a finite number {'above' if open_low else 'of at least'} {low:g}"
         else:
             limits = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
-        raise InputError(f"{name} must be {limits}; got {_show(value)}.")
+        raise InputError(f"{name} must be {limits}; got {shown(value)}.")
     return out
 
 
 def flag(value: object, name: str) -> bool:
     """Returns `value` as a bool; 0 and 1 are refused."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{name} must be true or false; got {_show(value)}.")
+        raise InputError(f"{name} must be true or false; got {shown(value)}.")
     return bool(value)
 
 
 def text(value: object, name: str) -> str:
     """Returns `value` if it is a string of printable characters that is not blank."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise InputError(f"{name} must be a line of printable text; got {_show(value)}.")
+        raise InputError(f"{name} must be a line of printable text; got {shown(value)}.")
     return value
 
 
@@ -78,18 +78,12 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The table in the TOML file at `path`.
-
-    Raises:
-        InputError: no such file, not readable, not UTF-8, or not TOML.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {os.fspath(path)!r}; check the path.") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{os.fspath(path)!r} cannot be read ({reason}); give the path of a TOML file.") from error
+    """The table in the TOML file at `path`."""
+    with file_errors(path, "read", "give the path of a TOML file"):
+        try:
+            data = Path(path).read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(f"there is no file {os.fspath(path)!r}; check the path.") from error
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -98,17 +92,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], table: Mapping[str, Any]) -> None:
-    """Writes `table` to `path` as TOML, in the table's order.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Writes `table` to `path` as TOML, in the table's order."""
     data = tomli_w.dumps(table).encode("utf-8")
-    try:
+    with file_errors(path, "write", "give another path"):
         Path(path).write_bytes(data)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{os.fspath(path)!r} cannot be written ({reason}); give another path.") from error
 
 
 @functools.cache
@@ -123,19 +110,16 @@ def preset_names(file: str) -> tuple[str, ...]:
 
 
 def preset(file: str, name: str, kind: str) -> dict[str, Any]:
-    """A copy of one preset's table with its name added; case does not matter.
-
-    Raises:
-        InputError: there is no preset of that name; it lists those there are.
-    """
+    """A copy of one preset's table with its name added; case does not matter."""
     key = name.strip().lower() if isinstance(name, str) else ""
     if key not in _shipped(file):
-        raise InputError(f"there is no {kind} preset {_show(name)}; choose one of {', '.join(preset_names(file))}.")
+        raise InputError(f"there is no {kind} preset {shown(name)}; choose one of {', '.join(preset_names(file))}.")
     return {"name": key, **_shipped(file)[key]}
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
+    """`value` in at most 60 characters of one line, for messages."""
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 38 digits"
-    shown = ascii(value).replace("\n", " ")
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    line = ascii(value).replace("\n", " ")
+    return line if len(line) <= 60 else line[:57] + "..."

@@ -9,12 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package.
-
-    Args:
-        package: Its ``__name__``.
-        names: Per submodule of the package, the names that it defines. Submodules are loaded by their own name too.
-    """
+    """The ``__getattr__`` and ``__dir__`` of a package, from the names that its submodules define; these load by name too."""
     home = {name: module for module, its in names.items() for name in its} | {name: "" for name in names if "." not in name}
 
     def load(name: str) -> Any:

@@ -35,9 +35,7 @@ _RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("fore
 
 @contextlib.contextmanager
 def row_runner(
-    num_threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
-    cancel: threading.Event | None = None,
+    num_threads: int | None = None, progress: Callable[[int], None] | None = None, cancel: threading.Event | None = None
 ) -> Iterator[RowRunner]:
     """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
     runner = RowRunner(cores() if num_threads is None else whole(num_threads, "num_threads"), progress, cancel)
@@ -49,13 +47,9 @@ def row_runner(
 
 
 def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
-    """Calls ``block(low, high)`` over all rows in blocks.
+    """Calls ``block(low, high)`` over all rows in blocks; returns bool [N], False for rows that a cancel left out.
 
-    Args:
-        whole: never cut short by a cancel nor counted as progress: for figures, which must be complete to mean anything.
-
-    Returns:
-        bool [N], False for rows that were never run because the caller cancelled.
+    With `whole`, no cancel cuts it short, nor does it count as progress: for figures, which must be complete to mean anything.
     """
     runner = _RUNNER.get() or RowRunner()
     if whole:

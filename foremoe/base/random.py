@@ -8,7 +8,7 @@ from foremoe.base.compiled import kernel
 
 
 @kernel
-def next_random(state):  # type: ignore[no-untyped-def]
+def next_random(state):
     """The next uint64 of SplitMix64 (Steele, Lea, Flood 2014); `state`, uint64 [1], moves on."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = state[0]
@@ -18,6 +18,6 @@ def next_random(state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def random_below(state, num):  # type: ignore[no-untyped-def]
+def random_below(state, num):
     """An int64 in [0, num)."""
     return np.int64(next_random(state) % np.uint64(num))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, file_errors, first_line, naming
 
 # One metadata key: safetensors keeps no order among several, and the bytes must not vary.
 HEADER_KEY = "foremoe"
@@ -36,85 +38,72 @@ def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
 
 
 def write_file(path: str | os.PathLike[str], payload: bytes) -> None:
-    """Writes a whole file or, on a fault, none of it.
-
-    Raises:
-        InputError: the place cannot be written.
-    """
-    try:
+    """Writes a whole file or, on a fault, none of it."""
+    with file_errors(path, "write", "give another path"):
         target = Path(path)
         partial = target.with_name(target.name + ".part")
         partial.write_bytes(payload)
         partial.replace(target)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot write {os.fspath(path)!r} ({reason}); give another path.") from None
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
-    """`path` if it is a file that is not empty.
-
-    Raises:
-        InputError: nothing there, a directory, or an empty file.
-    """
+    """`path` if it is a file that is not empty."""
     source = Path(path)
-    try:
+    with file_errors(path, "read", "check the path"):
         if not source.exists():
             raise InputError(f"there is no file {str(source)!r}; check the path.")
         if not source.is_file():
-            raise InputError(f"{str(source)!r} is no file; give the path of one file.")
+            raise InputError(f"{str(source)!r} is not a file; give the path of one file.")
         if source.stat().st_size == 0:
             raise InputError(f"{str(source)!r} is empty; write it again.")
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{str(source)!r} cannot be read ({error}); check the path.") from None
     return source
 
 
 def write_tensors(
     path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]
 ) -> None:
-    """Writes arrays with a header, a format version and a checksum.
-
-    Args:
-        kind: what the file holds, such as ``"workload"``; `read_tensors` insists on it.
-        header: plain JSON values.
-
-    Raises:
-        InputError: the place cannot be written.
-    """
+    """Writes arrays with a header of plain JSON values, a kind such as ``"workload"``, a format version and a checksum."""
     full = {**header, "kind": kind, "format": version}
     full["checksum"] = digest(full, tensors)
     write_file(path, tensor_bytes(full, tensors))
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Header and arrays that `write_tensors` wrote.
-
-    Raises:
-        InputError: no such file, not of this kind, of a newer format, truncated or changed.
-    """
+    """Header and arrays that `write_tensors` wrote; refuses other kinds, newer formats, and truncated or changed files."""
     source = existing_file(path)
-    try:
+    with file_errors(path, "read", "check the path"):
         payload = source.read_bytes()
-    except OSError as error:
-        raise InputError(f"{str(source)!r} cannot be read ({error.strerror}); check the path.") from None
     header = _header(payload)
     if header is None or header.get("kind") != kind:
-        raise InputError(f"{str(source)!r} is no {kind} file, or truncated ({len(payload)} bytes); write it again.")
-    found = header.get("format")
-    if not isinstance(found, int) or found > version:
-        raise InputError(
-            f"{str(source)!r} has {kind} format {found}, this foremoe reads up to {version}; install a newer foremoe."
-        )
+        raise InputError(f"{str(source)!r} is not a {kind} file, or truncated ({len(payload)} bytes); write it again.")
+    require_format(source, header, version)
     try:
         tensors = load(payload)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise InputError(f"{str(source)!r} is truncated or damaged ({_line(error)}); write it again.") from None
+        raise InputError(f"{str(source)!r} is truncated or damaged ({first_line(error)}); write it again.") from None
     if digest({k: v for k, v in header.items() if k != "checksum"}, tensors) != header.get("checksum"):
         raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return header, tensors
+
+
+@contextlib.contextmanager
+def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Iterator[None]:
+    """Names the file in errors of the block, which makes a value of what `read_tensors` read."""
+    try:
+        with naming(repr(os.fspath(path))):
+            yield
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"{header['kind']} format {header['format']}"
+        raise InputError(f"{os.fspath(path)!r} lacks or misnames a field of {what}: {error}.") from None
+
+
+def require_format(source: Path, header: dict[str, Any], version: int) -> None:
+    """Raises InputError when a file is of a newer format than `version`."""
+    found = header.get("format")
+    if not isinstance(found, int) or found > version:
+        raise InputError(
+            f"{str(source)!r} has {header['kind']} format {found}, this foremoe reads up to {version}; install a newer foremoe."
+        )
 
 
 def _header(payload: bytes) -> dict[str, Any] | None:
@@ -126,8 +115,3 @@ def _header(payload: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return header if isinstance(header, dict) else None
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

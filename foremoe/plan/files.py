@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
-from foremoe.base.tensor_file import read_tensors, write_tensors
+from foremoe.base.tensor_file import naming_fields, read_tensors, write_tensors
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.header import FORMAT_VERSION, PlanHeader, PlanKey
@@ -18,7 +17,7 @@ from foremoe.plan.transfers import TransferList
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.workload.workload import Dealt
+from foremoe.workload.dealing import Dealt
 
 
 def _names(words: str) -> dict[str, str]:
@@ -98,12 +97,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         InputError: No such file, or it is truncated, changed, of a newer format, or lacks a field.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
-    try:
+    with naming_fields(path, header):
         return _plan_of(header, tensors)
-    except InputError as error:
-        raise InputError(f"{os.fspath(path)!r}: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{os.fspath(path)!r} lacks or misnames a field of plan format {FORMAT_VERSION}: {error}.") from None
 
 
 def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:

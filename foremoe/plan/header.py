@@ -12,7 +12,7 @@ from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import Slots
-from foremoe.workload.workload import Dealt
+from foremoe.workload.dealing import Dealt
 
 FORMAT_VERSION = 1
 

@@ -19,7 +19,8 @@ from foremoe.problem.placement import Placement, repeated
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.routing.checks import layer_positions
-from foremoe.workload.workload import STAGES, Dealt, Workload
+from foremoe.workload.dealing import Dealt
+from foremoe.workload.workload import STAGES, Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, V nodes, E experts, B = E/G base slots, R redundant,
 # S = B + R.

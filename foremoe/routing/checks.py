@@ -8,39 +8,38 @@ import numpy.typing as npt
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
+from foremoe.base.fields import shown
 from foremoe.machine.model import Model
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
 
-_MAX_EXPERTS = int(np.iinfo(np.int16).max)
+MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
-def preset_layers(model: str | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
-    """int32 [L]: layer numbers of the preset `model` if it has L layers, else 0 to L-1.
+def known_model(model: str | Model | None) -> Model | None:
+    """`model` itself, or the preset of that name; None for any other name, which is only a label."""
+    if not isinstance(model, str | Model | None):
+        raise InputError(f"model must be the name of a model; got {type(model).__name__}.")
+    if isinstance(model, str):
+        return Model.preset(model) if model.strip().lower() in Model.preset_names() else None
+    return model
 
-    Raises:
-        InputError: the preset has other experts or another top-k.
-    """
-    if not isinstance(model, str | None):
-        raise InputError(f"model must be text, the name of a model; got {type(model).__name__}.")
-    if model is not None and model.strip().lower() in Model.preset_names():
-        preset = Model.preset(model)
-        if (preset.num_experts, preset.num_topk) != (num_experts, num_topk):
-            raise InputError(
-                f"model {model!r} routes top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk} of"
-                f" {num_experts}; name the model that was recorded."
-            )
-        if preset.num_layers == num_layers:
-            return preset.moe_layer_L
-    return np.arange(num_layers, dtype=np.int32)
+
+def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
+    """int32 [L]: layer numbers of `model`, which must have these experts and top-k, if it has L layers, else 0 to L-1."""
+    preset = known_model(model)
+    if preset is None:
+        return np.arange(num_layers, dtype=np.int32)
+    if (preset.num_experts, preset.num_topk) != (num_experts, num_topk):
+        raise InputError(
+            f"model {preset.name!r} routes top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk}"
+            f" of {num_experts}; name the model that was recorded."
+        )
+    return preset.moe_layer_L if preset.num_layers == num_layers else np.arange(num_layers, dtype=np.int32)
 
 
 def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
-    """`value` as int32 [L] of distinct numbers >= 0.
-
-    Raises:
-        InputError: another length, negative numbers, or a number twice.
-    """
+    """`value` as int32 [L] of distinct numbers >= 0."""
     moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
     if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
         raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
@@ -48,28 +47,17 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
-    """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one.
-
-    Raises:
-        InputError: none, no whole numbers, out of range, or one twice.
-    """
+    """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one."""
     try:
         index = np.asarray(indices)
     except ValueError:
         index = np.empty(0)
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
-        shown = repr(indices)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise InputError(f"layers must be distinct indices (positions from 0 to {num_layers - 1}) in a list; got {shown}.")
+        raise InputError(
+            f"layers must be distinct indices (positions from 0 to {num_layers - 1}) in a list; got {shown(indices)}."
+        )
     return index.astype(np.int64)
-
-
-def checked_experts(value: object) -> int:
-    """`value` if it is a number of experts that plans can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= _MAX_EXPERTS:
-        raise InputError(f"num_experts must be a whole number from 1 to {_MAX_EXPERTS}; got {value!r}.")
-    return int(value)
 
 
 def checked_known(value: Array | None, num_tokens: int) -> Array | None:
@@ -93,9 +81,7 @@ def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
     # The total of huge lengths may wrap round in int64.
     if seq_len_Q.max() > num_tokens or seq_len_Q.sum() != num_tokens:
         total = sum(seq_len_Q.tolist())
-        raise InputError(
-            f"the {len(seq_len_Q)} sequence lengths sum to {total} but there are {num_tokens} tokens; correct seq_len_Q."
-        )
+        raise InputError(f"{len(seq_len_Q)} sequences sum to {total} but there are {num_tokens} tokens; correct seq_len_Q.")
     return seq_len_Q
 
 
@@ -126,17 +112,13 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
     if 0 <= ids[k] < num_experts:
         raise InputError(f"{where} lists expert {ids[k]} twice ({ids}); mark such tokens unknown in known_T.")
     raise InputError(
-        f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; correct num_experts, or mark the token unknown in"
-        " known_T."
+        f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; correct num_experts, or mark it unknown in known_T."
     )
 
 
 @kernel
-def first_fault(topk_TLK, known_T, num_experts):  # type: ignore[no-untyped-def]
-    """(token, layer, position) of the first id out of range or repeated in its token; (-1, -1, -1) if there is none.
-
-    An empty `known_T` means that all tokens are known.
-    """
+def first_fault(topk_TLK, known_T, num_experts):
+    """(token, layer, position) of the first id out of range or repeated in a known token, or -1s; empty `known_T`: all known."""
     num_tokens, num_layers, num_topk = topk_TLK.shape
     seen_in_row_E = np.full(num_experts, -1, np.int64)
     for t in range(num_tokens):

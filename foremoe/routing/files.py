@@ -16,9 +16,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
-from foremoe.base.tensor_file import HEADER_KEY, digest, existing_file, tensor_bytes, write_file
+from foremoe.base.errors import InputError, first_line, naming
+from foremoe.base.tensor_file import HEADER_KEY, digest, existing_file, require_format, tensor_bytes, write_file
 from foremoe.machine.model import Model
+from foremoe.routing.checks import known_model, preset_layers
 from foremoe.routing.trace import RoutingTrace
 
 FORMAT_VERSION = 1
@@ -35,37 +36,18 @@ _NAMES = {
 }
 # Everything that numpy, zipfile and safetensors raise on a file that is not what it says.
 _FAULTS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-    SafetensorError,
-)
+    ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, zlib.error, SafetensorError,
+)  # fmt: skip
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
     """Writes `trace`; the bytes are a function of the trace alone."""
     suffix = _suffix(Path(path))
-    arrays: dict[str, Array] = {"topk_TLK": trace.topk_TLK, "seq_len_Q": trace.seq_len_Q, "moe_layer_L": trace.moe_layer_L}
-    if trace.known_T is not None:
-        arrays["known_T"] = trace.known_T
-    if trace.weight_TLK is not None:
-        arrays["weight_TLK"] = trace.weight_TLK
-    header: dict[str, Any] = {
-        "kind": "trace",
-        "format": FORMAT_VERSION,
-        "num_experts": trace.num_experts,
-        "model": trace.model,
-        "source": trace.source,
-        "id": trace.id,
-        "content": trace.content_hash(),
-        "weights": _weights_hash(trace),
-    }
+    held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T", "weight_TLK")}
+    arrays: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
+    header: dict[str, Any] = {name: getattr(trace, name) for name in ("num_experts", "model", "source", "id")}
+    header |= {"kind": "trace", "format": FORMAT_VERSION, "content": trace.content_hash(), "weights": _weights_hash(trace)}
     header["checksum"] = digest(header, {})
     if suffix == ".safetensors":
         write_file(path, tensor_bytes(header, arrays))
@@ -92,32 +74,24 @@ def load_trace(
             found["weight_TLK"] = None
         arrays = {field: read(name) for field, name in found.items() if name is not None}
     in_file = _file_experts(source, arrays.pop("num_experts", None), header)
-    preset, name = _model(model, header.get("model"))
+    model = header.get("model") if model is None else model
+    preset = known_model(model)
     counts = {"file": in_file, "argument num_experts": num_experts, "model": preset.num_experts if preset else None}
     given = {where: count for where, count in counts.items() if count is not None}
     if not given:
-        raise InputError(f"{str(source)!r} does not tell the number of experts; pass num_experts=.")
+        raise InputError(f"{str(source)!r} does not state the number of experts; pass num_experts=.")
     if len(set(given.values())) > 1:
-        told = ", ".join(f"{where} {count}" for where, count in given.items())
-        raise InputError(f"the number of experts of {str(source)!r} is told twice and differs ({told}); correct the argument.")
-    if preset is not None and arrays["topk_TLK"].ndim == 3:
-        if arrays["topk_TLK"].shape[2] != preset.num_topk:
-            raise InputError(
-                f"model {preset.name!r} routes top-{preset.num_topk} but {str(source)!r} holds top-{arrays['topk_TLK'].shape[2]};"
-                " name the model that was recorded."
-            )
-        if "moe_layer_L" not in arrays and arrays["topk_TLK"].shape[1] == preset.num_layers:
-            arrays["moe_layer_L"] = preset.moe_layer_L
-    try:
+        stated = ", ".join(f"{where} {count}" for where, count in given.items())
+        raise InputError(f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the argument.")
+    experts = next(iter(given.values()))
+    with naming(repr(str(source))):
+        if preset is not None and arrays["topk_TLK"].ndim == 3:
+            _, num_layers, num_topk = arrays["topk_TLK"].shape
+            arrays.setdefault("moe_layer_L", preset_layers(preset, num_layers, experts, num_topk))
         trace = RoutingTrace(
-            **arrays,
-            num_experts=next(iter(given.values())),
-            model=name,
-            source=_text(header, "source") or ("" if header else source.name),
-            id=_text(header, "id"),
-        )
-    except InputError as error:
-        raise InputError(f"{str(source)!r}: {error}") from None
+            **arrays, num_experts=experts, model=model.name if isinstance(model, Model) else model,
+            source=_text(header, "source") or ("" if header else source.name), id=_text(header, "id"),
+        )  # fmt: skip
     if header and not _unchanged(trace, header, weights):
         raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return trace
@@ -154,15 +128,10 @@ def _opened(source: Path, suffix: str) -> Iterator[tuple[set[str], Callable[[str
     except InputError:
         raise
     except _FAULTS as error:
-        lines = str(error).splitlines()
-        reason = lines[0] if lines else type(error).__name__
+        reason = first_line(error)
         if "pickle" in reason:
-            raise InputError(
-                f"{str(source)!r} holds Python objects, which are never unpickled; store plain number arrays."
-            ) from None
-        raise InputError(
-            f"{str(source)!r} is no readable {suffix} file, truncated or damaged ({reason}); write it again."
-        ) from None
+            raise InputError(f"{str(source)!r} holds Python objects, which are never unpickled; store plain numbers.") from None
+        raise InputError(f"{str(source)!r} is not a {suffix} file, truncated or damaged ({reason}); write it again.") from None
 
 
 def _header(source: Path, text: object) -> dict[str, Any]:
@@ -174,13 +143,9 @@ def _header(source: Path, text: object) -> dict[str, Any]:
         header = None
     if not isinstance(header, dict) or header.get("kind") != "trace":
         raise InputError(
-            f"{str(source)!r} is no trace; give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header."
+            f"{str(source)!r} is not a trace; give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header."
         )
-    found = header.get("format")
-    if not isinstance(found, int) or found > FORMAT_VERSION:
-        raise InputError(
-            f"{str(source)!r} has trace format {found}, this foremoe reads up to {FORMAT_VERSION}; install a newer foremoe."
-        )
+    require_format(source, header, FORMAT_VERSION)
     return header
 
 
@@ -194,17 +159,6 @@ def _file_experts(source: Path, array: Array | None, header: dict[str, Any]) -> 
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise InputError(f"{str(source)!r} gives {value!r} for num_experts; it must be one whole number.")
     return value
-
-
-def _model(model: str | Model | None, in_file: object) -> tuple[Model | None, str | None]:
-    if isinstance(model, Model):
-        return model, model.name
-    name = model if model is not None else in_file
-    if name is None:
-        return None, None
-    if not isinstance(name, str):
-        raise InputError(f"model must be a Model or a name; got {name!r}.")
-    return (Model.preset(name) if name.strip().lower() in Model.preset_names() else None), name
 
 
 def _text(header: dict[str, Any], key: str) -> str:

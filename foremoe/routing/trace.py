@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.base.tensor_file import digest
 from foremoe.machine.model import Model
-from foremoe.routing.checks import checked_experts, checked_ids, checked_known, checked_lengths, layer_numbers, preset_layers
+from foremoe.routing.checks import MAX_EXPERTS, checked_ids, checked_known, checked_lengths, layer_numbers, preset_layers
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
 
@@ -22,24 +24,21 @@ from foremoe.routing.checks import checked_experts, checked_ids, checked_known, 
 class RoutingTrace(ArrayValue):
     """The routing of whole sequences, one after the other: token t of sequence q lies in rows ``cuts[q]:cuts[q+1]``.
 
-    The strict form: no padding, no placeholder ids. Recordings with such rows go through the tolerant reader, which
-    marks them in `known_T`.
+    The strict form: no padding, no placeholder ids. The tolerant reader marks such rows of a recording in `known_T`.
 
     Attributes:
         topk_TLK: uint8 (num_experts <= 256) or int16, logical experts of each token, distinct within a token and layer.
-        num_experts: experts of a layer.
-        known_T: bool, False where a token's routing was not recorded: its ids are ignored and may be any number that the
-            dtype holds. None means that all are known (all True becomes None).
+        num_experts: Experts of a layer.
+        known_T: bool, False where a token's routing was not recorded: its ids are ignored. None: all are known.
         seq_len_Q: int64, tokens of each sequence, each >= 1; they sum to T.
-        moe_layer_L: int32, the model's own layer numbers; by default those of the preset `model` where it has L layers,
-            else 0 to L-1.
+        moe_layer_L: int32, the model's own layer numbers; default: those of the preset `model` if it has L layers, else 0 to L-1.
         weight_TLK: float16, router weights of the chosen experts, or None. Planning does not use them.
-        model: name of the model, or None. Where it names a preset, experts and top-k must agree with it.
-        source: free text: where the trace comes from.
-        id: names the routing in plans and reports; empty: `content_hash` is filled in.
+        model: Name of the model, or None. Where it names a preset, experts and top-k must agree with it.
+        source: Free text: where the trace comes from.
+        id: Name of the routing in plans and reports; empty: `content_hash` is filled in.
 
     Raises:
-        InputError: wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
+        InputError: Wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
     """
 
     topk_TLK: Array = array(np.int16)  # uint8 for up to 256 experts
@@ -53,8 +52,8 @@ class RoutingTrace(ArrayValue):
     id: str = ""
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        put("num_experts", checked_experts(self.num_experts))
+        put = functools.partial(object.__setattr__, self)
+        put("num_experts", whole(self.num_experts, "num_experts", 1, MAX_EXPERTS))
         for name, value in (("model", self.model or ""), ("source", self.source), ("id", self.id)):
             if not isinstance(value, str):
                 raise InputError(f"{name} must be text; got {type(value).__name__}.")
@@ -115,25 +114,21 @@ class RoutingTrace(ArrayValue):
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        num_experts: int | None = None,
-        model: str | Model | None = None,
+        cls, path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None,
         weights: bool = True,
-    ) -> RoutingTrace:
+    ) -> RoutingTrace:  # fmt: skip
         """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
 
         Array names: those of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
         ``topk_probs``; other arrays are left alone.
 
         Args:
-            num_experts: needed where the file does not tell and `model` is no preset; the largest id plus one would be a guess.
-            model: the model that was recorded: a `Model`, or a name.
+            num_experts: Needed where neither the file nor `model` states it; the largest id plus one would be a guess.
+            model: The model that was recorded: a `Model`, or a name.
             weights: False skips the router weights, the larger part of most files.
 
         Raises:
-            InputError: no such file, not readable, arrays missing, or contents that this class refuses.
+            InputError: No such file, not readable, arrays missing, or contents that this class refuses.
         """
         from foremoe.routing.files import load_trace
 
@@ -143,7 +138,7 @@ class RoutingTrace(ArrayValue):
         """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` gives the same value back, byte for byte.
 
         Raises:
-            InputError: another suffix, or a place that cannot be written.
+            InputError: Another suffix, or a place that cannot be written.
         """
         from foremoe.routing.files import save_trace
 
@@ -156,7 +151,7 @@ class RoutingTrace(ArrayValue):
         Weights are kept if every part has them, the model's name if all parts agree.
 
         Raises:
-            InputError: no trace, or traces that differ in layers, top-k or experts.
+            InputError: No trace, or traces that differ in layers, top-k or experts.
         """
         parts = list(traces)
         if not parts:
@@ -180,10 +175,10 @@ class RoutingTrace(ArrayValue):
         """Some sequences as a trace of their own, under a new id.
 
         Args:
-            indices: sequence numbers in the wanted order (repeats allowed), or a bool mask [Q].
+            indices: Sequence numbers in the wanted order (repeats allowed), or a bool mask [Q].
 
         Raises:
-            InputError: none selected, numbers out of range, or a mask of another length.
+            InputError: None selected, numbers out of range, or a mask of another length.
         """
         index = np.asarray(indices)
         if index.dtype == bool and index.shape == (self.Q,):

@@ -131,7 +131,7 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
 
 
 @kernel
-def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):  # type: ignore[no-untyped-def]
+def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):
     """Fills ``topk_TLK[:, layer]``: expert e where the cumulative chances pass u, u+1, .. u+K-1.
 
     `cumulative_QE` ends at K in every row and grows by at most 1 per expert, so that a token's experts are distinct;

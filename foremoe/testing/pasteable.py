@@ -13,7 +13,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.workload.workload import Dealt
+from foremoe.workload.dealing import Dealt
 
 
 def describe(problem: Problem) -> str:

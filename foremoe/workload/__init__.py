@@ -1,9 +1,10 @@
 """Workloads: pairs per micro-step, layer, source rank and expert."""
 
+from foremoe.workload.dealing import Dealt
 from foremoe.workload.packing import AsGiven, PackSolver
 from foremoe.workload.routed_experts import ReadSummary, count_workload, from_routed_experts
 from foremoe.workload.skew import skew_statistics
-from foremoe.workload.workload import Dealt, Workload
+from foremoe.workload.workload import Workload
 
 __all__ = [
     "AsGiven",

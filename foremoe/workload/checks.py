@@ -31,14 +31,14 @@ def check_pairs(work: Workload) -> None:
     limit_MG = work.num_topk * work.tokens_MG.astype(np.int64)
     over_MLG = pairs_MLG > limit_MG[:, None]
     if over_MLG.any():
-        m, layer, g = (int(i) for i in np.unravel_index(int(over_MLG.argmax()), over_MLG.shape))
+        m, layer, g = np.argwhere(over_MLG)[0]
         raise InputError(
             f"micro-step {m}, layer {layer}, rank {g} counts {pairs_MLG[m, layer, g]} pairs but its {work.tokens_MG[m, g]} tokens"
             f" make at most {limit_MG[m, g]} at top-{work.num_topk}; correct num_topk or tokens_MG."
         )
     short_ML = pairs_MLG.sum(axis=2) > work.num_topk * (work.tokens_MG.sum(axis=1, dtype=np.int64)[:, None] - work.unknown_ML)
     if short_ML.any():
-        m, layer = (int(i) for i in np.unravel_index(int(short_ML.argmax()), short_ML.shape))
+        m, layer = np.argwhere(short_ML)[0]
         raise InputError(
             f"micro-step {m}, layer {layer} counts {pairs_MLG[m, layer].sum()} pairs, more than its tokens make without the"
             f" {work.unknown_ML[m, layer]} unknown ones; correct unknown_ML."
@@ -49,7 +49,7 @@ def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk:
     """Raises InputError unless pairs = num_topk * (tokens - unknown) in every micro-step and layer."""
     wrong_ML = pairs_ML != num_topk * (tokens_M[:, None] - unknown_ML)
     if wrong_ML.any():
-        m, layer = (int(i) for i in np.unravel_index(int(wrong_ML.argmax()), wrong_ML.shape))
+        m, layer = np.argwhere(wrong_ML)[0]
         raise InputError(
             f"micro-step {m}, layer {layer} counts {pairs_ML[m, layer]} pairs but its {tokens_M[m]} tokens,"
             f" {unknown_ML[m, layer]} of them unknown, make {num_topk * (tokens_M[m] - unknown_ML[m, layer])} at top-{num_topk};"

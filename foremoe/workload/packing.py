@@ -31,27 +31,22 @@ class PackSolver(abc.ABC):
         """Deals every sequence once.
 
         Args:
-            trace: routing of the sequences.
-            num_ranks: at least 1.
-            tokens_per_rank: at least 1; a micro-step holds at most num_ranks * tokens_per_rank tokens, unless it is a single
-                longer sequence.
-            sample_group_Q: integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
-            seed: of whatever is random.
+            trace: Routing of the sequences.
+            num_ranks: At least 1.
+            tokens_per_rank: At least 1; a micro-step has at most num_ranks * tokens_per_rank tokens, or a single longer sequence.
+            sample_group_Q: Integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
+            seed: For whatever is random.
 
         Returns:
             ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
 
         Raises:
-            InputError: a number below 1, or groups of another length or not in order.
+            InputError: A number below 1, or groups of another length or not in order.
         """
 
 
 def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
-    """int64 [Q], non-decreasing; zeros where no groups are given.
-
-    Raises:
-        InputError: another length, no whole numbers, or a group that comes after a later one.
-    """
+    """int64 [Q], non-decreasing; zeros where no groups are given."""
     if sample_group_Q is None:
         return np.zeros(num_sequences, np.int64)
     group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
@@ -72,7 +67,7 @@ class AsGiven(PackSolver):
     hold more than tokens_per_rank. A sequence longer than the whole budget is a micro-step of its own.
 
     Attributes:
-        shuffle: put the sequences of each group in a random order (a function of `seed`) first.
+        shuffle: Puts the sequences of each group in a random order (a function of `seed`) first.
     """
 
     shuffle: bool = False

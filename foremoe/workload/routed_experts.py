@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array, require_non_negative
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.machine.model import Model
-from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, Tally, count_ranges, narrow_into
+from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, count_ranges, narrow_into
 from foremoe.routing.readers.reading import Reader
 from foremoe.routing.readers.sequences import unpack
 from foremoe.routing.trace import RoutingTrace
@@ -85,11 +84,11 @@ def from_routed_experts(
         InputError: Anything that is not routing, in one sentence that names the sequence.
     """
     reader = Reader(model, num_experts, num_topk, num_layers, moe_layer_L, dtype)
-    tally, num_missing, num_padding = Tally(), 0, 0
+    tally, num_missing, num_padding = np.zeros(4, np.int64), 0, 0
     topk: list[Array | None] = []
     known: list[Array] = []
     for q, item in enumerate(unpack(payloads, lengths, start, mask)):
-        with _naming(q):
+        with naming(f"sequence {q}"):
             read = reader.read(item)
             known_T = np.zeros(read.num_tokens, bool)
             topk_TLK = reader.empty(read.num_tokens) if read.pieces else None
@@ -148,13 +147,13 @@ def count_workload(
     G = whole(num_ranks, "num_ranks")
     ranges_Q, M = _places(len(items), G, micro_step_Q, rank_Q, range_X5, num_micro_steps)
     tokens_MG, attention_MG = np.zeros((M, G), np.int64), np.zeros((M, G))
-    tally, num_sequences, num_missing, num_padding = Tally(), 0, 0, 0
-    load_MLGE = unknown_ML = None
+    tally, num_sequences, num_missing, num_padding = np.zeros(4, np.int64), 0, 0, 0
+    load_MLGE: Array | None = None
     missing_M = np.zeros(M, np.int64)
     for q, (item, range_X4) in enumerate(zip(items, ranges_Q, strict=True)):
         if not len(range_X4):
             continue
-        with _naming(q):
+        with naming(f"sequence {q}"):
             read = reader.read(item)
             range_X4 = _within(range_X4, read.num_tokens)
             first_X, end_X, micro_step_X, rank_X = range_X4.T
@@ -162,9 +161,8 @@ def count_workload(
             np.add.at(tokens_MG, (micro_step_X, rank_X), left_X)
             np.add.at(attention_MG, (micro_step_X, rank_X), left_X * float(read.num_tokens))
             for first, layer_L, rows_TLK in read.pieces:
-                if load_MLGE is None or unknown_ML is None:
-                    load_MLGE = np.zeros((M, len(reader.moe_layer_L), G, reader.num_experts), np.int32)
-                    unknown_ML = np.zeros((M, len(reader.moe_layer_L)), np.int64)
+                if load_MLGE is None:
+                    load_MLGE, unknown_ML = _no_counts(reader, M, G)
                 cut_X4 = range_X4.copy()
                 cut_X4[:, :2] = np.clip(range_X4[:, :2] - first, 0, len(rows_TLK))
                 left_X = left_X - (cut_X4[:, 1] - cut_X4[:, 0])
@@ -173,38 +171,30 @@ def count_workload(
             num_sequences += 1
             num_missing += int(left_X.sum())
             num_padding += read.num_padding
-    if load_MLGE is None or unknown_ML is None:
-        load_MLGE = np.zeros((M, len(reader.moe_layer_L), G, reader.num_experts), np.int32)
-        unknown_ML = np.zeros((M, len(reader.moe_layer_L)), np.int64)
+    if load_MLGE is None:
+        load_MLGE, unknown_ML = _no_counts(reader, M, G)
+    places: dict[str, Any] = {}
+    if range_X5 is None:
+        places = {"micro_step_Q": micro_step_Q, "rank_Q": np.where(np.asarray(micro_step_Q) < 0, -1, np.asarray(rank_Q))}
     work = Workload(
-        load_MLGE=load_MLGE,
-        tokens_MG=tokens_MG,
-        attention_MG=attention_MG,
-        unknown_ML=unknown_ML + missing_M[:, None],
-        num_topk=reader.topk(),
-        stage=stage,
-        model=reader.model,
-        moe_layer_L=reader.moe_layer_L,
-        micro_step_Q=None if range_X5 is not None else micro_step_Q,  # type: ignore[arg-type]
-        rank_Q=None if range_X5 is not None else np.where(np.asarray(micro_step_Q) < 0, -1, rank_Q),  # type: ignore[arg-type]
-    )
+        load_MLGE=load_MLGE, tokens_MG=tokens_MG, attention_MG=attention_MG, unknown_ML=unknown_ML + missing_M[:, None],
+        num_topk=reader.topk(), stage=stage, model=reader.model, moe_layer_L=reader.moe_layer_L, **places,
+    )  # fmt: skip
     return work, _report(num_sequences, int(tokens_MG.sum()), num_missing, num_padding, tally)
 
 
-@contextmanager
-def _naming(q: int) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"sequence {q}: {error}") from None
+def _no_counts(reader: Reader, M: int, G: int) -> tuple[Array, Array]:
+    """load_MLGE and unknown_ML of zeros."""
+    L = len(reader.moe_layer_L)
+    return np.zeros((M, L, G, reader.num_experts), np.int32), np.zeros((M, L), np.int64)
 
 
 def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _report(num_sequences: int, num_tokens: int, num_missing: int, num_padding: int, tally: Tally) -> ReadSummary:
-    num = tally.num.tolist()
+def _report(num_sequences: int, num_tokens: int, num_missing: int, num_padding: int, tally: Array) -> ReadSummary:
+    num = tally.tolist()
     return ReadSummary(
         num_sequences=num_sequences, num_tokens=num_tokens, num_unknown_tokens=num_missing + num[UNKNOWN],
         num_missing_tokens=num_missing, num_blank_tokens=num[BLANK], num_marked=num[MARKED], num_repeated_pairs=num[REPEATED],

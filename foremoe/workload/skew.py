@@ -21,7 +21,7 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     """Skew, drift and spread of a workload, each a mean over layers and micro-steps.
 
     Returns:
-        skew_mean, skew_p99: largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is perfect.
+        skew_mean, skew_p99: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is perfect.
         step_correlation: Pearson correlation, over the experts of a layer, between one micro-step's loads and the next;
             NaN with a single micro-step. 1: the previous micro-step tells all.
         log_spread: standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).

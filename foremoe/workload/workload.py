@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,43 +15,26 @@ from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
 from foremoe.base.parallel import row_runner
+from foremoe.base.tensor_file import naming_fields, read_tensors, write_tensors
 from foremoe.routing.checks import layer_numbers, layer_positions, preset_layers
+from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.checks import check_balance, check_pairs, checked_load, require_below
+from foremoe.workload.dealing import Dealt, assigned, count_tokens, deal, sum_cells
 from foremoe.workload.packing import AsGiven, PackSolver
 
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
-
 STAGES = ("recompute", "update")  # forward only with frozen weights; forward and backward
+FORMAT_VERSION = 1
+_PLAIN = ("num_topk", "stage", "model", "trace_id")
 
 # Letters: M micro-steps, L MoE layers, G ranks, E experts, K top-k, Q sequences, T tokens.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
-    """How whole sequences were dealt to micro-steps and ranks.
-
-    Attributes:
-        tokens_per_rank: The budget of a micro-step is this times the number of ranks.
-        packer: Repr of the pack solver.
-        seed: Seed that it was given.
-        over_budget: Numbers of the sequences longer than the whole budget; each is a micro-step of its own.
-        dropped_micro_steps: Later micro-steps that ``max_micro_steps`` left out, their sequences with them.
-    """
-
-    tokens_per_rank: int
-    packer: str
-    seed: int
-    over_budget: tuple[int, ...] = ()
-    dropped_micro_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Workload(ArrayValue):
     """Counts of one EP group, one stage and one weight version: an update mini-batch, or the whole recompute stage.
 
-    A count is always (token, expert) pairs. Every rank holds at most num_topk pairs per token and layer; the pairs that are
-    missing belong to unknown tokens (see `unknown_ML`), or to none where tokens were derived from counts.
+    A count is always (token, expert) pairs, at most num_topk per token and layer; those that are missing belong to unknown
+    tokens (see `unknown_ML`), or to none where tokens were derived from counts.
 
     Attributes:
         load_MLGE: int32, pairs by source rank and logical expert.
@@ -87,7 +71,7 @@ class Workload(ArrayValue):
     load_MLE: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        put = functools.partial(object.__setattr__, self)
         put("num_topk", whole(self.num_topk, "num_topk"))
         put("load_MLGE", checked_load(self.load_MLGE))
         if (self.micro_step_Q is None) != (self.rank_Q is None):
@@ -159,26 +143,19 @@ class Workload(ArrayValue):
         load = checked_load(load_MLGE)
         M, L, G, E = load.shape
         num_topk = whole(num_topk, "num_topk")
-        if moe_layer_L is None:
-            moe_layer_L = preset_layers(model, L, E, num_topk)
         pairs_MLG = load.sum(axis=3, dtype=np.int64)
-        tokens = (
-            -(-pairs_MLG.max(axis=1) // num_topk) if tokens_MG is None else frozen_array(tokens_MG, np.int32, "tokens_MG", (M, G))
-        )
         unknown = frozen_array(np.zeros((M, L)) if unknown_ML is None else unknown_ML, np.int64, "unknown_ML", (M, L))
-        if tokens_MG is not None:
+        if tokens_MG is None:
+            tokens = -(-pairs_MLG.max(axis=1) // num_topk)
+        else:
+            tokens = frozen_array(tokens_MG, np.int32, "tokens_MG", (M, G))
             check_balance(pairs_MLG.sum(axis=2), tokens.sum(axis=1, dtype=np.int64), unknown, num_topk)
+        attention: Any = np.zeros((M, G)) if attention_MG is None else attention_MG
+        layers: Any = preset_layers(model, L, E, num_topk) if moe_layer_L is None else moe_layer_L
         return cls(
-            load_MLGE=load,
-            tokens_MG=tokens,
-            attention_MG=np.zeros((M, G)) if attention_MG is None else attention_MG,  # type: ignore[arg-type]
-            unknown_ML=unknown,
-            num_topk=num_topk,
-            stage=stage,
-            model=model,
-            moe_layer_L=moe_layer_L,  # type: ignore[arg-type]
-            trace_id=trace_id,
-        )
+            load_MLGE=load, tokens_MG=tokens, attention_MG=attention, unknown_ML=unknown, num_topk=num_topk, stage=stage,
+            model=model, moe_layer_L=layers, trace_id=trace_id,
+        )  # fmt: skip
 
     @classmethod
     def from_trace(
@@ -215,20 +192,29 @@ class Workload(ArrayValue):
         Raises:
             InputError: Numbers out of range, options that exclude each other, or a packer that breaks its law.
         """
-        from foremoe.workload.dealing import deal
-
-        with row_runner(num_threads):
-            return deal(
-                trace,
-                num_ranks=num_ranks,
-                tokens_per_rank=tokens_per_rank,
-                packer=AsGiven() if packer is None else packer,
-                seed=seed,
-                stage=stage,
-                sample_group_Q=sample_group_Q,
-                max_micro_steps=max_micro_steps,
-                assign=assign,
-            )
+        G = whole(num_ranks, "num_ranks")
+        micro_step_Q = rank_Q = dealt = None
+        if assign is not None:
+            if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:
+                raise InputError(
+                    "assign already says where every token goes; leave out tokens_per_rank, sample_group_Q and max_micro_steps."
+                )
+            micro_step_T, rank_T = assigned(assign, trace.T, G)
+            attention_MG = sum_cells(micro_step_T, rank_T, G, np.repeat(trace.seq_len_Q, trace.seq_len_Q))
+        else:
+            if tokens_per_rank is None:
+                raise InputError("from_trace needs tokens_per_rank, the budget of a micro-step per rank, or assign.")
+            packer = AsGiven() if packer is None else packer
+            with row_runner(num_threads):
+                micro_step_Q, rank_Q, dealt = deal(trace, packer, G, tokens_per_rank, seed, sample_group_Q, max_micro_steps)
+            micro_step_T, rank_T = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
+            attention_MG = sum_cells(micro_step_Q, rank_Q, G, trace.seq_len_Q**2)
+        load_MLGE, unknown_ML = count_tokens(trace, micro_step_T, rank_T, G)
+        return cls(
+            load_MLGE=load_MLGE, tokens_MG=sum_cells(micro_step_T, rank_T, G), attention_MG=attention_MG, unknown_ML=unknown_ML,
+            num_topk=trace.K, stage=stage, model=trace.model, moe_layer_L=trace.moe_layer_L, trace_id=trace.id,
+            micro_step_Q=micro_step_Q, rank_Q=rank_Q, dealt=dealt,
+        )  # fmt: skip
 
     def __getitem__(self, micro_steps: slice) -> Workload:
         """A range of micro-steps as a workload of its own; sequences outside it get -1.
@@ -259,7 +245,7 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Workload:
-        """Some layers (positions from 0, not the model's numbers) as a workload of its own: a pipeline stage, say.
+        """Some layers (positions from 0, not the model's numbers) as a workload of its own: those of a pipeline rank, say.
 
         Raises:
             InputError: No index, one out of range, or one twice.
@@ -272,9 +258,13 @@ class Workload(ArrayValue):
         Raises:
             InputError: The place cannot be written.
         """
-        from foremoe.workload.files import save_workload
-
-        save_workload(self, path)
+        held = {name: getattr(self, name) for name in self.array_fields()}
+        tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
+        # Counts of one layer on one rank are small: the narrowest type halves most files.
+        tensors["load_MLGE"] = self.load_MLGE.astype(np.min_scalar_type(int(self.load_MLGE.max())))
+        header = {name: getattr(self, name) for name in _PLAIN}
+        header["dealt"] = None if self.dealt is None else asdict(self.dealt)
+        write_tensors(path, "workload", FORMAT_VERSION, header, tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Workload:
@@ -283,6 +273,10 @@ class Workload(ArrayValue):
         Raises:
             InputError: No such file, no workload, of a newer format, truncated or changed.
         """
-        from foremoe.workload.files import load_workload
-
-        return load_workload(path)
+        header, tensors = read_tensors(path, "workload", FORMAT_VERSION)
+        with naming_fields(path, header):
+            dealt = header["dealt"]
+            if dealt is not None:
+                dealt = Dealt(**{**dealt, "over_budget": tuple(dealt["over_budget"])})
+            arrays: dict[str, Any] = {n: tensors.get(n) if f.optional else tensors[n] for n, f in cls.array_fields().items()}
+            return cls(**arrays, **{name: header[name] for name in _PLAIN}, dealt=dealt)

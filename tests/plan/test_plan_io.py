@@ -75,11 +75,11 @@ def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
     with pytest.raises(InputError, match="install a newer foremoe"):
         Plan.load(path)
     path.write_bytes(save({"a": np.zeros(3)}))
-    with pytest.raises(InputError, match="is no plan"):
+    with pytest.raises(InputError, match="is not a plan"):
         Plan.load(path)
     with pytest.raises(InputError, match="there is no file"):
         Plan.load(tmp_path / "absent.safetensors")
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         Plan.load(tmp_path)
     with pytest.raises(InputError, match="cannot write"):
         plan.save(tmp_path / "no" / "such" / "folder.safetensors")

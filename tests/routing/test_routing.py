@@ -195,15 +195,15 @@ def test_public_array_names(tmp_path, suffix, weight_name):
     extra = {"dataset": np.array(["a", "b"])} if suffix == ".npz" else {}
     path = tmp_path / f"public{suffix}"
     write(path, **arrays, **extra)
-    with pytest.raises(InputError, match=r"does not tell the number of experts; pass num_experts="):
+    with pytest.raises(InputError, match=r"does not state the number of experts; pass num_experts="):
         RoutingTrace.load(path)
     back = RoutingTrace.load(path, num_experts=6)
     assert back.source == path.name and back.id == trace.id and (back.weight_TLK == trace.weight_TLK).all()
     write(path, **arrays, num_experts=np.array([6]))
     assert RoutingTrace.load(str(path), model="mine").model == "mine"
-    with pytest.raises(InputError, match="told twice and differs"):
+    with pytest.raises(InputError, match="given twice and differs"):
         RoutingTrace.load(path, num_experts=7)
-    with pytest.raises(InputError, match="told twice and differs"):
+    with pytest.raises(InputError, match="given twice and differs"):
         RoutingTrace.load(path, model="mixtral-8x7b")
     write(path, **arrays, num_experts=np.array([5]))
     with pytest.raises(InputError, match=r"lists expert 5, outside 0 to 4"):
@@ -224,7 +224,7 @@ def test_a_model_tells_experts_and_layer_numbers(tmp_path):
     for model in ("deepseek-v2-lite", Model.preset("deepseek-v2-lite")):
         trace = RoutingTrace.load(tmp_path / "t.npz", model=model)
         assert trace.num_experts == 64 and trace.model == "deepseek-v2-lite" and trace.moe_layer_L[0] == 1
-    with pytest.raises(InputError, match="routes top-8 but"):
+    with pytest.raises(InputError, match="routes top-8 of 128 experts but"):
         RoutingTrace.load(tmp_path / "t.npz", model="qwen3-30b-a3b")
     with pytest.raises(InputError, match="model must be"):
         RoutingTrace.load(tmp_path / "t.npz", model=3)
@@ -239,9 +239,9 @@ def test_files_that_are_no_trace(tmp_path):
         assert "\n" not in str(caught.value) and caught.value.__cause__ is None
 
     refused("none.npz", "there is no file")
-    refused("bad\0.npz", "no file|cannot be read")
+    refused("bad\0.npz", "no file|cannot read")
     (tmp_path / "folder.npz").mkdir()
-    refused("folder.npz", "is no file")
+    refused("folder.npz", "is not a file")
     refused("trace.csv", r"must end in \.npz or \.safetensors", b"1,2")
     for suffix in SUFFIXES:
         refused(f"empty{suffix}", "is empty", b"")
@@ -260,7 +260,7 @@ def test_files_that_are_no_trace(tmp_path):
         tmp_path / "one.safetensors",
         {"foremoe": '{"kind": "workload", "format": 1}'},
     )
-    refused("one.safetensors", "is no trace")
+    refused("one.safetensors", "is not a trace")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -13,9 +13,9 @@ from foremoe.base.arrays import frozen_array
 from foremoe.base.errors import InputError
 from foremoe.levels import PackSolver
 from foremoe.routing.trace import RoutingTrace
-from foremoe.workload.dealing import count_pairs
+from foremoe.workload.dealing import Dealt, count_pairs
 from foremoe.workload.packing import AsGiven
-from foremoe.workload.workload import Dealt, Workload
+from foremoe.workload.workload import Workload
 
 E = 6
 
@@ -266,7 +266,7 @@ def test_from_counts():
         ([[[[2, 2]]]], {"attention_MG": [[-1.0]]}, "negative"),
         ([[[[2, 2]]]], {"stage": "rollout"}, "stage must be"),
         ([[[[2, 2]]]], {"model": "mixtral-8x7b"}, "top-2 of 8 experts but the data is top-2 of 2"),
-        ([[[[2, 2]]]], {"model": 3}, "model must be text"),
+        ([[[[2, 2]]]], {"model": 3}, "model must be the name"),
         ([[[[2, 2]]]], {"trace_id": None}, "trace_id must be text"),
         ([[[[2, 2]]]], {"moe_layer_L": [1, 2]}, "shape"),
     ],
@@ -347,9 +347,9 @@ def test_files_that_are_no_workload(tmp_path):
         assert "\n" not in str(caught.value) and caught.value.__cause__ is None
 
     for size in range(1, len(whole), max(1, len(whole) // 60)):
-        refused("is no workload file, or truncated|truncated or damaged", whole[:size])
+        refused("is not a workload file, or truncated|truncated or damaged", whole[:size])
     refused("is empty", b"")
-    refused("is no workload file", b"x" * 200)
+    refused("is not a workload file", b"x" * 200)
     header = int.from_bytes(whole[:8], "little")
     data = 8 + header
     for at in (data, data + 9, len(whole) - 1):
@@ -358,13 +358,13 @@ def test_files_that_are_no_workload(tmp_path):
     assert newer != whole
     refused("has workload format 9, this foremoe reads up to 1; install a newer", newer)
     save_file({"a": np.zeros(1)}, path, {"foremoe": json.dumps({"kind": "trace", "format": 1})})
-    refused("is no workload file")
+    refused("is not a workload file")
     save_file({"a": np.zeros(1)}, path)
-    refused("is no workload file")
+    refused("is not a workload file")
     path.unlink()
     refused("there is no file")
     path.mkdir()
-    refused("is no file")
+    refused("is not a file")
     with pytest.raises(InputError, match="cannot write"):
         work.save(tmp_path / "no" / "work")
 

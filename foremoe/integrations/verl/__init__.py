@@ -6,7 +6,13 @@
 `plugin` is what ``import verl`` finds by its entry point. Everything else is imported where veRL's Megatron engine is.
 """
 
+from typing import TYPE_CHECKING
+
 from foremoe.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from foremoe.integrations.verl.config import EngineConfig as EngineConfig
+    from foremoe.integrations.verl.config import Settings as Settings
 
 __all__ = ["EngineConfig", "Settings"]  # loaded on first use: they import veRL
 

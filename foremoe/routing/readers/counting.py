@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,30 +16,16 @@ from foremoe.base.parallel import for_rows, row_runner
 
 # What is copied at a time where a payload cannot be read in place (not contiguous, not aligned, of the other byte order).
 _BLOCK_TOKENS = 4096
+# What a tally, int64 [4], counts: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their
+# experts; tokens whose experts are all 0; tokens of which at least one layer is not known.
 REPEATED, MARKED, BLANK, UNKNOWN = range(4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tally:
-    """What a count met on its way; added to in place.
-
-    Attributes:
-        num: int64 [4]: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their experts; tokens
-            whose experts are all 0; tokens of which at least one layer is not known.
-    """
-
-    num: Array = field(default_factory=lambda: np.zeros(4, np.int64))
-
-
 def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
-    """int32 [L, E]: pairs of each expert. -1 is an expert that is not known and counts nowhere; one that a token lists twice in
-    a layer is one pair, as in a router's map of tokens to experts.
+    """int32 [L, E]: pairs of each expert in integers of numpy or torch.
 
-    Args:
-        topk_TLK: Integers, numpy or torch.
-
-    Raises:
-        InputError: Another shape, or experts out of range.
+    -1 is an expert that is not known and counts nowhere; one that a token lists twice in a layer is one pair, as in a router's
+    map of tokens to experts.
     """
     topk = np.asarray(topk_TLK)
     if topk.ndim != 3 or topk.dtype.kind not in "iu":
@@ -54,11 +39,7 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
 
 
 def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int | None = None) -> Array:
-    """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core).
-
-    Raises:
-        InputError: As `count_pairs`, or micro-steps of different numbers of layers.
-    """
+    """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core)."""
     loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
 
     def block(low: int, high: int) -> None:
@@ -72,7 +53,7 @@ def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int
     return np.stack(loads)
 
 
-def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Tally) -> None:
+def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Array) -> None:
     """Adds the pairs of ranges of tokens to the cells of their micro-steps and source ranks, in place.
 
     A (token, layer) that lists an expert twice counts it once. One with a -1 among its experts is not known and counts
@@ -82,36 +63,30 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
     Args:
         topk_TLK: Any integers [T, layers of the payload, K], read in place.
         layer_L: int64, the layers of the payload to count.
-        range_X4: int64 [X, 4]: first token, end, micro-step, source rank.
-        load_MLGE: int32, C-contiguous.
-        unknown_ML: int64.   Both hold part of the sums if an error is raised.
-
-    Raises:
-        InputError: An expert below -1 or not below E.
+        range_X4: int64: first token, end, micro-step, source rank.
+        load_MLGE: int32, C-contiguous; like `unknown_ML` (int64), it holds part of the sums if an error is raised.
+        tally: int64 [4]; see `REPEATED`.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):
         cut_X4 = range_X4.copy()
         cut_X4[:, :2] = np.clip(range_X4[:, :2] - first, 0, len(ids_TLK))
-        fault = add_ranges(ids_TLK, layer_L, limit, missing, cut_X4, load_MLGE, unknown_ML, tally.num)
+        fault = add_ranges(ids_TLK, layer_L, limit, missing, cut_X4, load_MLGE, unknown_ML, tally)
         _require_none(fault, first, topk_TLK, num_experts)
 
 
-def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Tally) -> None:
+def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
     """Copies the chosen layers of the tokens that are known: all their layers are, and none lists an expert twice.
 
     Args:
-        out_TLK: Zeros, uint8 (up to 256 experts) or int16 [T, L, K].
+        out_TLK: Zeros, uint8 (up to 256 experts) or int16.
         known_T: bool; False is written for the other tokens.
-
-    Raises:
-        InputError: An expert below -1 or not below `num_experts`.
     """
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):
         end = first + len(ids_TLK)
-        fault = narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK[first:end], known_T[first:end], tally.num)
+        fault = narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK[first:end], known_T[first:end], tally)
         _require_none(fault, first, topk_TLK, num_experts)
 
 
@@ -155,7 +130,7 @@ def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_
 
 
 @kernel
-def add_pairs(ids_TLK, limit, missing, load_LE):  # type: ignore[no-untyped-def]
+def add_pairs(ids_TLK, limit, missing, load_LE):
     """Adds every pair to `load_LE` once, `missing` to none; False at an id that is neither."""
     T, L, K = ids_TLK.shape
     seen_E = np.zeros(load_LE.shape[1], np.int64)
@@ -174,7 +149,7 @@ def add_pairs(ids_TLK, limit, missing, load_LE):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_blank(ids_TLK, t, layer_L):  # type: ignore[no-untyped-def]
+def is_blank(ids_TLK, t, layer_L):
     """True if a token's experts are 0 in all layers."""
     K = ids_TLK.shape[2]
     if K == 1:
@@ -187,7 +162,7 @@ def is_blank(ids_TLK, t, layer_L):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):  # type: ignore[no-untyped-def]
+def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
     """How many experts of a (token, layer) were there before, or -1: it is not known, or -2 - k: the id at k is none.
 
     ``seen_E[e]`` becomes `stamp`, which no earlier row may have had.
@@ -206,7 +181,7 @@ def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):  # type: ignore
 
 
 @kernel
-def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):  # type: ignore[no-untyped-def]
+def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):
     """`count_ranges` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
     L, K, E = len(layer_L), ids_TLK.shape[2], load_MLGE.shape[3]
     # Cells of one rank lie far apart in load_MLGE; a range is counted in a table that stays in the cache.
@@ -252,7 +227,7 @@ def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML
 
 
 @kernel
-def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):  # type: ignore[no-untyped-def]
+def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):
     """`narrow_into` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
     T, _, K = ids_TLK.shape
     seen_E = np.zeros(num_experts, np.int64)

@@ -6,9 +6,8 @@ import binascii
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,23 +23,14 @@ _NPY_KEYS = {"descr": "'([^']*)'", "fortran_order": "(True|False)", "shape": r"\
 _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What is known about a payload without its own shape.
-
-    Attributes:
-        num_topk: K, or None.
-        num_layers: The layer counts that a row may have; empty: any.
-        num_rows: The row counts that it may have; empty: any.
-        dtype: Dtype of the bytes, or None.
-        shape: Shape that the engine sent with the payload, or None.
-    """
+class Expected(NamedTuple):
+    """What is known about a payload without its own shape; None or empty: nothing."""
 
     num_topk: int | None = None
-    num_layers: tuple[int, ...] = ()
-    num_rows: tuple[int, ...] = ()
+    num_layers: tuple[int, ...] = ()  # layer counts that a row may have
+    num_rows: tuple[int, ...] = ()  # row counts that the payload may have
     dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None  # as the engine sent it with the payload
 
 
 def decode(payload: Any, expected: Expected) -> Array:
@@ -49,9 +39,6 @@ def decode(payload: Any, expected: Expected) -> Array:
     Args:
         payload: A numpy array or torch tensor [T, L, K] (or flat, if shapes are expected); text: base64 of raw bytes or of an
             .npy file; bytes: raw, or an .npy file; nested lists [T][L][K], None where something is not known.
-
-    Raises:
-        InputError: Anything else; one sentence.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -69,11 +56,7 @@ def decode(payload: Any, expected: Expected) -> Array:
 
 
 def as_numpy(value: Any) -> Array | None:
-    """An array or tensor as numpy integers, None for anything else; torch is not imported.
-
-    Raises:
-        InputError: Not integers, or a tensor without values on this machine.
-    """
+    """An array or tensor of integers as numpy's, None for anything else; torch is not imported."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
             raise InputError(f"routing must be whole numbers; got {value.dtype} of shape {list(value.shape)}.")
@@ -86,18 +69,12 @@ def as_numpy(value: Any) -> Array | None:
     try:
         array: Array = value.detach().cpu().numpy()
     except (RuntimeError, TypeError, NotImplementedError):
-        raise InputError(
-            f"a tensor of shape {list(value.shape)} on {value.device} has no plain values; give a dense one."
-        ) from None
+        raise InputError(f"a tensor {list(value.shape)} on {value.device} has no plain values; give a dense one.") from None
     return array
 
 
 def integer_dtype(value: Any) -> np.dtype[Any]:
-    """`value` (a name such as "uint16", a numpy or torch dtype) as a numpy integer dtype, little-endian unless it says so.
-
-    Raises:
-        InputError: No integer dtype.
-    """
+    """`value` (a name such as "uint16", a numpy or torch dtype) as a numpy integer dtype, little-endian unless it says so."""
     text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
     try:
         dtype = np.dtype(text)
@@ -110,9 +87,7 @@ def integer_dtype(value: Any) -> np.dtype[Any]:
 
 def _from_base64(text: str, expected: Expected) -> Array:
     if len(text) % 4:
-        raise InputError(
-            f"base64 of {len(text)} characters is truncated: its length must be a multiple of 4; send the whole payload."
-        )
+        raise InputError(f"base64 of {len(text)} characters is truncated: not a multiple of 4; send the whole payload.")
     padding = len(text[-2:]) - len(text[-2:].rstrip("="))
     is_npy = text.startswith(_NPY_BASE64)
     if not is_npy:
@@ -121,8 +96,7 @@ def _from_base64(text: str, expected: Expected) -> Array:
         blob = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
         raise InputError(
-            f"{len(text)} characters of text are no base64: it needs the letters A-Z a-z 0-9 + / and = at the end; send it"
-            " as the engine gave it."
+            f"{len(text)} characters of text are not base64, A-Z a-z 0-9 + / and = at the end; send it as the engine gave it."
         ) from None
     return _from_npy(memoryview(blob), expected) if is_npy else _from_raw(memoryview(blob), expected)
 
@@ -146,12 +120,12 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
     Without a dtype and without row counts it is int32, what SGLang sends: other bytes give ids out of range.
     """
     if expected.shape is not None:
-        dtype = expected.dtype or np.dtype("<i4")
-        shape = checked_shape(expected.shape)
-        if math.prod(shape) * dtype.itemsize != num_bytes:
+        dtype, shape = expected.dtype or np.dtype("<i4"), checked_shape(expected.shape)
+        needed = math.prod(shape) * dtype.itemsize
+        if needed != num_bytes:
             raise InputError(
-                f"{num_bytes} bytes cannot hold {dtype} of shape {list(shape)}, which takes {math.prod(shape) * dtype.itemsize};"
-                " the payload is truncated, or shape or dtype is wrong."
+                f"{num_bytes} bytes cannot hold {dtype} of shape {list(shape)}, which takes {needed}; the payload is"
+                " truncated, or shape or dtype is wrong."
             )
         return dtype, shape
     if expected.num_topk is None or not expected.num_layers:
@@ -165,24 +139,18 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
                 fits.append((dtype, (rows, num_layers, expected.num_topk)))
     if len(fits) == 1 or (fits and not num_bytes):
         return fits[0]
-    layers = " or ".join(map(str, expected.num_layers))
-    rows_text = f"{' or '.join(map(str, expected.num_rows))} rows" if expected.num_rows else "whole rows"
-    what = f"{num_bytes} bytes do not make {rows_text} of {layers} layers x top-{expected.num_topk}"
     if fits:
         layouts = " and ".join(f"{dtype} {list(shape)}" for dtype, shape in fits)
         raise InputError(f"{num_bytes} bytes fit both {layouts}; give dtype, num_layers or lengths.")
+    rows_text, layers, names = (" or ".join(map(str, some)) for some in (expected.num_rows, expected.num_layers, dtypes))
     raise InputError(
-        f"{what} of {' or '.join(str(dtype) for dtype in dtypes)}; the payload is truncated, or lengths, num_layers, num_topk or"
-        " dtype is wrong."
+        f"{num_bytes} bytes do not make {rows_text or 'whole'} rows of {layers} layers x top-{expected.num_topk} of {names};"
+        " the payload is truncated, or lengths, num_layers, num_topk or dtype is wrong."
     )
 
 
 def checked_shape(value: Any) -> tuple[int, int, int]:
-    """`value` as (rows, layers, top-k).
-
-    Raises:
-        InputError: Not three whole numbers from 0.
-    """
+    """`value` as (rows, layers, top-k)."""
     shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
         raise InputError(f"shape must be [rows, layers, top-k]; got {str(value)[:60]}.")
@@ -237,9 +205,8 @@ def _level(lists: Sequence[Any], what: str) -> list[Any]:
     kinds = set(map(type, lists)) - {list, tuple, type(None)}
     lengths = set(map(len, (x for x in lists if x is not None))) if not kinds else set()
     if kinds or len(lengths) != 1 or 0 in lengths:
-        found = f"lengths {sorted(lengths)[:4]}" if not kinds else " and ".join(sorted(kind.__name__ for kind in kinds)[:3])
-        if not kinds and not lengths:
-            found = "nothing but None"
+        found = " and ".join(sorted(kind.__name__ for kind in kinds)[:3])
+        found = found or (f"lengths {sorted(lengths)[:4]}" if lengths else "nothing but None")
         raise InputError(f"nested lists must be [tokens][layers][top-k], each level of one length; among the {what} are {found}.")
     fill = (None,) * lengths.pop()
     return list(chain.from_iterable(fill if x is None else x for x in lists))
@@ -251,7 +218,7 @@ def _shaped(array: Array, expected: Expected) -> Array:
         raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was sent with it; correct it.")
     if array.ndim in (1, 2) and expected.num_topk is not None and expected.num_layers:
         num_rows = (len(array),) if array.ndim == 2 else expected.num_rows
-        flat = replace(expected, num_rows=num_rows, dtype=array.dtype, shape=None)
+        flat = expected._replace(num_rows=num_rows, dtype=array.dtype, shape=None)
         return array.reshape(_raw_layout(array.nbytes, flat)[1])
     if array.ndim != 3 or array.shape[2] == 0 or array.shape[1] == 0:
         raise InputError(f"routing must have shape [tokens, layers, top-k]; got {list(array.shape)}.")

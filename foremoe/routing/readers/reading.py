@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.machine.model import Model
-from foremoe.routing.checks import checked_experts, layer_numbers
+from foremoe.routing.checks import MAX_EXPERTS, known_model, layer_numbers
 from foremoe.routing.readers.counting import known_rows
 from foremoe.routing.readers.payloads import Expected, decode, integer_dtype
 from foremoe.routing.readers.sequences import Routed, parse_routed
@@ -21,50 +20,31 @@ from foremoe.routing.readers.sequences import Routed, parse_routed
 # Letters: T tokens, L MoE layers, K top-k.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Read:
-    """A decoded sequence.
-
-    Attributes:
-        num_tokens: Tokens of the sequence.
-        pieces: (first token, layers of the payload that are MoE layers, rows [T, layers of the payload, K]).
-        num_padding: Rows that were cut off.
-    """
+class Read(NamedTuple):
+    """A decoded sequence."""
 
     num_tokens: int
-    pieces: list[tuple[int, Array, Array]]
-    num_padding: int = 0
+    pieces: list[tuple[int, Array, Array]]  # first token, layers of the payload that are MoE layers, rows [T, layers, K]
+    num_padding: int = 0  # rows that were cut off
 
 
 class Reader:
     """Decodes sequences of one model; what the model leaves open is fixed by the first of them.
 
     Arguments are those of `from_routed_experts`.
-
-    Raises:
-        InputError: Arguments that contradict each other or the model.
     """
 
     def __init__(
-        self,
-        model: str | Model | None = None,
-        num_experts: int | None = None,
-        num_topk: int | None = None,
-        num_layers: int | None = None,
-        moe_layer_L: npt.ArrayLike | None = None,
-        dtype: Any = None,
-    ) -> None:
-        preset = model if isinstance(model, Model) else None
-        if isinstance(model, str) and model.strip().lower() in Model.preset_names():
-            preset = Model.preset(model)
-        elif not isinstance(model, str | Model | None):
-            raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
+        self, model: str | Model | None = None, num_experts: int | None = None, num_topk: int | None = None,
+        num_layers: int | None = None, moe_layer_L: npt.ArrayLike | None = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        preset = known_model(model)
         self.model = model.name if isinstance(model, Model) else model
-        experts = _agree(preset.num_experts if preset else None, num_experts, "num_experts")
+        experts = _agree(preset, num_experts, "num_experts")
         if experts is None:
             raise InputError("give model, or num_experts: the largest expert in a payload would be a guess.")
-        self.num_experts = checked_experts(experts)
-        self._topk = _agree(preset.num_topk if preset else None, num_topk, "num_topk")
+        self.num_experts = whole(experts, "num_experts", 1, MAX_EXPERTS)
+        self._topk = _agree(preset, num_topk, "num_topk")
         self._moe: Array | None = preset.moe_layer_L if preset is not None else None
         if moe_layer_L is not None:
             numbers = frozen_array(moe_layer_L, np.int32, "moe_layer_L", (None,))
@@ -95,11 +75,7 @@ class Reader:
         return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), dtype)
 
     def read(self, item: Routed) -> Read:
-        """Decodes the payloads of one sequence.
-
-        Raises:
-            InputError: No routing, or rows that do not fit the sequence.
-        """
+        """Decodes the payloads of one sequence."""
         if item.segments:
             return self._join_segments(item)
         length, start, pieces = item.length, item.start, []
@@ -115,14 +91,10 @@ class Reader:
         if item.data is None:
             if length is None and not pieces:
                 raise InputError("a payload that is None needs the length of its sequence; give lengths.")
-            return Read(num_tokens=start if length is None else length, pieces=pieces)
-        fitting: tuple[int, ...] = ()
-        if length is not None:
-            fitting = tuple(n for n in (length - start, length - start - 1) if n >= 0)
+            return Read(start if length is None else length, pieces)
+        fitting = _num_rows(length, start)
         # A response without its prompt: engines that send both apart may give None for a cached prompt.
-        after_prompt: tuple[int, ...] = ()
-        if length is not None and item.prompt is None and item.prompt_length is not None:
-            after_prompt = tuple(n for n in (length - item.prompt_length, length - item.prompt_length - 1) if n >= 0)
+        after_prompt = _num_rows(length, item.prompt_length) if item.prompt is None else ()
         rows_TLK = self._decode(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
         num_rows = len(rows_TLK)
         if num_rows in after_prompt and num_rows not in fitting:
@@ -136,16 +108,14 @@ class Reader:
             )
         used = min(num_rows, length - start)
         pieces.append(self._piece(start, rows_TLK[:used]))
-        return Read(num_tokens=length, pieces=pieces, num_padding=num_rows - used)
+        return Read(length, pieces, num_rows - used)
 
     def _join_segments(self, item: Routed) -> Read:
         """The segments of one sequence, each token from one of them; see `Routed.segments`."""
         reads = []
         for i, segment in enumerate(item.segments):
-            try:
+            with naming(f"segment {i}"):
                 reads.append(self.read(parse_routed(segment)))
-            except InputError as error:
-                raise InputError(f"segment {i}: {error}") from None
         num_tokens = max(read.num_tokens for read in reads)
         if item.length is not None and num_tokens > item.length:
             raise InputError(
@@ -165,18 +135,11 @@ class Reader:
             if owner_T[low] >= 0:
                 first, layer_L, rows_TLK = pieces[owner_T[low]]
                 found.append((low, layer_L, rows_TLK[low - first : high - first]))
-        num_tokens = num_tokens if item.length is None else item.length
-        return Read(num_tokens=num_tokens, pieces=found, num_padding=sum(read.num_padding for read in reads))
+        return Read(num_tokens if item.length is None else item.length, found, sum(read.num_padding for read in reads))
 
     def _decode(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
-        expected = Expected(
-            num_topk=self._topk,
-            num_layers=self._layer_counts(),
-            num_rows=tuple(dict.fromkeys(num_rows)),
-            dtype=self._dtype if dtype is None else integer_dtype(dtype),
-            shape=shape,
-        )
-        rows_TLK = decode(payload, expected)
+        dtype = self._dtype if dtype is None else integer_dtype(dtype)
+        rows_TLK = decode(payload, Expected(self._topk, self._layer_counts(), tuple(dict.fromkeys(num_rows)), dtype, shape))
         self._topk = rows_TLK.shape[2]
         if self._topk > self.num_experts:
             raise InputError(f"top-{self._topk} of {self.num_experts} experts is impossible; correct num_experts.")
@@ -209,10 +172,16 @@ class Reader:
         )
 
 
-def _agree(of_model: int | None, given: int | None, name: str) -> int | None:
+def _num_rows(length: int | None, start: int | None) -> tuple[int, ...]:
+    """How many rows a payload from token `start` on may have: all, or all but the last; none where that is not known."""
+    return () if length is None or start is None else tuple(n for n in (length - start, length - start - 1) if n >= 0)
+
+
+def _agree(model: Model | None, given: int | None, name: str) -> int | None:
+    """The model's or the given number of this name; they must not differ."""
     if given is None:
-        return of_model
+        return getattr(model, name, None)
     value = whole(given, name)
-    if of_model is not None and value != of_model:
-        raise InputError(f"{name} {value} contradicts the model, which has {of_model}; give one of them.")
+    if model is not None and value != getattr(model, name):
+        raise InputError(f"{name} {value} contradicts the model, which has {getattr(model, name)}; give one of them.")
     return value

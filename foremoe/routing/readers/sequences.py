@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.routing.readers.payloads import as_numpy
 
@@ -62,11 +62,7 @@ class Routed:
 
 
 def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
-    """One `Routed` per sequence; see `from_routed_experts` for the arguments.
-
-    Raises:
-        InputError: Nothing to read, or arguments that do not fit them.
-    """
+    """One `Routed` per sequence; see `from_routed_experts` for the arguments."""
     if mask is not None:
         return _cut_by_mask(payloads, mask, lengths, start)
     items = _separate(payloads)
@@ -75,19 +71,13 @@ def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = No
     lengths_Q, start_Q = _one_each(lengths, len(items), "lengths"), _one_each(start, len(items), "start")
     out = []
     for q, (item, length, first) in enumerate(zip(items, lengths_Q, start_Q, strict=True)):
-        try:
+        with naming(f"sequence {q}"):
             out.append(_with_length(parse_routed(item), length, first))
-        except InputError as error:
-            raise InputError(f"sequence {q}: {error}") from None
     return out
 
 
 def parse_routed(item: Any) -> Routed:
-    """One payload with its envelope, of any kind, as `Routed`.
-
-    Raises:
-        InputError: A dict without routing in it.
-    """
+    """One payload with its envelope, of any kind, as `Routed`."""
     if isinstance(item, Routed):
         if not isinstance(item.data, Mapping):
             return item
@@ -120,11 +110,7 @@ def parse_routed(item: Any) -> Routed:
 
 
 def num_ids(ids: Any) -> int | None:
-    """How many token ids there are; None if they were not sent.
-
-    Raises:
-        InputError: No list of ids.
-    """
+    """How many token ids there are; None if they were not sent."""
     if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
         return None if ids is None else len(ids)
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
@@ -150,9 +136,7 @@ def _separate(payloads: Any) -> list[Any]:
     array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
     if array is not None:
         if array.ndim > 4:
-            raise InputError(
-                f"routing must have shape [sequences, tokens, layers, top-k] or fewer axes; got {list(array.shape)}."
-            )
+            raise InputError(f"routing must be [sequences, tokens, layers, top-k] or have fewer axes; got {list(array.shape)}.")
         return list(array) if array.ndim == 4 else [array]
     if not isinstance(payloads, list | tuple):
         return [payloads]
@@ -169,7 +153,7 @@ def _depth(value: Any, limit: int = 6) -> tuple[int, Any]:
     """How deep lists are nested (up to a limit) down to the first element that is no list and not None, and that element."""
     if not isinstance(value, list | tuple) or limit == 0:
         return 0, value
-    found: tuple[int, Any] = (0, None)
+    found = (0, None)
     for x in value:
         found = _depth(x, limit - 1)
         if found[1] is not None:
@@ -207,8 +191,6 @@ def _cut_by_mask(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Rou
     for q, mask_S in enumerate(mask_BS.astype(bool)):
         at = np.flatnonzero(mask_S)
         if not at.size or at[-1] - at[0] + 1 != at.size:
-            raise InputError(
-                f"sequence {q}: its mask must be one run of tokens, at least one; it has {at.size} in pieces or none."
-            )
+            raise InputError(f"sequence {q}: its mask must be one run of at least one token; it has {at.size} in pieces or none.")
         out.append(Routed(data=array[q, at[0] : at[-1] + 1], length=at.size))
     return out

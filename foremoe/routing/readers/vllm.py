@@ -32,15 +32,9 @@ def payloads(outputs: Any) -> list[Routed]:
         start = get(output, "routed_experts_prompt_start") or 0
         for completion in completions:
             num_tokens = num_ids(get(completion, "token_ids"))
-            out.append(
-                Routed(
-                    data=get(completion, "routed_experts"),
-                    prompt=prompt,
-                    length=None if prompt_length is None or num_tokens is None else prompt_length + num_tokens,
-                    prompt_length=prompt_length,
-                    start=start,
-                )
-            )
+            length = None if prompt_length is None or num_tokens is None else prompt_length + num_tokens
+            data = get(completion, "routed_experts")
+            out.append(Routed(data=data, prompt=prompt, length=length, prompt_length=prompt_length, start=start))
     return out
 
 
