@@ -10,7 +10,7 @@ import pytest
 from cli_runs import EXPERTS, LAYERS, TOPK, bad, good, random_ids, write_trace
 
 from foremoe.base.tensor_file import write_tensors
-from foremoe.workload.files import FORMAT_VERSION
+from foremoe.workload.workload import FORMAT_VERSION
 
 OPTIONS = {
     "ranks zero": (["--ranks", "0"], "--ranks"),
@@ -155,7 +155,7 @@ def test_a_plan_that_was_changed(plan_and_workload: tuple[str, str], tmp_path: P
 def test_the_wrong_kind_of_file(trace: str, plan_and_workload: tuple[str, str], dealing: list[str]) -> None:
     plan, work = plan_and_workload
     assert "plan file" in bad(["compare", plan])
-    assert "no plan" in bad(["check", work]) and "no plan" in bad(["check", trace])
+    assert "not a plan" in bad(["check", work]) and "not a plan" in bad(["check", trace])
     assert "workload file" in bad(["check", plan, "--trace", work])
     assert "no workload" in bad(["check", plan, "--workload", trace])
     assert "exclude" in bad(["check", plan, "--trace", trace, "--workload", work])
