@@ -56,7 +56,12 @@ class SplitSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns ``quota_NGS`` int32; per expert the quotas of its slots sum to its load."""
+        """Returns ``quota_NGS`` int32; per expert the quotas of its slots sum to its load.
+
+        Raises:
+            InputError: An expert that has load has no slot.
+            PlanError: A slot holds an expert that does not exist.
+        """
 
 
 class PathSolver(abc.ABC):

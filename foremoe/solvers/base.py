@@ -22,17 +22,20 @@ from foremoe.problem.placement import Placement, Stop
 if TYPE_CHECKING:
     from foremoe.problem.problem import Problem
 
-# Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, L layers, Q sequences, C copies.
+# Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R.
 
 
 class NodeOnly(NamedTuple):
-    """Options of solvers that have none of their own.
+    """Options of solvers that have none of their own."""
 
-    Attributes:
-        node_only: Whether replicas must stay inside their home's node.
-    """
+    node_only: bool  # whether replicas must stay inside their home's node
 
-    node_only: bool
+
+def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
+    """The placement that ``rows(low, high, expert_NGS, quota_NGS)`` makes of `start`; rows that a cancel left out keep it."""
+    expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
+    done_N = for_rows(lambda low, high: rows(low, high, expert_NGS, quota_NGS), len(expert_NGS))
+    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
 
 
 class RowSolver(RankSolver):
@@ -57,10 +60,13 @@ class RowSolver(RankSolver):
         compiled: Whether `edit` is compiled.
         Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
             machine code on disk is found again only by types that can be imported.
+        rows: Driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high); None
+            for one that is made from `edit`. Built-in solvers name a compiled one: only that is found in numba's disk cache.
     """
 
     compiled: ClassVar[bool] = True
     Options: ClassVar[Any] = None
+    rows: ClassVar[Any] = None
 
     @staticmethod
     @abc.abstractmethod
@@ -84,39 +90,24 @@ class RowSolver(RankSolver):
         kind = self.Options or _options_type(type(self).__name__, tuple(values))
         return kind(node_only, *(values[name] for name in kind._fields[1:]))
 
-    def rows(self) -> Callable[..., None]:
-        """The driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high).
-
-        Built-in solvers return a compiled function of their own file: a driver that takes the kernel as an argument is not
-        found in numba's disk cache and costs most of a second in every process.
-        """
-        return _driver(type(self))
-
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows; rows that a cancel left out keep `start`.
 
         Raises:
             InputError: numba cannot compile `edit`.
         """
-        expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
-        done_N = self.run(problem, problem.replicas == "node", problem.load_NE, expert_NGS, quota_NGS)
-        stop_N = np.where(done_N, Stop.DONE, Stop.CANCELLED)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
+        return self.run(problem, problem.replicas == "node", problem.load_NE, start)
 
-    def run(self, problem: Problem, node_only: bool, load_NE: Array, expert_NGS: Array, quota_NGS: Array) -> Array:
-        """Runs the row function over any rows, in place; bool [N], False for rows that a cancel left out.
-
-        Raises:
-            InputError: numba cannot compile `edit`.
-        """
-        options, rows = self.options(node_only, problem), self.rows()
+    def run(self, problem: Problem, node_only: bool, load_NE: Array, start: Placement) -> Placement:
+        """`solve` for any rows: loads and the placements that they start from."""
+        options, driver = self.options(node_only, problem), self.rows or _driver(type(self))
         node_G, num_base = problem.cluster.node_of_rank_G, problem.B
 
-        def block(low: int, high: int) -> None:
-            rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)
+        def rows(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
+            driver(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)
 
         try:
-            return for_rows(block, len(load_NE))
+            return edit_rows(start, rows)
         except (NumbaError, UnsupportedBytecodeError) as error:
             raise InputError(
                 f"numba cannot compile the edit of {self!r} ({' '.join(str(error).split())[:300]}); write it in what numba"
@@ -130,24 +121,13 @@ def _options_type(name: str, fields: tuple[str, ...]) -> Any:
 
 
 @functools.cache
-def _driver(solver: type[RowSolver]) -> Callable[..., None]:
+def _driver(solver: type[RowSolver]) -> Any:
     edit: Any = solver.edit
-    if not solver.compiled:
+    if solver.compiled and not isinstance(edit, numba.core.registry.CPUDispatcher):
+        edit = numba.njit(nogil=True)(edit)
 
-        def plain(
-            low: int, high: int, load_NE: Array, node_G: Array, num_base: int, options: Any, expert_NGS: Array,
-            quota_NGS: Array,
-        ) -> None:  # fmt: skip
-            for n in range(low, high):
-                edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-        return plain
-
-    kernel = edit if isinstance(edit, numba.core.registry.CPUDispatcher) else numba.njit(nogil=True)(edit)
-
-    @numba.njit(nogil=True)
     def driver(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
         for n in range(low, high):
-            kernel(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
+            edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
-    return driver  # type: ignore[no-any-return]
+    return numba.njit(nogil=True)(driver) if solver.compiled else driver

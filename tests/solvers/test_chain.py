@@ -201,7 +201,7 @@ def test_small_and_empty_rows(node_G):
     ],
 )  # fmt: skip
 def test_refuses_options_that_make_no_sense(options):
-    with pytest.raises(InputError, match=f"needs {next(iter(options))}"):
+    with pytest.raises(InputError, match=f"{next(iter(options))} of Chain must"):
         Chain(**options)
 
 

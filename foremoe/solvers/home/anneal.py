@@ -149,8 +149,7 @@ class Anneal(HomeSolver):
         send_GE = rates.rdma_pair_s * (load_GE.sum(axis=0) - node_GE) + rates.peer_pair_s * (node_GE - load_GE)
         size_V = np.bincount(domain_G)
         mean_VG = (domain_G == np.arange(len(size_V))[:, None]) / size_V[:, None]
-        send_EV: Array = (mean_VG @ send_GE).T
-        return send_EV
+        return (mean_VG @ send_GE).T
 
     def _layer(self, problem: Problem, layer: int, toll_2: Array, rates: Rates) -> Array:
         """The layer's new home slots, or the present ones where changing them cannot pay."""

@@ -39,33 +39,19 @@ class Lpt(HomeSolver):
         return home_LE
 
 
-def lpt_ranks(load_E: Array, now_E: Array, node_G: Array) -> Array:
-    """int64 [E]: the rank that `Lpt` gives every expert.
-
-    Args:
-        load_E: int64, pairs over the step.
-        now_E: the present rank of every expert.
-        node_G: node of every rank.
-    """
-    order_E = np.argsort(-load_E, kind="stable")
-    rank_E = np.empty(len(load_E), np.int64)
-    _lpt(load_E, order_E, now_E, node_G, rank_E)
-    return rank_E
-
-
 @kernel
-def _lpt(load_E, order_E, now_E, node_G, rank_E):  # type: ignore[no-untyped-def]
+def lpt_ranks(load_E, now_E, node_G):
+    """int64 [E]: the rank that `Lpt` gives every expert, whose pairs over the step and present rank are given."""
     G, E = node_G.size, load_E.size
     base = E // G
-    num_nodes = 0
-    for g in range(G):
-        num_nodes = max(num_nodes, node_G[g] + 1)
+    num_nodes = node_G.max() + 1
     load_G, load_V = np.zeros(G, np.int64), np.zeros(num_nodes, np.int64)
     room_G, room_V, ranks_V = np.full(G, base), np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
     for g in range(G):
         room_V[node_G[g]] += base
         ranks_V[node_G[g]] += 1
-    for e in order_E:
+    rank_E = np.empty(E, np.int64)
+    for e in np.argsort(-load_E, kind="mergesort"):
         home = now_E[e]
         node = node_G[home] if room_V[node_G[home]] > 0 else -1
         for v in range(num_nodes):
@@ -81,16 +67,15 @@ def _lpt(load_E, order_E, now_E, node_G, rank_E):  # type: ignore[no-untyped-def
         load_V[node] += load_E[e]
         room_G[rank] -= 1
         room_V[node] -= 1
+    return rank_E
 
 
 def few_moves(rank_E: Array, now_E: Array, node_G: Array, rename_nodes: bool = True) -> Array:
     """The same grouping of experts with ranks renamed so that more experts stay where they are.
 
     Nodes of equal size are renamed first, then ranks inside their node, each time the pair with the largest overlap first. A
-    renaming changes no load balance, only how many experts move; it is kept only where fewer do.
-
-    Args:
-        rename_nodes: False where tokens have been taken into account, which do not move with the name.
+    renaming changes no load balance, only how many experts move; it is kept only where fewer do. Nodes keep their names where
+    tokens have been taken into account, which do not move with the name.
     """
     num_nodes, G = int(node_G.max()) + 1, len(node_G)
     ranks_V = [np.flatnonzero(node_G == v) for v in range(num_nodes)]

@@ -15,11 +15,7 @@ from foremoe.problem.problem import Problem
 
 
 def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
-    """Seconds that one rank's link needs for one expert on the move: inside its node, and to another.
-
-    Args:
-        state_bytes: bytes that travel with every weight, its own not counted.
-    """
+    """Seconds that one expert, with `state_bytes` more per weight, takes on a rank's link: inside its node, and to another."""
     cluster, model = problem.cluster, problem.model
     num_bytes = model.expert_bytes + model.expert_params * state_bytes
     peer_s = num_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
@@ -50,12 +46,11 @@ def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...]
     for m in chosen:
         # What slots hold belongs to the present homes; both sides start from empty ones.
         step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE, resident_LGS=None)
-        start = placement = step.static()
-        best_N = row_objective(step, start)
+        placement = step.static()
+        best_N = row_objective(step, placement)
         if problem.R >= 1 and problem.G >= 2:
             for solver in rank:
                 placement = solver.solve(step, placement)
                 best_N = np.minimum(best_N, row_objective(step, placement))
         seconds_L += best_N
-    result: Array = seconds_L * (problem.M / len(chosen))
-    return result
+    return seconds_L * (problem.M / len(chosen))

@@ -72,7 +72,7 @@ def scaled(load_ME: Array, domain_G: Array) -> Loads:
 
 
 @kernel
-def domains_of(loads, domain_E):  # type: ignore[no-untyped-def]
+def domains_of(loads, domain_E):
     """`Domains` of experts whose domains are given."""
     M = loads.load_EM.shape[1]
     load_VM = np.zeros((loads.weight_V.size, M), np.int64)
@@ -85,7 +85,7 @@ def domains_of(loads, domain_E):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_largest(domains):  # type: ignore[no-untyped-def]
+def find_largest(domains):
     """Fills in the two largest loads of every micro-step, and the domain of the first."""
     first_M, second_M, owner_M = domains.first_M, domains.second_M, domains.owner_M
     first_M[:], second_M[:], owner_M[:] = -1, -1, -1
@@ -99,13 +99,9 @@ def find_largest(domains):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def swap_effect(loads, domains, e, f, a, b):  # type: ignore[no-untyped-def]
-    """The new sum over micro-steps of the largest load, and the growth of the sum of squares, if experts e and f swap domains.
-
-    Args:
-        e: expert of domain a.
-        f: expert of domain b.
-    """
+def swap_effect(loads, domains, e, f, a, b):
+    """The new sum over micro-steps of the largest load, and the growth of the sum of squares, if experts e of domain a and f of
+    domain b are swapped."""
     load_e_M, load_f_M, load_a_M, load_b_M = loads.load_EM[e], loads.load_EM[f], domains.load_VM[a], domains.load_VM[b]
     weight_a, weight_b, owner_M = loads.weight_V[a], loads.weight_V[b], domains.owner_M
     largest = squares = np.int64(0)
@@ -120,26 +116,17 @@ def swap_effect(loads, domains, e, f, a, b):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):  # type: ignore[no-untyped-def]
+def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
     """Improves `domain_E` in place by swaps of two experts; it ends at the best found, the start included.
 
     The best has the least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
     judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second most loaded
-    domain from one that is of no use.
-
-    Args:
-        loads: `Loads` of the layer.
-        cost_EV: int64, in units of the loads.
-        smooth: weight of the squares.
-        cooling: `Cooling`; the temperature falls geometrically.
-        seed: uint64.
-        domain_E: int64, domain of every expert.
+    domain from one that is of no use. `cost_EV` is int64, in units of the loads. The temperature falls geometrically.
     """
     E, M = loads.load_EM.shape
     load_EM, weight_V, heat = loads.load_EM, loads.weight_V, cooling.heat
     domains = domains_of(loads, domain_E)
-    largest_now = domains.first_M.sum()
-    value = largest_now
+    value = largest_now = domains.first_M.sum()
     for i in range(E):
         value += cost_EV[i, domain_E[i]]
     best, best_E = value, domain_E.copy()
@@ -173,7 +160,7 @@ def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):  # type: ignore[no-
 
 
 @kernel
-def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-def]
+def settle_inside(load_EM, node_E, now_E, node_G):
     """int64 [E]: ranks for experts whose nodes are given, so that few replicas even them out.
 
     An expert that stays in its node keeps its rank; the others, by falling load, take the least loaded ranks with room. Then
@@ -182,10 +169,7 @@ def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-de
     E, M = load_EM.shape
     G = node_G.size
     load_GM, total_G, room_G = np.zeros((G, M), np.int64), np.zeros(G, np.int64), np.full(G, E // G)
-    rank_E, total_E = np.full(E, -1), np.zeros(E, np.int64)
-    for e in range(E):
-        for m in range(M):
-            total_E[e] += load_EM[e, m]
+    rank_E, total_E = np.full(E, -1), load_EM.sum(axis=1)
     order_E = np.argsort(-total_E, kind="mergesort")
     for stays in (True, False):
         for e in order_E:
@@ -200,8 +184,7 @@ def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-de
                 rank_E[e] = g
                 room_G[g] -= 1
                 total_G[g] += total_E[e]
-                for m in range(M):
-                    load_GM[g, m] += load_EM[e, m]
+                load_GM[g] += load_EM[e]
     mean = np.float64(total_E.sum()) / (G * M)
     worth = _WORTH * mean * mean * M
     for _ in range(_PASSES):
@@ -216,10 +199,8 @@ def settle_inside(load_EM, node_E, now_E, node_G):  # type: ignore[no-untyped-de
                     more = load_EM[f, m] - load_EM[e, m]
                     growth += more * (load_GM[a, m] - load_GM[b, m] + more)
                 if 2.0 * np.float64(growth) < -worth:
-                    for m in range(M):
-                        more = load_EM[f, m] - load_EM[e, m]
-                        load_GM[a, m] += more
-                        load_GM[b, m] -= more
+                    load_GM[a] += load_EM[f] - load_EM[e]
+                    load_GM[b] -= load_EM[f] - load_EM[e]
                     rank_E[e], rank_E[f] = b, a
                     vain = False
         if vain:

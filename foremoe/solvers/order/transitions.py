@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.fields import flag
 from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
 from foremoe.plan.cost_in_order import sequence_cost, transfers_in_order, weight_price
@@ -48,8 +49,7 @@ class Transitions(OrderSolver):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if not isinstance(getattr(self, field.name), bool):
-                raise InputError(f"Transitions needs {field.name} True or False; got {getattr(self, field.name)!r}.")
+            flag(getattr(self, field.name), f"{field.name} of Transitions")
 
     def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
         """The order and the placements; see `OrderSolver`."""
@@ -59,7 +59,10 @@ class Transitions(OrderSolver):
             distances(problem.load_MLE, apart_MM)
             orders.append(shortest_path(apart_MM).astype(np.int32))
         best_s, best = np.inf, (orders[0], placement)
-        hint_XNGR = _hints(problem, placement)
+        mean = _mean_of(problem)
+        suits = Chain().solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
+        # Replicas of the placement, and those that suit the mean of all micro-steps.
+        hint_XNGR = np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
         for order_M in orders:
             found, cost_L = placement, self._layers(problem, placement, order_M)
             for invest in (False, True)[: self.replan + self.invest]:
@@ -75,8 +78,7 @@ class Transitions(OrderSolver):
     def _layers(problem: Problem, placement: Placement, order_M: Array) -> Array:
         """float64 [L]: seconds as sent."""
         cost = sequence_cost(problem, placement, transfers_in_order(problem, placement, order_M))
-        total_L: Array = cost.total_s.reshape(problem.M, problem.L).sum(axis=0)
-        return total_L
+        return cost.total_s.reshape(problem.M, problem.L).sum(axis=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,33 +96,21 @@ class _KeptCopies(CostModel):
         )  # fmt: skip
 
 
-def _hints(problem: Problem, placement: Placement) -> Array:
-    """int16 [2, N, G, R]: the replicas of the placement, and those that suit the mean of all micro-steps."""
-    mean = _mean_of(problem)
-    suits = Chain().solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
-    return np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
-
-
 def _mean_of(problem: Problem) -> Problem:
     """One micro-step with the mean load of all."""
 
-    def mean(array_M: Array | None) -> Array | None:
-        return None if array_M is None else array_M.mean(axis=0, keepdims=True)
+    def mean(array_M: Array | None) -> Any:
+        return None if array_M is None else np.rint(array_M.mean(axis=0, keepdims=True)).astype(np.int32)
 
-    def whole(array_M: Array | None) -> Array | None:
-        return None if array_M is None else np.rint(array_M).astype(np.int32)
-
-    load_MLGE = whole(mean(problem.load_MLGE))
-    load_MLE = whole(mean(problem.load_MLE)) if load_MLGE is None else load_MLGE.sum(axis=2)
-    assert load_MLE is not None
+    load_MLGE = mean(problem.load_MLGE)
     return dataclasses.replace(
         problem,
         cost=_KeptCopies(overlap=problem.cost.overlap),
         schedule=Schedule.accumulate(1, problem.schedule.reforward) if problem.schedule.trains else Schedule.forward_only(1),
         load_MLGE=load_MLGE,
-        load_MLE=load_MLE,
-        tokens_MG=whole(mean(problem.tokens_MG)),
-        attention_MG=mean(problem.attention_MG),
+        load_MLE=mean(problem.load_MLE) if load_MLGE is None else load_MLGE.sum(axis=2),
+        tokens_MG=mean(problem.tokens_MG),
+        attention_MG=None if problem.attention_MG is None else problem.attention_MG.mean(axis=0, keepdims=True),
         resident_LGS=None,
     )
 

@@ -47,18 +47,17 @@ class BalancedTokens(PackSolver):
         micro_step_Q, rank_Q = np.empty(trace.Q, np.int32), np.zeros(trace.Q, np.int32)
         budget, first = num_ranks * tokens_per_rank, 0
         for group in np.unique(group_Q):
-            index = np.flatnonzero(group_Q == group)
-            alone = trace.seq_len_Q[index] > budget
-            packed = index[~alone]
-            num = 0
+            in_group_Q, num = group_Q == group, 0
+            packed = np.flatnonzero(in_group_Q & (trace.seq_len_Q <= budget))
+            alone = np.flatnonzero(in_group_Q & (trace.seq_len_Q > budget))
             if packed.size:
                 given_I = np.unique(given[0][packed], return_inverse=True)[1]
                 micro_step_Q[packed], rank_Q[packed], num = _pack_group(
                     trace.seq_len_Q[packed], attention_Q[packed], given_I, given[1][packed], num_ranks, tokens_per_rank
                 )
                 micro_step_Q[packed] += first
-            micro_step_Q[index[alone]] = first + num + np.arange(alone.sum())
-            first += num + int(alone.sum())
+            micro_step_Q[alone] = first + num + np.arange(alone.size)
+            first += num + alone.size
         return micro_step_Q, rank_Q
 
 
@@ -76,8 +75,7 @@ def model_of(trace: RoutingTrace) -> Model:
 def attention_flops(trace: RoutingTrace) -> Array:
     """float64 [Q], whole numbers: forward FLOPs of one layer's attention for every sequence."""
     lengths_Q = trace.seq_len_Q.astype(np.float64)
-    flops_Q: Array = np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
-    return flops_Q
+    return np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
 
 
 def rank_sums(amount_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
@@ -125,7 +123,7 @@ def _pack_group(
 
 
 @kernel
-def _fill(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def]
+def _fill(order_I, len_Q, budget, num, emptiest):
     """Micro-step of every sequence, dealt in order to the emptiest of `num` or to the fullest with room; -1 if not all fit.
 
     The fullest with room leaves micro-steps empty that it does not need; these have the highest numbers.
@@ -148,7 +146,7 @@ def _fill(order_I, len_Q, budget, num, emptiest):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
+def _next_fit(order_I, len_Q, budget):
     step_Q = np.empty(len_Q.size, np.int64)
     step, used = 0, 0
     for q in order_I:
@@ -160,20 +158,18 @@ def _next_fit(order_I, len_Q, budget):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _assign_ranks(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):  # type: ignore[no-untyped-def]
+def _assign_ranks(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):
     """Rank of every sequence, dealt in order to the rank with least attention that has room, else with fewest tokens."""
     tokens_MG, attention_MG = np.zeros((num, num_ranks), np.int64), np.zeros((num, num_ranks))
     rank_Q = np.empty(len_Q.size, np.int64)
     for q in order_I:
         m = step_Q[q]
-        chosen, emptiest = -1, 0
+        chosen = -1
         for g in range(num_ranks):
-            if tokens_MG[m, g] < tokens_MG[m, emptiest]:
-                emptiest = g
             if tokens_MG[m, g] + len_Q[q] <= room and (chosen < 0 or attention_MG[m, g] < attention_MG[m, chosen]):
                 chosen = g
         if chosen < 0:
-            chosen = emptiest
+            chosen = tokens_MG[m].argmin()
         tokens_MG[m, chosen] += len_Q[q]
         attention_MG[m, chosen] += attention_Q[q]
         rank_Q[q] = chosen

@@ -77,23 +77,17 @@ class BestPack(PackSolver):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """As `PackSolver.solve`.
-
-        Args:
-            seed: of all packers.
-        """
+        """As `PackSolver.solve`; `seed` is that of all packers."""
         ways = self.ways()
-        found: dict[int, tuple[Array, Array]] = {}
+        packings = [(np.empty(0), np.empty(0))] * len(ways)
 
         def pack(i: int, _: int) -> None:
-            found[i] = ways[i].solve(
+            packings[i] = ways[i].solve(
                 trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q, seed=seed
             )
 
         for_rows(pack, len(ways), 1, whole=True)  # on the planner's threads
-        packings = [found[i] for i in range(len(ways))]
-        seconds = self.seconds(trace, packings, num_ranks=num_ranks)
-        return packings[int(np.argmin(seconds))]
+        return packings[int(np.argmin(self.seconds(trace, packings, num_ranks=num_ranks)))]
 
     def ways(self) -> tuple[PackSolver, ...]:
         """The packers that are tried."""
@@ -140,8 +134,8 @@ class BestPack(PackSolver):
         )
 
     def _stage_seconds(self, problem: Problem) -> float:
-        home_LE, moves_s = problem.home_LE, 0.0
-        if self.home is not None:
-            home_LE = self.home.solve(problem)
-            moves_s = float(price_L(problem, home_LE, self.home.state_bytes).sum())
-        return moves_s + float(row_seconds_L(problem, home_LE, self.rank, problem.M).sum())
+        if self.home is None:
+            return float(row_seconds_L(problem, problem.home_LE, self.rank, problem.M).sum())
+        home_LE = self.home.solve(problem)
+        moves_s = price_L(problem, home_LE, self.home.state_bytes).sum()
+        return float(moves_s + row_seconds_L(problem, home_LE, self.rank, problem.M).sum())

@@ -67,7 +67,7 @@ class Permute(PackSolver):
 
 
 @kernel
-def _smooth(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
+def _smooth(load_LG, out_LG, in_LG):
     """Sum over layers of the 16-norm over ranks, if one sequence left the micro-step and another came."""
     total = 0.0
     for layer in range(load_LG.shape[0]):
@@ -83,7 +83,7 @@ def _smooth(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _greedy(longest_I, len_Q, pairs_XLG, steps_M, budget, step_Q):  # type: ignore[no-untyped-def]
+def _greedy(longest_I, len_Q, pairs_XLG, steps_M, budget, step_Q):
     """Writes `step_Q` if all sequences find room and no micro-step stays empty."""
     num = steps_M.size
     load_MLG = np.zeros((num, *pairs_XLG.shape[1:]), np.int32)
@@ -111,7 +111,7 @@ def _greedy(longest_I, len_Q, pairs_XLG, steps_M, budget, step_Q):  # type: igno
 
 
 @kernel
-def _swap(index_I, len_Q, pairs_XLG, steps_M, budget, passes, seed, step_Q):  # type: ignore[no-untyped-def]
+def _swap(index_I, len_Q, pairs_XLG, steps_M, budget, passes, seed, step_Q):
     first, num = steps_M.min(), steps_M.max() - steps_M.min() + 1
     load_MLG, tokens_M, value_M = np.zeros((num, *pairs_XLG.shape[1:]), np.int32), np.zeros(num, np.int64), np.zeros(num)
     none_LG = pairs_XLG[len_Q.size]

@@ -76,7 +76,7 @@ class _Packing(NamedTuple):
 
 
 @kernel
-def _packing_of(samples, M, micro_step_Q):  # type: ignore[no-untyped-def]
+def _packing_of(samples, M, micro_step_Q):
     D, none_JG = samples.limit_D.size, np.zeros(samples.pairs_QJG.shape[1:], np.int64)
     tokens_MD, attention_MD, num_MD = np.zeros((M, D), np.int64), np.zeros((M, D), np.int64), np.zeros((M, D), np.int64)
     load_MJG = np.zeros((M, *samples.pairs_QJG.shape[1:]), np.int64)
@@ -94,7 +94,7 @@ def _packing_of(samples, M, micro_step_Q):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _improve(samples, M, num_proposals, micro_step_Q):  # type: ignore[no-untyped-def]
+def _improve(samples, M, num_proposals, micro_step_Q):
     packing = _packing_of(samples, M, micro_step_Q)
     none_JG = np.zeros(samples.pairs_QJG.shape[1:], np.int64)
     past, state = np.zeros(64, np.int64), np.ones(1, np.uint64)

@@ -28,23 +28,10 @@ _BLOCK = 512
 
 
 class PackValue:
-    """Tables of one trace on one cluster, and the price of packings under them.
+    """Tables of one trace on one cluster, and the price of packings under them; see `ExpertAware` for its options.
 
     Args:
-        trace: Routing of the sequences.
-        cluster: What attention, expert compute and links cost.
         home_LE: Home slots; None: contiguous.
-        skew_weight: As in `ExpertAware`.
-        locality: As in `ExpertAware`.
-        redundant: As in `ExpertAware`.
-
-    Attributes:
-        pairs_XLG: int32, pairs of every sequence by the home rank of their expert.
-        attention_Q: float64, forward FLOPs of a layer's attention.
-        window_s: Seconds per attention FLOP of the slowest rank.
-        work_s: Seconds per pair of the mean load.
-        pair_s: Seconds per pair of the largest rank load above the mean: compute, and the exchange that waits for it.
-        foresees: Whether replicas are taken to bring tokens nearer.
     """
 
     def __init__(
@@ -53,14 +40,14 @@ class PackValue:
         model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
         passes, window_passes = 1.0 + cluster.backward_ratio, 1.0 + cluster.window_backward_ratio
         self.skew_weight = skew_weight
-        self.rank_LE = home_ranks(trace, G, home_LE)
-        self.pairs_XLG = home_pairs(trace, G, self.rank_LE)
+        rank_LE = home_ranks(trace, G, home_LE)
+        self.pairs_XLG = home_pairs(trace, G, rank_LE)
         self.attention_Q = attention_flops(trace)
+        # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair of the largest rank load above
+        # it, for which exchanges, too, wait; see `Rates.late_s`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
-        # Exchanges, too, wait for the rank with the most pairs; see `Rates.late_s`.
         self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * cluster.late_byte_s
-        several = cluster.num_nodes > 1
         self.micro_step_s = trace.L * (
             _EXCHANGES * cluster.exchange_latency_s
             + passes * cluster.slot_overhead_s * -(-E // G)
@@ -74,11 +61,11 @@ class PackValue:
         self._node_G = cluster.node_of_rank_G.astype(np.int64)
         self._num_replicas_V = np.minimum(redundant * np.bincount(self._node_G), E)
         # A rank's own replicas change with every micro-step: nothing to gather sequences for.
-        self.foresees = bool(locality and redundant > 0 and several)
+        self.foresees = bool(locality and redundant > 0 and cluster.num_nodes > 1)
         if self.foresees:
             sample_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, _SAMPLED_LAYERS)).round().astype(np.int64))
             self._nearer_s = (rdma_s - peer_s) * trace.L / len(sample_J)
-            self._node_JE = self._node_G[self.rank_LE[sample_J]]
+            self._node_JE = self._node_G[rank_LE[sample_J]]
             self._pairs_QJE = expert_pairs(trace, sample_J)
 
     def send_QG(self, rank_Q: Array) -> Array:
@@ -103,8 +90,7 @@ class PackValue:
         for low in range(0, Q, _BLOCK):
             block = self._pairs_QJE[low : low + _BLOCK].reshape(-1, J * E).astype(np.float64)
             served_QV[low : low + _BLOCK] = block @ held_VJE.reshape(V, -1).T
-        out_QG: Array = self._send_QG - self._nearer_s * served_QV[:, self._node_G]
-        return out_QG
+        return self._send_QG - self._nearer_s * served_QV[:, self._node_G]
 
     def seconds(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
         """Seconds of a packing; `send_QG` None: with the replicas that it suggests itself, which are its best."""
@@ -121,24 +107,14 @@ class PackValue:
 
 
 def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:
-    """int64 [L, E]: home rank of every expert; ranks hold as equal numbers of experts as possible.
-
-    Args:
-        trace: Gives the numbers of layers and experts.
-        num_ranks: G.
-        home_LE: Home slots; None: contiguous.
-
-    Raises:
-        InputError: A layer of `home_LE` is not a permutation.
-    """
+    """int64 [L, E]: home rank of every expert (contiguous without `home_LE`); ranks hold as equal numbers as possible."""
     L, E = trace.L, trace.num_experts
     if home_LE is None:
         return np.tile(np.arange(E) * num_ranks // E, (L, 1))
     home_LE = frozen_array(home_LE, np.int32, "home_LE", (L, E))
     if (np.sort(home_LE, axis=1) != np.arange(E)).any():
         raise InputError(f"home_LE must be a permutation of the {E} home slots in every layer.")
-    rank_LE: Array = home_LE.astype(np.int64) * num_ranks // E
-    return rank_LE
+    return home_LE.astype(np.int64) * num_ranks // E
 
 
 def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
@@ -155,10 +131,6 @@ def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
 def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, out_QJG: Array) -> Array:
     """Adds to `out_QJG` the pairs of every sequence by the group of their expert."""
     known_T = np.empty(0, np.bool_) if trace.known_T is None else trace.known_T
-    cuts, known_T = trace.cuts, frozen_array(known_T, np.bool_, "known_T")
-
-    def block(low: int, high: int) -> None:
-        kernels.count_pairs(low, high, trace.topk_TLK, known_T, cuts, layer_J, group_JE, out_QJG)
-
-    for_rows(block, trace.Q, whole=True)
+    tokens = trace.topk_TLK, frozen_array(known_T, np.bool_, "known_T"), trace.cuts
+    for_rows(lambda low, high: kernels.count_pairs(low, high, *tokens, layer_J, group_JE, out_QJG), trace.Q, whole=True)
     return out_QJG

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.errors import InputError
-from foremoe.base.parallel import for_rows
+from foremoe.base.fields import flag, real, whole
 from foremoe.problem.bounds import row_bound
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import RowSolver
+from foremoe.solvers.base import RowSolver, edit_rows
 from foremoe.solvers.kernels.chain import Options, chain_row, chain_rows, inside_rows
 from foremoe.solvers.kernels.rows import problem_rows
 from foremoe.solvers.kernels.timed import timed_rows
@@ -68,30 +67,25 @@ class Chain(RowSolver):
     Options = Options
 
     def __post_init__(self) -> None:
-        if isinstance(self.tries, bool) or not isinstance(self.tries, int) or not 1 <= self.tries < 2**31:
-            raise InputError(f"Chain needs tries of at least 1; got {self.tries!r}.")
-        if not _real(self.spread) or not 0.0 <= self.spread < 2.0:
-            raise InputError(f"Chain needs spread in [0, 2); got {self.spread!r}.")
-        if not _real(self.slack) or not 0.0 <= self.slack < math.inf:
-            raise InputError(f"Chain needs slack of at least 0; got {self.slack!r}.")
+        whole(self.tries, "tries of Chain", 1, 2**31 - 1)
+        whole(self.portfolio, "portfolio of Chain", 0)
+        real(self.slack, "slack of Chain", open_low=False)
+        if real(self.spread, "spread of Chain", open_low=False) >= 2.0:
+            raise InputError(f"spread of Chain must lie in [0, 2); got {self.spread!r}.")
         for name in ("relay", "inside"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"Chain needs {name} True or False; got {getattr(self, name)!r}.")
-        if isinstance(self.portfolio, bool) or not isinstance(self.portfolio, int) or self.portfolio < 0:
-            raise InputError(f"Chain needs portfolio of at least 0; got {self.portfolio!r}.")
+            flag(getattr(self, name), f"{name} of Chain")
 
-    def rows(self) -> Callable[..., None]:
+    @property
+    def rows(self) -> Any:  # type: ignore[override]
         """The compiled driver of `kernels.chain`."""
-        return inside_rows if self.inside else chain_rows  # type: ignore[no-any-return]
+        return inside_rows if self.inside else chain_rows
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows; rows that a cancel left out keep `start`."""
         if self.inside or problem.cost.objective == "balance":
             return super().solve(problem, start)
-        expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         rows, options = problem_rows(problem), self.options(problem.replicas == "node", problem)
-        done_N = for_rows(lambda low, high: timed_rows(low, high, rows, options, expert_NGS, quota_NGS), problem.N)
-        found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
+        found = edit_rows(start, lambda low, high, *placement: timed_rows(low, high, rows, options, *placement))
         return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
 
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
@@ -101,19 +95,14 @@ class Chain(RowSolver):
         open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + GAP) * row_bound(problem)))
         if open_I.size == 0:
             return found
-        static, load_IE = problem.static(), problem.load_NE[open_I]
+        start, load_IE = problem.static().cut(N=open_I), problem.load_NE[open_I]
         load_IE.flags.writeable = False  # as a problem's load is: kernels compile once for both
         for inside in (node_only,) if node_only or problem.cluster.num_nodes == 1 else (False, True):
             for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
+                few = solver.run(problem, inside, load_IE, start)
                 expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
-                expert_IGS, quota_IGS = static.expert_NGS[open_I], static.quotas_NGS[open_I]
-                solver.run(problem, inside, load_IE, expert_IGS, quota_IGS)
-                expert_NGS[open_I], quota_NGS[open_I] = expert_IGS, quota_IGS
+                expert_NGS[open_I], quota_NGS[open_I] = few.expert_NGS, few.quotas_NGS
                 other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
                 other_N = row_objective(problem, other)
                 found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
         return found
-
-
-def _real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

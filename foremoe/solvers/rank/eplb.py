@@ -10,17 +10,17 @@ import numpy as np
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
-from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.solvers.base import edit_rows
 
 # Letters: N rows, G ranks, S slots per rank, E logical experts, P = G*S physical slots, X copies in a node, V nodes;
 # I items and B bins of a packing, C groups of experts.
 
 
 @kernel
-def _pack(weight_I, num_bins, slot_I):  # type: ignore[no-untyped-def]
+def _pack(weight_I, num_bins, slot_I):
     """Heaviest first, each item to the lightest bin with room; every bin gets equally many.
 
     Writes bin * room + place of every item; bins of one item take the items in order.
@@ -41,52 +41,38 @@ def _pack(weight_I, num_bins, slot_I):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):  # type: ignore[no-untyped-def]
+def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):
     """Replicates hot experts and packs the copies onto ranks, as the published policy does; writes the expert of every slot.
 
     Step 1 packs groups of experts to nodes, step 2 replicates experts inside each node, step 3 packs the copies of a node to
-    its ranks. Two copies of an expert may meet on one rank. Computed in float64 where the published code uses float32: loads that
+    its ranks. Two copies of an expert may meet on one rank. Loads are float64 where the published code has float32: loads that
     float32 cannot tell apart may come out in another order.
-
-    Args:
-        load_E: float64, load of every expert.
-        num_groups: groups of neighbouring experts; experts divide over them, and they over nodes.
-        num_nodes: nodes; ranks divide over them, in order.
-        num_ranks: G; slots divide over them.
-        expert_P: int64, overwritten.
     """
     num_experts, num_physical = load_E.size, expert_P.size
     group, per_node = num_experts // num_groups, num_physical // num_nodes
-    load_C = np.zeros(num_groups)
-    for c in range(num_groups):
-        load_C[c] = load_E[c * group : (c + 1) * group].sum()
     at_C = np.empty(num_groups, np.int64)
-    _pack(load_C, num_nodes, at_C)
+    _pack(load_E.reshape(num_groups, group).sum(axis=1), num_nodes, at_C)
     # Experts in the order of nodes; each node's part is contiguous.
     local_E = np.empty(num_experts, np.int64)
-    for c in range(num_groups):
-        for i in range(group):
-            local_E[at_C[c] * group + i] = c * group + i
+    for e in range(num_experts):
+        local_E[at_C[e // group] * group + e % group] = e
     width = num_experts // num_nodes
-    count_E, share_E = np.empty(width, np.int64), np.empty(width)
-    expert_X, share_X, slot_X = np.empty(per_node, np.int64), np.empty(per_node), np.empty(per_node, np.int64)
+    slot_X = np.empty(per_node, np.int64)
     for node in range(num_nodes):
-        for i in range(width):
-            expert_X[i], count_E[i], share_E[i] = i, 1, load_E[local_E[node * width + i]]
+        expert_X, count_E = np.arange(per_node), np.ones(width, np.int64)
+        share_E = load_E[local_E[node * width : (node + 1) * width]]
         for x in range(width, per_node):
             hot = np.argmax(share_E)
             expert_X[x] = hot
             count_E[hot] += 1
             share_E[hot] = load_E[local_E[node * width + hot]] / count_E[hot]
-        for x in range(per_node):
-            share_X[x] = share_E[expert_X[x]]
-        _pack(share_X, num_ranks // num_nodes, slot_X)
+        _pack(share_E[expert_X], num_ranks // num_nodes, slot_X)
         for x in range(per_node):
             expert_P[node * per_node + slot_X[x]] = local_E[node * width + expert_X[x]]
 
 
 @kernel
-def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
+def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
     """Every copy an equal share (the first ones the remainder); copies of one expert on one rank become one slot.
 
     Place i of the policy is rank ``rank_G[i]``; slots that merging frees are a rank's last ones.
@@ -101,21 +87,18 @@ def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):  # type: ignore[no
         g, used = rank_G[i], 0
         for s in range(S):
             e = expert_P[i * S + s]
-            share = load_E[e] // count_E[e]
-            if done_E[e] < load_E[e] % count_E[e]:
-                share += 1
+            share = load_E[e] // count_E[e] + (done_E[e] < load_E[e] % count_E[e])
             done_E[e] += 1
             slot = 0
             while slot < used and expert_GS[g, slot] != e:
                 slot += 1
-            if slot == used:
-                used += 1
+            used = max(used, slot + 1)
             expert_GS[g, slot] = e
             quota_GS[g, slot] += share
 
 
 @kernel
-def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS):  # type: ignore[no-untyped-def]
+def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS):
     """Places and serves rows [low, high); rows without load stay as they are."""
     G, S = expert_NGS.shape[1:]
     expert_P = np.empty(G * S, np.int64)
@@ -157,17 +140,12 @@ class Eplb(RankSolver):
         num_groups = problem.model.num_expert_groups if self.num_groups is None else self.num_groups
         if problem.E % num_groups:
             raise InputError(f"{problem.E} experts do not divide over {num_groups} groups; choose another num_groups for Eplb.")
-        size_V = np.bincount(problem.cluster.node_of_rank_G)
+        node_G = problem.cluster.node_of_rank_G
+        size_V = np.bincount(node_G)
         num_nodes = len(size_V)
         if num_groups % num_nodes or (size_V != size_V[0]).any():
             num_groups = num_nodes = 1
         # The policy counts ranks node by node.
-        node_G = problem.cluster.node_of_rank_G
         rank_G = np.argsort(node_G, kind="stable") if num_nodes > 1 else np.arange(problem.G)
-        load_NE, expert_NGS, quota_NGS = problem.load_NE, start.expert_NGS.copy(), start.quotas_NGS.copy()
-
-        def block(low: int, high: int) -> None:
-            eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS)
-
-        done_N = for_rows(block, problem.N)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
+        load_NE = problem.load_NE
+        return edit_rows(start, lambda low, high, *placed: eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, *placed))

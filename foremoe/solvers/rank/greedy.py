@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,8 +84,5 @@ class Greedy(RowSolver):
     """
 
     edit = staticmethod(greedy_row)
+    rows = staticmethod(greedy_rows)
     Options = NodeOnly
-
-    def rows(self) -> Callable[..., None]:
-        """The compiled driver of this file."""
-        return greedy_rows  # type: ignore[no-any-return]

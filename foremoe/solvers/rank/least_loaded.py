@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
+from foremoe.base.fields import real, whole
 from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
@@ -95,16 +95,11 @@ class LeastLoaded(RowSolver):
     threshold: float = 1.3
 
     edit = staticmethod(least_loaded_row)
+    rows = staticmethod(least_loaded_rows)
     Options = Options
 
     def __post_init__(self) -> None:
-        if not 1 <= self.alpha < float("inf"):
-            raise InputError(f"LeastLoaded needs a finite alpha of at least 1; got {self.alpha!r}.")
-        if not isinstance(self.min_pairs, int) or not 0 <= self.min_pairs < 2**31:
-            raise InputError(f"LeastLoaded needs min_pairs of at least 0; got {self.min_pairs!r}.")
+        real(self.alpha, "alpha of LeastLoaded", 1.0, open_low=False)
+        whole(self.min_pairs, "min_pairs of LeastLoaded", 0, 2**31 - 1)
         if not self.threshold >= 0:
             raise InputError(f"LeastLoaded needs a threshold of at least 0; got {self.threshold!r}.")
-
-    def rows(self) -> Callable[..., None]:
-        """The compiled driver of this file."""
-        return least_loaded_rows  # type: ignore[no-any-return]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import NodeOnly, RowSolver
-from foremoe.solvers.split.kernels import split_row, split_rows
+from foremoe.solvers.split.kernels import split_row
 
 # Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
 
@@ -47,15 +45,21 @@ def replicate_row(load_E, node_G, num_base, node_only, expert_GS):
 
 
 @kernel
-def replicate_rows(low, high, load_NE, node_G, num_base, node_only, expert_NGS):
-    """`replicate_row` for rows [low, high)."""
+def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Lplb`; see `RowSolver.edit`."""
+    replicate_row(load_E, node_G, num_base, options.node_only, expert_GS)
+    split_row(load_E, expert_GS, quota_GS)
+    for g in range(expert_GS.shape[0]):
+        for s in range(num_base, expert_GS.shape[1]):
+            if quota_GS[g, s] == 0:
+                expert_GS[g, s] = -1
+
+
+@kernel
+def lplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """`lplb_row` for rows [low, high)."""
     for n in range(low, high):
-        replicate_row(load_NE[n], node_G, num_base, node_only, expert_NGS[n])
-
-
-def _drop_unused(num_base: int, expert_XGS: Array, quota_XGS: Array) -> None:
-    """Empties redundant slots that serve nothing; any leading axes."""
-    expert_XGS[..., num_base:][quota_XGS[..., num_base:] == 0] = -1
+        lplb_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
 
 
 @dataclass(frozen=True)
@@ -68,23 +72,6 @@ class Lplb(RowSolver):
     Where replicas must stay in their node, the ring is the node's ranks. Ignores the start placement's replicas.
     """
 
+    edit = staticmethod(lplb_row)
+    rows = staticmethod(lplb_rows)
     Options = NodeOnly
-
-    @staticmethod
-    def edit(load_E: Array, node_G: Array, num_base: int, options: NodeOnly, expert_GS: Array, quota_GS: Array) -> None:
-        """One row; see `RowSolver.edit`. Plain Python that calls compiled parts."""
-        replicate_row(load_E, node_G, num_base, options.node_only, expert_GS)
-        split_row(load_E, expert_GS, quota_GS)
-        _drop_unused(num_base, expert_GS, quota_GS)
-
-    def rows(self) -> Callable[..., None]:
-        """A driver that calls two compiled ones, of this file and of `split.kernels`."""
-        return _lplb_rows
-
-
-def _lplb_rows(
-    low: int, high: int, load_NE: Array, node_G: Array, num_base: int, options: NodeOnly, expert_NGS: Array, quota_NGS: Array
-) -> None:
-    replicate_rows(low, high, load_NE, node_G, num_base, options.node_only, expert_NGS)
-    split_rows(low, high, load_NE, expert_NGS, quota_NGS)
-    _drop_unused(num_base, expert_NGS[low:high], quota_NGS[low:high])

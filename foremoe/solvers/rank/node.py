@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from foremoe.base.errors import InputError
+from foremoe.base.fields import real
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
@@ -34,22 +33,17 @@ class NodeChain(RowSolver):
     max_per_rank: float | None = None
 
     edit = staticmethod(node_row)
+    rows = staticmethod(node_rows)
 
     def __post_init__(self) -> None:
-        limit = self.max_per_rank
-        if limit is not None and not (isinstance(limit, int | float) and not isinstance(limit, bool) and 0.0 <= limit < math.inf):
-            raise InputError(f"NodeChain needs max_per_rank as None or a number from 0; got {limit!r}.")
-
-    def rows(self) -> Callable[..., None]:
-        """The compiled driver of `kernels.node`."""
-        return node_rows  # type: ignore[no-any-return]
+        if self.max_per_rank is not None:
+            real(self.max_per_rank, "max_per_rank of NodeChain", open_low=False)
 
     def options(self, node_only: bool, problem: Problem) -> Options:
-        """The limit as a number of replicas."""
-        if self.max_per_rank is None:
-            return Options(node_only, -1)
+        """The limit as a number of replicas, -1 for none."""
         # 0.29 * 100 is 28.999... in floating point and means 29.
-        return Options(node_only, min(problem.G * problem.R, math.floor(self.max_per_rank * problem.G + 1e-9)))
+        most = -1 if self.max_per_rank is None else math.floor(self.max_per_rank * problem.G + 1e-9)
+        return Options(node_only, min(problem.G * problem.R, most))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows, or returns the start where there is nothing to decide."""

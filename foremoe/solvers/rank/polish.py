@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from foremoe.base.fields import whole
-from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.solvers.base import edit_rows
 from foremoe.solvers.kernels.polish import polish_rows
 from foremoe.solvers.kernels.rows import problem_rows
 
@@ -37,11 +35,5 @@ class Polish(RankSolver):
         """Searches from `start` in every row; rows that a cancel left out keep it, and so do all under ``"balance"``."""
         if problem.cost.objective == "balance":
             return start
-        expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         rows = problem_rows(problem)
-
-        def block(low: int, high: int) -> None:
-            polish_rows(low, high, rows, self.steps, expert_NGS, quota_NGS)
-
-        done_N = for_rows(block, problem.N)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
+        return edit_rows(start, lambda low, high, *placement: polish_rows(low, high, rows, self.steps, *placement))

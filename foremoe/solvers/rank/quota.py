@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.base.errors import InputError
+from foremoe.base.fields import flag, whole
 from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, B base slots, R redundant slots, S = B + R, E experts.
@@ -157,14 +156,9 @@ class Quota(RowSolver):
     best_fit: bool = False
 
     edit = staticmethod(quota_row)
+    rows = staticmethod(quota_rows)
     Options = Options
 
     def __post_init__(self) -> None:
-        if not isinstance(self.min_pairs, int) or not 0 <= self.min_pairs < 2**31:
-            raise InputError(f"Quota needs min_pairs of at least 0; got {self.min_pairs!r}.")
-        if not isinstance(self.best_fit, bool):
-            raise InputError(f"Quota needs best_fit True or False; got {self.best_fit!r}.")
-
-    def rows(self) -> Callable[..., None]:
-        """The compiled driver of this file."""
-        return quota_rows  # type: ignore[no-any-return]
+        whole(self.min_pairs, "min_pairs of Quota", 0, 2**31 - 1)
+        flag(self.best_fit, "best_fit of Quota")

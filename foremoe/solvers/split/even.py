@@ -18,9 +18,4 @@ class Even(SplitSolver):
     """
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns ``quota_NGS`` int32.
-
-        Raises:
-            InputError: an expert that has load has no slot.
-        """
         return split_all(problem, expert_NGS, even_rows)

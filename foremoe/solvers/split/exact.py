@@ -20,10 +20,4 @@ class ExactSplit(SplitSolver):
     """
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns ``quota_NGS`` int32.
-
-        Raises:
-            InputError: An expert that has load has no slot.
-            PlanError: A slot holds an expert that does not exist.
-        """
         return split_all(problem, expert_NGS, split_rows)

@@ -33,13 +33,9 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
-
-    def block(low: int, high: int) -> None:
-        rows(low, high, load_NE, expert_NGS, quota_NGS)
-
-    done_N = for_rows(block, len(load_NE))
+    done_N = for_rows(lambda low, high: rows(low, high, load_NE, expert_NGS, quota_NGS), len(load_NE))
     for left in np.flatnonzero(~done_N):
-        home_rows(left, left + 1, load_NE, expert_NGS, quota_NGS)
+        home_row(load_NE[left], expert_NGS[left], quota_NGS[left])
     served_N, load_N = quota_NGS.sum(axis=(1, 2), dtype=np.int64), load_NE.sum(axis=1, dtype=np.int64)
     if (served_N != load_N).any():
         n = int(np.argmax(served_N != load_N))
@@ -100,22 +96,16 @@ def even_row(load_E, expert_GS, quota_GS):
     for e in range(load_E.size):
         low, high = first_X[e], first_X[e + 1]
         for i in range(low, high):
-            share = load_E[e] // (high - low)
-            if i - low < load_E[e] % (high - low):
-                share += 1
-            quota_GS[slot_U[i] // S, slot_U[i] % S] = share
+            quota_GS[slot_U[i] // S, slot_U[i] % S] = load_E[e] // (high - low) + (i - low < load_E[e] % (high - low))
 
 
 @kernel
-def water_fill_row(load_E, expert_GS, rounds, quota_GS):
+def water_fill_row(rounds, load_E, expert_GS, quota_GS):
     """Starts even; each round, every expert's load is poured anew so that it levels the ranks that hold it."""
-    G, S = expert_GS.shape
+    S = expert_GS.shape[1]
     first_X, slot_U, _ = _slots_by_expert(expert_GS, load_E.size)
     even_row(load_E, expert_GS, quota_GS)
-    load_G = np.zeros(G, np.int64)
-    for g in range(G):
-        for s in range(S):
-            load_G[g] += quota_GS[g, s]
+    load_G = quota_GS.astype(np.int64).sum(axis=1)
     for _ in range(rounds):
         changed = False
         for e in range(load_E.size):
@@ -141,10 +131,8 @@ def water_fill_row(load_E, expert_GS, rounds, quota_GS):
                 g, s = slot_U[i] // S, slot_U[i] % S
                 share = 0
                 if wet_I[i - low]:
-                    share = level - other_I[i - low]
-                    if rest > 0:
-                        share += 1
-                        rest -= 1
+                    share = level - other_I[i - low] + (rest > 0)
+                    rest -= 1
                 changed |= share != quota_GS[g, s]
                 load_G[g] = other_I[i - low] + share
                 quota_GS[g, s] = share
@@ -157,14 +145,8 @@ def split_row(load_E, expert_GS, quota_GS):
     """The split with the least possible maximum rank load, in whole pairs; returns that maximum.
 
     Starts with all load at home and a target of ceil(mean rank load), and goes on as `flow.split_linked` along one path at a
-    time. When no rank is above the target, the target is both reached and a lower bound.
-
-    The last step pulls quota back home where the target leaves room: earlier, lower targets pushed too much away.
-
-    Args:
-        load_E: Pairs per expert, int32; an expert without a slot is not served.
-        expert_GS: Expert of each slot, int16, -1 empty; homes may have been moved.
-        quota_GS: Pairs of each slot, int32, written.
+    time. When no rank is above the target, the target is both reached and a lower bound. The last step pulls quota back home
+    where the target leaves room: earlier, lower targets pushed too much away. An expert without a slot is not served.
     """
     S = expert_GS.shape[1]
     first_X, slot_U, home_E = home_row(load_E, expert_GS, quota_GS)
@@ -192,13 +174,6 @@ def split_row(load_E, expert_GS, quota_GS):
 
 
 @kernel
-def home_rows(low, high, load_NE, expert_NGS, quota_NGS):
-    """`home_row` for rows [low, high)."""
-    for n in range(low, high):
-        home_row(load_NE[n], expert_NGS[n], quota_NGS[n])
-
-
-@kernel
 def even_rows(low, high, load_NE, expert_NGS, quota_NGS):
     """`even_row` for rows [low, high)."""
     for n in range(low, high):
@@ -206,10 +181,10 @@ def even_rows(low, high, load_NE, expert_NGS, quota_NGS):
 
 
 @kernel
-def water_fill_rows(low, high, load_NE, expert_NGS, rounds, quota_NGS):
+def water_fill_rows(rounds, low, high, load_NE, expert_NGS, quota_NGS):
     """`water_fill_row` for rows [low, high)."""
     for n in range(low, high):
-        water_fill_row(load_NE[n], expert_NGS[n], rounds, quota_NGS[n])
+        water_fill_row(rounds, load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
 @kernel

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.levels import SplitSolver
 from foremoe.problem.problem import Problem
 from foremoe.solvers.split.kernels import split_all, water_fill_rows
@@ -25,17 +26,7 @@ class WaterFill(SplitSolver):
     rounds: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rounds, int) or not 1 <= self.rounds <= 1_000_000:
-            raise InputError(f"WaterFill needs from 1 to 1000000 rounds; got {self.rounds!r}.")
+        whole(self.rounds, "rounds of WaterFill", 1, 10**6)
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns ``quota_NGS`` int32.
-
-        Raises:
-            InputError: an expert that has load has no slot.
-        """
-
-        def rows(low: int, high: int, load_NE: Array, expert_NGS: Array, quota_NGS: Array) -> None:
-            water_fill_rows(low, high, load_NE, expert_NGS, self.rounds, quota_NGS)
-
-        return split_all(problem, expert_NGS, rows)
+        return split_all(problem, expert_NGS, functools.partial(water_fill_rows, self.rounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 from dataclasses import dataclass
@@ -62,11 +63,10 @@ class Exact(RankSolver):
     max_cross_node: int | None = None
 
     def __post_init__(self) -> None:
-        limits = {"node_limit": 1, "max_replicas": 0, "max_cross_node": 0}
-        for name, least in limits.items():
-            value = getattr(self, name)
-            if value is not None or name == "node_limit":
-                whole(value, f"{name} of Exact", least, 2**31 - 1)
+        whole(self.node_limit, "node_limit of Exact", 1, 2**31 - 1)
+        for name in ("max_replicas", "max_cross_node"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), f"{name} of Exact", 0, 2**31 - 1)
         real(self.gap, "gap of Exact", 0.0, 1.0, open_low=False)
         if self.time_limit_s is not None:
             real(self.time_limit_s, "time_limit_s of Exact")
@@ -87,6 +87,7 @@ class Exact(RankSolver):
         balance = problem.cost.objective == "balance"
         start = start.where(self._within_N(problem, start), problem.static())
         before_N, bound_N = row_objective(problem, start), row_bound(problem)
+        closed = 1.0 if balance else 1.0 + _CLOSED  # objective over bound that counts as proven
         proven_N = bound_N.copy()  # of placements within the budget
         row_of, base_NGB = rows_of(problem, before_N), problem.base_NGB
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
@@ -94,7 +95,7 @@ class Exact(RankSolver):
 
         def block(low: int, high: int) -> None:
             for n in range(low, high):
-                if _meets(before_N[n], bound_N[n], balance):
+                if before_N[n] <= bound_N[n] * closed:
                     continue
                 row = row_of(n)
                 outcome = self._solve_row(row, problem.replicas == "node", _off_home(row, start, n), float(before_N[n]))
@@ -107,32 +108,19 @@ class Exact(RankSolver):
         done_N = for_rows(block, problem.N, rows_per_block=1)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
         found_N = row_objective(problem, found)
-        better_N = found_N < before_N
-        best_N = np.where(better_N, found_N, before_N)
-        closed_N, optimal_N = (
-            np.array([_meets(a, b, balance) for a, b in zip(best_N, least_N, strict=True)], bool)
-            for least_N in (proven_N, proven_N if self._unlimited else bound_N)
-        )
-        stop_N = np.where(closed_N, Stop.DONE, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
-        stop_N = np.where(optimal_N, Stop.OPTIMAL, stop_N)
-        found = Placement(
-            expert_NGS=expert_NGS,
-            quota_NGS=quota_NGS,
-            bound_N=np.minimum(proven_N if self._unlimited else bound_N, best_N),
-            stop_N=np.where(done_N, stop_N, Stop.CANCELLED),
-        )
-        kept = Placement(expert_NGS=start.expert_NGS, quota_NGS=start.quotas_NGS, bound_N=found.bound_N, stop_N=found.stop_N)
-        return found.where(better_N, kept)
-
-    @property
-    def _unlimited(self) -> bool:
-        return self.max_replicas is None and self.max_cross_node is None
+        best_N = np.minimum(found_N, before_N)
+        least_N = proven_N if self.max_replicas is None and self.max_cross_node is None else bound_N
+        stop_N = np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT)
+        stop_N[best_N <= proven_N * closed] = Stop.DONE
+        stop_N[best_N <= least_N * closed] = Stop.OPTIMAL
+        stop_N[~done_N] = Stop.CANCELLED
+        found = found.where(found_N < before_N, start)
+        return dataclasses.replace(found, bound_N=np.minimum(least_N, best_N), stop_N=stop_N)
 
     def _within_N(self, problem: Problem, placement: Placement) -> Array:
         """bool [N]: rows of the placement that keep the budget."""
         expert_NGS, node_G = placement.expert_NGS, problem.cluster.node_of_rank_G
-        home_LE = problem.home_LE // problem.B
-        home_NGS = home_LE[problem.layer_N[:, None, None], expert_NGS]
+        home_NGS = (problem.home_LE // problem.B)[problem.layer_N[:, None, None], expert_NGS]
         copy_NGS = (placement.quotas_NGS > 0) & (home_NGS != np.arange(problem.G)[:, None])
         cross_NGS = copy_NGS & (node_G[home_NGS] != node_G[:, None])
         within_N = np.ones(problem.N, bool)
@@ -142,7 +130,7 @@ class Exact(RankSolver):
         return within_N
 
     def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float], before: float) -> Outcome | None:
-        program = Program(row, row.pairs(node_only), max_replicas=self.max_replicas, max_cross_node=self.max_cross_node)
+        program = Program(row, row.pairs(node_only), budget=(self.max_replicas, self.max_cross_node))
         program.start_from(start)
         outcome = program.solve(node_limit=self.node_limit, gap=self.gap * before, time_limit_s=self.time_limit_s)
         if outcome is None:
@@ -156,10 +144,6 @@ class Exact(RankSolver):
         if whole is None:
             return None
         return outcome._replace(quota={p: float(round(q)) for p, q in whole.quota.items()})
-
-
-def _meets(objective: float, bound: float, balance: bool) -> bool:
-    return bool(objective <= bound if balance else objective <= bound * (1.0 + _CLOSED))
 
 
 def _safe(bound: float, balance: bool) -> float:

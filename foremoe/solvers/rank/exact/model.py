@@ -30,22 +30,12 @@ class Outcome(NamedTuple):
 class Program:
     """A `Row` over some candidate pairs as a SCIP model.
 
-    Args:
-        row: the row.
-        pairs: candidates; all others get no replica.
-        whole: quotas are whole numbers (small programs only: pairs already chosen).
-        max_replicas: budget, or None; see `Exact`.
-        max_cross_node: budget, or None; see `Exact`.
+    Pairs that are no candidates get no replica. With `whole`, quotas are whole numbers: for small programs, whose pairs are
+    chosen already. `budget` has the most replicas, and the most across nodes, or None; see `Exact`.
     """
 
     def __init__(
-        self,
-        row: Row,
-        pairs: list[Pair],
-        *,
-        whole: bool = False,
-        max_replicas: int | None = None,
-        max_cross_node: int | None = None,
+        self, row: Row, pairs: list[Pair], *, whole: bool = False, budget: tuple[int | None, int | None] = (None, None)
     ) -> None:
         import pyscipopt
 
@@ -69,12 +59,10 @@ class Program:
             self.by_expert.setdefault(p[0], []).append(p)
         self.static_G = np.bincount(row.home_E, row.load_E, G)
         self._placement()
-        self._budget(max_replicas, pairs)
-        self._budget(max_cross_node, [p for p in pairs if not self._by_peer(p)])
-        if row.rates is None:
-            self._compute(0.0)
-        else:
-            self._compute(row.rates.slot_s / row.rates.pair_s)
+        self._budget(budget[0], pairs)
+        self._budget(budget[1], [p for p in pairs if not self._by_peer(p)])
+        self._compute(0.0 if row.rates is None else row.rates.slot_s / row.rates.pair_s)
+        if row.rates is not None:
             self._exchange(row.rates)
             self._copies(row.rates)
 
@@ -101,8 +89,7 @@ class Program:
             if len(pairs) > 1:
                 self._constrain(self._sum(self.y[p] for p in pairs) <= float(row.load_E[e]))
         for pairs in self.reach:
-            if len(pairs) > row.redundant:
-                self._constrain(self._sum(self.x[p] for p in pairs) <= float(row.redundant))
+            self._budget(row.redundant, pairs)
 
     def _budget(self, most: int | None, pairs: list[Pair]) -> None:
         if most is not None and len(pairs) > most:
@@ -122,8 +109,8 @@ class Program:
 
         peak = self._derived(lambda quota: loads(quota, slot).max(), cost=1.0, low=row.least_load, whole=row.rates is None)
         for g in range(len(row.node_G)):
-            load = self._sum(self.y[p] for p in self.reach[g]) - self._sum(self.y[p] for p in self.leave[g])
-            load = load + float(self.static_G[g])
+            moved = self._sum(self.y[p] for p in self.reach[g]) - self._sum(self.y[p] for p in self.leave[g])
+            load = moved + float(self.static_G[g])
             if row.rates is not None:
                 # For fixed replicas and whole rank loads the split is a network flow, so whole quotas reach the same cost.
                 whole = self._derived(lambda quota, g=g: loads(quota)[g], cost=0.0, high=row.most_load, whole=True)
@@ -162,8 +149,8 @@ class Program:
             there = sum(q for p, q in quota.items() if p[0] == e and (p[1] in members) != at_home)
             return load - there if at_home else there
 
-        total = self._sum(self.y[p] for p in moved)
-        total = load - total if at_home else total
+        reached = self._sum(self.y[p] for p in moved)
+        total = load - reached if at_home else reached
         met = self._derived(lambda quota: min(demand, served(quota)), cost=-gain)
         if gain > 0.0:
             self._constrain(met <= demand)
@@ -228,11 +215,7 @@ class Program:
         return bool(self.model.addSol(solution, free=True))
 
     def solve(self, *, node_limit: int, gap: float, time_limit_s: float | None) -> Outcome | None:
-        """Runs SCIP to the end or a limit; None if it found no solution at all.
-
-        Args:
-            gap: the search may end when objective minus bound is no more than this, in units of the objective.
-        """
+        """Runs SCIP to the end or a limit, the `gap` between objective and bound being one; None if it found no solution."""
         model = self.model
         model.hideOutput()
         model.setParams({
