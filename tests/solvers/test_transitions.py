@@ -293,7 +293,7 @@ def test_options_that_do_not_go_together_are_refused() -> None:
         Planner(order=Transitions(), split=Even())
     with pytest.raises(InputError, match="order must be"):
         Planner(order=Chain())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="invest True or False"):
+    with pytest.raises(InputError, match="invest of Transitions must be true or false"):
         Transitions(invest=1)  # type: ignore[arg-type]
     planner = Planner().using(Transitions(reorder=False))
     assert planner.order == Transitions(reorder=False) and resolve(repr(planner)) == planner
