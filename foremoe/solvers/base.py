@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numba
 import numpy as np
@@ -18,9 +18,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement, Stop
-
-if TYPE_CHECKING:
-    from foremoe.problem.problem import Problem
+from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, E experts, B base slots, R redundant slots, S = B + R.
 

@@ -31,25 +31,23 @@ _FEWER, _COLDER = 4, 10.0
 class Anneal(HomeSolver):
     """Per layer, swaps two experts of different nodes, one swap after the other, by simulated annealing from the present homes.
 
-    Replicas inside a node even out its ranks, and nothing else but replicas between nodes evens out the nodes: so the sum over
-    the step's micro-steps of the largest node load (per rank of that node) is what homes have to lower. Where no rank has a
-    redundant slot it is the sum of the largest rank loads. A sum of squares smooths it. Then experts settle on the ranks of
-    their node so that few replicas even these out.
+    Replicas inside a node even out its ranks, but only replicas between nodes even out the nodes: so homes have to lower the
+    largest node load (per rank of that node), summed over the step's micro-steps; the largest rank load where no rank has a
+    redundant slot. A sum of squares smooths it. Then experts settle on the ranks of their node so that few replicas even these
+    out.
 
     Under ``"time"``, and where source ranks are known, homes also draw near to their tokens: to the seconds of the largest loads
     are added those to dispatch every expert's pairs from where they come, and nothing is smoothed. Where replicas may go
-    anywhere they even out all ranks and nodes, and experts they have to copy come nearer for it: level homes then cost more
-    than they save. So experts are placed rank by rank, and the excess of the largest rank load counts `skew_weight` of its
-    price. A packing that gathers sequences of like expert use in a node (`ExpertAware`) makes nearness worth most.
+    anywhere, level homes cost more than they save: experts are placed rank by rank, and the excess of the largest rank load
+    counts `skew_weight` of its price. Nearness is worth most after `ExpertAware`, which gathers like sequences in a node.
 
     Moves are priced, and a layer's homes change only if that pays:
 
     * under ``"balance"``, moving every expert counts as `move_price` of the balanced sum, a single one its share of that; the
-      sum and the price together must fall by `min_gain`. With one node replicas do all there is to do, and homes stay;
-    * under ``"time"``, weights and `state_bytes` per weight travel from rank to rank, exposed; a layer takes as
-      long as its busiest rank and link class. What they save is measured: the solvers of `trial` plan `trial_steps` of the
-      micro-steps with both homes. The seconds saved over all micro-steps, less the moves', must reach `min_gain` of the present
-      seconds. Both are *model, uncalibrated* like all times.
+      sum and the price together must fall by `min_gain`. With one node homes stay;
+    * under ``"time"``, weights and `state_bytes` per weight travel exposed; a layer takes as long as its busiest rank and link
+      class. The solvers of `trial` plan `trial_steps` of the micro-steps with both homes. The seconds saved over all
+      micro-steps, less the moves', must reach `min_gain` of the present seconds. Both are *model, uncalibrated*.
 
     Source: the swap annealing described for ReLibra (arXiv 2605.08639); objective, prices, schedule and proposals are our own.
 
@@ -111,10 +109,7 @@ class Anneal(HomeSolver):
     def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
         """Sum over micro-steps of the largest domain load per rank, over the balanced sum: 1 is perfect; 0 without load.
 
-        Args:
-            load_ME: pairs of one layer.
-            rank_E: home rank of every expert.
-            domain_G: domain of every rank: its node, or the rank itself.
+        `load_ME` are the pairs of one layer; a domain is a node, or a rank.
         """
         total = load_ME.sum(dtype=np.float64)
         if total == 0.0:
@@ -124,8 +119,7 @@ class Anneal(HomeSolver):
         return float(largest * len(domain_G) / total)
 
     def domains(self, problem: Problem) -> Array:
-        """int64 [G]: node of every rank; the rank itself without redundant slots, and where homes draw near and replicas may go
-        anywhere."""
+        """int64 [G]: node of every rank; the rank itself without redundant slots, and where homes draw near unbound replicas."""
         by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
         return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)
 

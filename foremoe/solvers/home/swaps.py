@@ -48,11 +48,11 @@ class Domains(NamedTuple):
 
 
 class Cooling(NamedTuple):
-    """Number of proposals, and the temperature: at the start, in units of the loads, and at the end over that at the start."""
+    """Schedule of the temperature."""
 
     num_proposals: int
-    heat: float
-    end: float
+    heat: float  # at the start, in units of the loads
+    end: float  # at the end, over that at the start
 
 
 def scaled(load_ME: Array, domain_G: Array) -> Loads:

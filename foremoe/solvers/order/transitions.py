@@ -39,8 +39,7 @@ class Transitions(OrderSolver):
         reorder: False keeps the order of micro-steps.
         replan: False keeps the placements.
         invest: also tries to fill a layer's slots in the first micro-step with what suits the mean of all, whatever that costs
-            there; it stays where the layer's micro-steps together are cheaper. A first micro-step may then cost more than without
-            any replicas.
+            there; kept where the layer's micro-steps together are cheaper. That micro-step may cost more than without replicas.
     """
 
     reorder: bool = True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.levels import PackSolver
 from foremoe.machine.model import Model
+from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.packing import AsGiven, sample_groups
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, G ranks, Q sequences, I places of an order of sequences.
 
@@ -28,12 +26,11 @@ class BalancedTokens(PackSolver):
     """What trainers with balanced batches do: as few micro-steps as fit, and in each the same attention on every rank.
 
     Micro-steps are formed in several ways: longest sequences first, each to the emptiest micro-step, or to the fullest with
-    room; sequences by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to
-    the rank with least so far that has room. The way with the fewest micro-steps is kept, then the one with the least
-    attention of the slowest ranks, summed over micro-steps: never more of either than `AsGiven` at equal micro-steps, and never
-    more micro-steps.
+    room; by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to the rank with
+    least so far that has room: up to tokens_per_rank, or what `AsGiven` puts on its fullest rank where that is more. The way
+    with the fewest micro-steps is kept, then the one with the least attention of the slowest ranks, summed over micro-steps:
+    never more micro-steps than `AsGiven`, and at equal ones never more attention.
 
-    A rank has room up to tokens_per_rank, or as many tokens as `AsGiven` puts on its fullest rank where that is more.
     Source: LPT is R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
     """
 
@@ -63,11 +60,8 @@ class BalancedTokens(PackSolver):
 
 def model_of(trace: RoutingTrace) -> Model:
     """The trace's own model, else the only preset of its shape, else a usual one."""
-    if trace.model is not None:
-        try:
-            return Model.preset(trace.model)
-        except InputError:
-            pass
+    with contextlib.suppress(InputError):
+        return Model.preset(trace.model or "")
     found = Model.matching(trace.L, trace.num_experts, trace.K)
     return found[0] if len(found) == 1 else Model.preset(_USUAL_MODEL)
 

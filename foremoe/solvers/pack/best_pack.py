@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from foremoe.levels import PackSolver, RankSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L, row_seconds_L
 from foremoe.solvers.kernels import pack as kernels
@@ -24,9 +24,6 @@ from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
 from foremoe.solvers.rank.chain import Chain
 from foremoe.workload.packing import AsGiven
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, Q sequences.
 
@@ -38,7 +35,6 @@ class BestPack(PackSolver):
     What replicas make of a packing no packer's own objective foresees whole: file order that keeps tasks together may be hard
     to balance without replicas and the fastest with them. So the packers' results are planned as they will be, in a sample of
     the layers, and their predicted seconds (an update stage, with the moves of homes) decide; of equal ones the first stays.
-
     Where experts do not divide over the ranks there is no plan; the objective of `ExpertAware` decides then. Holds tables of
     4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, plus those of the packers that run side by side.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,13 +10,11 @@ from foremoe.base.arrays import Array
 from foremoe.base.fields import flag, real, whole
 from foremoe.levels import PackSolver
 from foremoe.machine.cluster import Cluster
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens, rank_tokens
 from foremoe.solvers.pack.value import PackValue
 from foremoe.workload.packing import AsGiven, sample_groups
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, G ranks, E experts, Q sequences.
 
@@ -28,13 +25,11 @@ class ExpertAware(PackSolver):
 
     The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
     the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
-    loads will be nearly even whatever the packing: `skew_weight` says how much of the excess of the busiest rank over the mean is
-    then still paid. And replicas bring tokens nearer: of several nodes each is taken to serve the experts that live there and,
-    of the others, one per redundant slot: those that its own sequences want most over the whole step. So sequences of like expert
-    use gather in a node, and the home level can move experts to them. The search alternates: sequences for given replicas, then
-    replicas for given sequences.
-
-    Starts from `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
+    loads will be nearly even whatever the packing: of the excess of the busiest rank over the mean, `skew_weight` is still paid.
+    And replicas bring tokens nearer: of several nodes each is taken to serve its own experts and, one per redundant slot, those
+    that its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
+    move experts to them. The search alternates: sequences for given replicas, then replicas for given sequences. It starts from
+    `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
 
     Homes are contiguous unless `solve` is given others. Holds tables of 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The model
     is the trace's own (where it names no preset, qwen3-30b-a3b stands in: only ratios matter), the stage an update.
@@ -72,13 +67,11 @@ class ExpertAware(PackSolver):
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0,
         home_LE: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """As `PackSolver.solve`.
+        """As `PackSolver.solve`, with homes; `seed` is of the proposals.
 
-        No rank of a micro-step within the budget holds more tokens than tokens_per_rank or the fullest rank of the packing it
-        started from, whichever is more.
+        No rank of a micro-step within the budget holds more tokens than tokens_per_rank or the fullest rank of the start.
 
         Args:
-            seed: of the proposals.
             home_LE: home slots [L, E] if they are known already; default: contiguous.
         """
         starts = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,10 @@ from foremoe.base.compiled import kernel
 from foremoe.base.fields import whole
 from foremoe.base.random import random_below
 from foremoe.levels import PackSolver
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels.pack import exchange_load
 from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.workload.packing import AsGiven, sample_groups
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, G ranks, Q sequences, X = Q + 1: the last entry is zero; I places of an order of sequences.
 

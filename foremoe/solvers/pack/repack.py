@@ -34,15 +34,15 @@ def repack(
     Args:
         len_Q: Tokens of every sample.
         attention_Q: Attention of every sample, whole numbers in which a pair of the busiest rank costs `UNIT`.
-        pairs_QJG: Pairs of every sample by layer and home rank.
-        rank_D_Q: Data-parallel rank of every sample, ascending from 0.
+        pairs_QJG: Pairs by layer and home rank.
+        rank_D_Q: Data-parallel rank, ascending from 0.
         limit_D: Tokens that a micro-batch may hold.
         num_micro_steps: M.
         micro_step_Q: Micro-batch of every sample, int64; none of a rank is empty.
 
     Returns:
-        By how much the cost fell: attention of the slowest rank, and `UNIT` times pairs of the busiest home rank summed over
-        layers, both summed over micro-batches.
+        By how much the cost fell, summed over micro-batches: attention of the slowest rank, and `UNIT` times pairs of the
+        busiest home rank summed over layers.
     """
     if num_micro_steps < 2 or len(len_Q) < 2:
         return 0

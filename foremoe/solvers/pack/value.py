@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
+from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, slowest_attention
-
-if TYPE_CHECKING:
-    from foremoe.routing.trace import RoutingTrace
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
 # X = Q + 1: the last entry is no sequence.

@@ -25,9 +25,9 @@ class Deadline(PathSolver):
     Attributes:
         relay: how many ranks in a row may pass a copy on within a use; 0 (or False): weights come from home or host, True: 1.
             A rank that gets the expert from another rank for the same use passes it on once it is there; one that still holds
-            it from an earlier use, long enough, has it at once. What came from a host store is not passed on, since engines
-            relay only between copies of one two-sided backend. A relay is taken where it ends earlier than both other ways; of
-            several that end together, one inside the node, then the lowest rank.
+            it from an earlier use has it at once. What came from a host store is not passed on: engines relay only between
+            copies of one two-sided backend. A relay is taken where it ends earlier than both other ways; of several that end
+            together, one inside the node, then the lowest rank.
     """
 
     relay: int = 0

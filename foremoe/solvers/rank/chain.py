@@ -34,16 +34,15 @@ class Chain(RowSolver):
 
     The giver may fall below the target itself: its own slot is still free, so another rank fills it later, and replicas form
     chains and trees instead of stars. With one redundant slot per rank that is nearly always enough for a maximum load at its
-    lower bound. Targets between that bound and the best maximum so far, and several orders of givers, are tried; each try ends
-    with the exact split, so that its maximum is the least that its replicas allow. Replicas stay in their home's node where
-    that costs no balance, and ranks of a node pass on what one larger replica brings in from another node.
+    lower bound. Targets between that bound and the best maximum so far, and several orders of givers, are tried; the exact split
+    ends each try. Replicas stay in their home's node where that costs no balance, and ranks of a node pass on what one larger
+    replica brings in from another node.
 
     Under the objective ``"time"`` copies must pay, and where source ranks are known a replica also brings tokens nearer. Ranks
     are settled with as many copies per link as hide, then with more while less load may pay for them; across nodes, giver and
-    expert are those whose tokens gain most. The last moves are taken back if they cost more than they save. Where that leaves
-    load above the bound, each limit on copies per link is searched anew. All candidates, bare homes and the start are priced by
-    the cost model's closed form; the cheapest stays. Small rows above their lower bound also try `portfolio`. The method is our
-    own.
+    expert are those whose tokens gain most. Last moves that cost more than they save are taken back; where that leaves load above
+    the bound, each limit on copies per link is searched anew. Of all candidates, bare homes and the start, the cheapest by the
+    cost model's closed form stays. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.

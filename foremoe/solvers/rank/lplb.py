@@ -14,8 +14,8 @@ from foremoe.solvers.split.kernels import split_row
 
 
 @kernel
-def replicate_row(load_E, node_G, num_base, node_only, expert_GS):
-    """Writes the replicas of one row: slot r of the rank at place i of its ring copies from place i + 2^r."""
+def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Lplb`, see `RowSolver.edit`: slot r of the rank at place i of its ring copies from place i + 2^r."""
     G, S = expert_GS.shape
     hot_G = np.full(G, -1, np.int64)
     for g in range(G):
@@ -28,7 +28,7 @@ def replicate_row(load_E, node_G, num_base, node_only, expert_GS):
     for g in range(G):
         size, place = 0, 0
         for other in range(G):
-            if not node_only or node_G[other] == node_G[g]:
+            if not options.node_only or node_G[other] == node_G[g]:
                 if other == g:
                     place = size
                 ring_G[size] = other
@@ -42,15 +42,9 @@ def replicate_row(load_E, node_G, num_base, node_only, expert_GS):
                 duplicate |= expert_GS[g, t] == hot_G[source]
             if not duplicate:
                 expert_GS[g, s] = hot_G[source]
-
-
-@kernel
-def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Lplb`; see `RowSolver.edit`."""
-    replicate_row(load_E, node_G, num_base, options.node_only, expert_GS)
     split_row(load_E, expert_GS, quota_GS)
-    for g in range(expert_GS.shape[0]):
-        for s in range(num_base, expert_GS.shape[1]):
+    for g in range(G):
+        for s in range(num_base, S):
             if quota_GS[g, s] == 0:
                 expert_GS[g, s] = -1
 
@@ -67,9 +61,9 @@ class Lplb(RowSolver):
     """Replicas along a fixed graph of ranks, then the split that minimises the largest rank load.
 
     After DeepSeek's LPLB as described: the graph is fixed (here rank g's r-th redundant slot serves rank g + 2^r modulo G, the
-    edges of a hypercube laid round a ring), only the expert on an edge follows the row's load (the hottest of the rank at its
-    other end), and a linear program splits tokens along the edges; `ExactSplit`'s kernel finds its optimum in whole pairs.
-    Where replicas must stay in their node, the ring is the node's ranks. Ignores the start placement's replicas.
+    edges of a hypercube laid round a ring), the expert on an edge is the hottest of the rank at its other end, and a linear
+    program splits tokens along the edges; `ExactSplit`'s kernel finds its optimum in whole pairs. Where replicas must stay in
+    their node, the ring is the node's ranks. Ignores the start placement's replicas.
     """
 
     edit = staticmethod(lplb_row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,24 +11,15 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.problem.laws import require_slots
+from foremoe.problem.problem import Problem
 from foremoe.solvers.kernels.flow import UNLIMITED, link_slots, split_linked
 from foremoe.solvers.kernels.rows import Placed
-
-if TYPE_CHECKING:
-    from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s); U slots in use, grouped by expert.
 
 
 def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Array, Array, Array], None]) -> Array:
-    """int32 [N, G, S]: the quotas that the driver `rows` gives to every row.
-
-    Rows that a cancel leaves out are served at home, so that the result is valid all the same.
-
-    Raises:
-        InputError: An expert that has load has no slot.
-        PlanError: A slot holds an expert that does not exist.
-    """
+    """int32 [N, G, S]: the quotas that the driver `rows` gives to every row; rows that a cancel leaves out are served at home."""
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
@@ -53,25 +43,22 @@ def _slots_by_expert(expert_GS, num_experts):
     ``home_E`` is the slot in the lowest column (then of the lowest rank), -1 for an expert without one: base slots are the
     low columns, so this is the home wherever homes were kept.
     """
-    G, S = expert_GS.shape
+    (G, S), expert_P = expert_GS.shape, expert_GS.ravel()
     first_X = np.zeros(num_experts + 1, np.int64)
-    for g in range(G):
-        for s in range(S):
-            if expert_GS[g, s] >= 0:
-                first_X[expert_GS[g, s] + 1] += 1
-    for e in range(num_experts):
-        first_X[e + 1] += first_X[e]
+    for e in expert_P:
+        if e >= 0:
+            first_X[e + 1] += 1
+    first_X = np.cumsum(first_X)
     slot_U = np.empty(first_X[num_experts], np.int64)
     home_E = np.full(num_experts, -1, np.int64)
     next_E = first_X[:num_experts].copy()
-    for g in range(G):
-        for s in range(S):
-            e = expert_GS[g, s]
-            if e >= 0:
-                slot_U[next_E[e]] = g * S + s
-                next_E[e] += 1
-                if home_E[e] < 0 or s < home_E[e] % S:
-                    home_E[e] = g * S + s
+    for p in range(G * S):
+        e = expert_P[p]
+        if e >= 0:
+            slot_U[next_E[e]] = p
+            next_E[e] += 1
+            if home_E[e] < 0 or p % S < home_E[e] % S:
+                home_E[e] = p
     return first_X, slot_U, home_E
 
 

@@ -34,16 +34,13 @@ class Exact(RankSolver):
 
     An oracle for tests and ablations and a usable solver for small groups: under balance, 16 experts on 4 ranks take about
     20 ms a row and 32 on 8 under a second; under time, 32 experts on 4 ranks take 0.1 to 1 s with one redundant slot and a few
-    seconds with two. Give it a good start (``rank=(Chain(), Exact())``): it becomes the program's first solution and caps the
-    load of every rank. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
+    seconds with two. A good start helps (``rank=(Chain(), Exact())``): it is the program's first solution and caps the load of
+    every rank. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
 
     ``stop_N`` is OPTIMAL where the bound meets the objective (to a relative 1e-6 under time), LIMIT where a limit came first,
-    FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is never worse than `start` and is
-    `start` itself unless it is better.
-
+    FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is `start` itself unless it is better.
     With a budget (`max_replicas`, `max_cross_node`) the search is for the optimum within it, and a row that is proven to be
-    that is DONE: ``bound_N`` and OPTIMAL still speak of all placements. Rows whose start exceeds the budget start from bare
-    homes.
+    that is DONE; ``bound_N`` and OPTIMAL still speak of all placements. Rows whose start exceeds the budget start at home.
 
     Attributes:
         node_limit: branch-and-bound nodes per row.
@@ -140,10 +137,8 @@ class Exact(RankSolver):
             return outcome._replace(quota=rounded)
         # The split came from an interior point of the program: the same replicas once more, with whole quotas.
         split = Program(row, list(outcome.quota), whole=True)
-        whole = split.solve(node_limit=self.node_limit, gap=0.0, time_limit_s=self.time_limit_s)
-        if whole is None:
-            return None
-        return outcome._replace(quota={p: float(round(q)) for p, q in whole.quota.items()})
+        again = split.solve(node_limit=self.node_limit, gap=0.0, time_limit_s=self.time_limit_s)
+        return None if again is None else outcome._replace(quota={p: float(round(q)) for p, q in again.quota.items()})
 
 
 def _safe(bound: float, balance: bool) -> float:

@@ -19,12 +19,11 @@ from foremoe.solvers.rank.exact.row import Pair, Row
 
 
 class Outcome(NamedTuple):
-    """What a program ended with: quotas by (expert, rank) off the homes, its objective and a proven lower bound of it, both in
-    the units of the objective."""
+    """What a program ended with."""
 
-    quota: dict[Pair, float]
-    objective: float
-    bound: float
+    quota: dict[Pair, float]  # by (expert, rank), off the homes
+    objective: float  # in its own units, as the bound
+    bound: float  # proven lower bound
 
 
 class Program:
@@ -47,8 +46,8 @@ class Program:
         self.constant = 0.0
         add = self.model.addVar
         self.x = {p: add(vtype="B", obj=self._replica_cost(p)) for p in pairs}
-        self.most = {p: min(float(row.load_E[p[0]]), row.most_load) for p in pairs}
-        self.y = {p: add(vtype="I" if whole else "C", lb=0.0, ub=self.most[p]) for p in pairs}
+        most = {p: min(float(row.load_E[p[0]]), row.most_load) for p in pairs}
+        self.y = {p: add(vtype="I" if whole else "C", lb=0.0, ub=most[p]) for p in pairs}
         G = len(row.node_G)
         self.reach: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas on each rank
         self.leave: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas of the experts at home there
@@ -58,7 +57,13 @@ class Program:
             self.leave[int(row.home_E[p[0]])].append(p)
             self.by_expert.setdefault(p[0], []).append(p)
         self.static_G = np.bincount(row.home_E, row.load_E, G)
-        self._placement()
+        for p in pairs:
+            self._constrain(self.y[p] <= most[p] * self.x[p])
+        for e, its_pairs in self.by_expert.items():
+            if len(its_pairs) > 1:
+                self._constrain(self._sum(self.y[p] for p in its_pairs) <= float(row.load_E[e]))
+        for on_rank in self.reach:
+            self._budget(row.redundant, on_rank)
         self._budget(budget[0], pairs)
         self._budget(budget[1], [p for p in pairs if not self._by_peer(p)])
         self._compute(0.0 if row.rates is None else row.rates.slot_s / row.rates.pair_s)
@@ -80,16 +85,6 @@ class Program:
         variable = self.model.addVar(vtype="I" if whole else "C", lb=low, ub=high, obj=cost)
         self.auxiliary.append((variable, value))
         return variable
-
-    def _placement(self) -> None:
-        row = self.row
-        for p in self.pairs:
-            self._constrain(self.y[p] <= self.most[p] * self.x[p])
-        for e, pairs in self.by_expert.items():
-            if len(pairs) > 1:
-                self._constrain(self._sum(self.y[p] for p in pairs) <= float(row.load_E[e]))
-        for pairs in self.reach:
-            self._budget(row.redundant, pairs)
 
     def _budget(self, most: int | None, pairs: list[Pair]) -> None:
         if most is not None and len(pairs) > most:
@@ -170,11 +165,8 @@ class Program:
         """What the busiest rank of each class and direction sends beyond the window."""
         row, unit = self.row, rates.pair_s
         peer = {p: self._by_peer(p) for p in self.pairs}
-        fan_costs = []  # (largest number of copies, seconds of a copy, of a gradient)
-        for inside, copy_s, gradient_s in (
-            (True, rates.copy_peer_s, rates.gradient_peer_s),
-            (False, rates.copy_rdma_s, rates.gradient_rdma_s),
-        ):
+        fans = []  # variable of the largest number of copies, its value, and whether the copies stay inside their node
+        for inside in (True, False):
             groups = [[p for p in pairs if peer[p] == inside] for pairs in (*self.reach, *self.leave)]
             groups = [group for group in groups if group]
             if not groups:
@@ -186,14 +178,15 @@ class Program:
             fan = self._derived(most, cost=0.0, whole=True)
             for group in groups:
                 self._constrain(self._sum(self.x[p] for p in group) <= fan)
-            fan_costs.append((fan, most, copy_s / unit, gradient_s / unit))
-        exposed = [(2, row.hide_forward_s)]
+            fans.append((fan, most, inside))
+        copy_s, gradient_s = (rates.copy_peer_s, rates.copy_rdma_s), (rates.gradient_peer_s, rates.gradient_rdma_s)
+        exposed = [(copy_s, row.hide_forward_s)]
         if rates.sends_backward:
-            exposed.append((2, row.hide_backward_s))
+            exposed.append((copy_s, row.hide_backward_s))
         if rates.returns_gradients:
-            exposed.append((3, row.hide_backward_s))
-        for column, hide_s in exposed:
-            terms = [(fan[0], fan[1], fan[column]) for fan in fan_costs]
+            exposed.append((gradient_s, row.hide_backward_s))
+        for (peer_s, rdma_s), hide_s in exposed:
+            terms = [(fan, most, (peer_s if inside else rdma_s) / unit) for fan, most, inside in fans]
 
             def exposed_s(quota: dict[Pair, float], terms: Any = terms, hide: float = hide_s / unit) -> float:
                 return max([0.0, *(each * most(quota) - hide for _, most, each in terms)])
