@@ -85,7 +85,7 @@ class RowSolver(RankSolver):
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {f.name: getattr(self, f.name) for f in fields}
         values |= {f.name: float(values[f.name]) for f in fields if isinstance(f.default, float)}
-        kind = self.Options or _options_type(type(self).__name__, tuple(values))
+        kind = self.Options or (_options_type(type(self).__name__, tuple(values)) if values else NodeOnly)
         return kind(node_only, *(values[name] for name in kind._fields[1:]))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:

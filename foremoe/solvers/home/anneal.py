@@ -94,9 +94,8 @@ class Anneal(HomeSolver):
         home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
         timed, rates = problem.cost.objective == "time", problem_rates(problem)
 
-        def block(low: int, high: int) -> None:
-            for layer in range(low, high):
-                home_LE[layer] = self._layer(problem, layer, toll_L2[layer], rates)
+        def block(layer: int, _: int) -> None:
+            home_LE[layer] = self._layer(problem, layer, toll_L2[layer], rates)
 
         for_rows(block, problem.L, rows_per_block=1)
         changed_L = (home_LE != problem.home_LE).any(axis=1)

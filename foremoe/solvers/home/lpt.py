@@ -29,11 +29,10 @@ class Lpt(HomeSolver):
         home_LE, node_G = problem.home_LE.copy(), problem.cluster.node_of_rank_G
         load_LE = problem.load_MLE.sum(axis=0, dtype=np.int64)
 
-        def block(low: int, high: int) -> None:
-            for layer in range(low, high):
-                now_E = problem.home_LE[layer] // problem.B
-                rank_E = lpt_ranks(load_LE[layer], now_E, node_G)
-                home_LE[layer] = home_slots(few_moves(rank_E, now_E, node_G), problem.home_LE[layer], problem.B)
+        def block(layer: int, _: int) -> None:
+            now_E = problem.home_LE[layer] // problem.B
+            rank_E = lpt_ranks(load_LE[layer], now_E, node_G)
+            home_LE[layer] = home_slots(few_moves(rank_E, now_E, node_G), problem.home_LE[layer], problem.B)
 
         for_rows(block, problem.L, rows_per_block=1)
         return home_LE

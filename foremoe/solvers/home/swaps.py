@@ -61,8 +61,7 @@ def scaled(load_ME: Array, domain_G: Array) -> Loads:
     Loads are rounded to at least one in a million of a domain's mean, unless micro-steps times domains exceed a thousand.
     """
     size_V = np.bincount(domain_G)
-    equal = bool((size_V == size_V[0]).all())
-    steps = 1 if equal else _STEPS
+    steps = 1 if (size_V == size_V[0]).all() else _STEPS
     weight_V = np.rint(steps * size_V.max() / size_V).astype(np.int64)
     bits = min(20, _SUM_BITS - int(len(size_V) * len(load_ME) * weight_V.max()).bit_length())
     even = 2.0 ** max(bits, 1) * steps

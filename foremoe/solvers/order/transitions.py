@@ -24,6 +24,9 @@ from foremoe.solvers.rank.chain import Chain
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
 
+# About what a replica costs per micro-step if it stays for three; other shares from 0.1 to 0.5 came out alike.
+_KEPT = 0.3
+
 
 @dataclass(frozen=True)
 class Transitions(OrderSolver):
@@ -80,17 +83,13 @@ class Transitions(OrderSolver):
         return cost.total_s.reshape(problem.M, problem.L).sum(axis=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptCopies(CostModel):
     """The time of a row where only a share of what sending weights takes counts: replicas that stay are paid once."""
 
-    # About what a replica costs per micro-step if it stays for three; other shares from 0.1 to 0.5 came out alike.
-    share: float = 0.3
-
     def adjust(self, rates: Rates) -> Rates:
-        peer, rdma = (1.0 - self.share) * weight_price(rates)
+        peer, rdma = (1.0 - _KEPT) * weight_price(rates)
         return rates._replace(
-            copy_peer_s=self.share * rates.copy_peer_s, copy_rdma_s=self.share * rates.copy_rdma_s,
+            copy_peer_s=_KEPT * rates.copy_peer_s, copy_rdma_s=_KEPT * rates.copy_rdma_s,
             replica_peer_s=rates.replica_peer_s - peer, replica_rdma_s=rates.replica_rdma_s - rdma,
         )  # fmt: skip
 
@@ -132,11 +131,8 @@ def _walk(problem: Problem, placement: Placement, order_M: Array, hint_XNGR: Arr
     if problem.resident_LGS is not None:
         start_LGP[:, :, :R] = problem.resident_LGS[:, :, problem.B :]
     walk = walk_of(problem, placement, hint_XNGR, invest)
-
-    def block(low: int, high: int) -> None:
-        for layer in range(low, high):
-            walk_layer(order_M.astype(np.int64) * L + layer, start_LGP[layer], walk, expert_NGS, quota_NGS)
-
-    done_L = for_rows(block, L, rows_per_block=1)
+    done_L = for_rows(
+        lambda layer, _: walk_layer(order_M.astype(np.int64) * L + layer, start_LGP[layer], walk, expert_NGS, quota_NGS), L, 1
+    )
     found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
     return found.where(np.tile(done_L, M), placement)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.compiled import kernel
-from foremoe.solvers.base import NodeOnly, RowSolver
+from foremoe.solvers.base import RowSolver
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
@@ -85,4 +85,3 @@ class Greedy(RowSolver):
 
     edit = staticmethod(greedy_row)
     rows = staticmethod(greedy_rows)
-    Options = NodeOnly

@@ -16,8 +16,6 @@ from foremoe.solvers.base import RowSolver
 
 
 class Options(NamedTuple):
-    """Options of `LeastLoaded` as its row function takes them."""
-
     node_only: bool  # whether replicas stay inside their home's node
     alpha: float  # capacity of a rank as a multiple of the mean load
     min_pairs: int  # the least chunk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.compiled import kernel
-from foremoe.solvers.base import NodeOnly, RowSolver
+from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split.kernels import split_row
 
 # Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
@@ -68,4 +68,3 @@ class Lplb(RowSolver):
 
     edit = staticmethod(lplb_row)
     rows = staticmethod(lplb_rows)
-    Options = NodeOnly

@@ -16,8 +16,6 @@ from foremoe.solvers.base import RowSolver
 
 
 class Options(NamedTuple):
-    """Options of `Quota` as its row function takes them."""
-
     node_only: bool  # whether replicas stay inside their home's node
     min_pairs: int  # the least number of pairs that a replica is made for
     best_fit: bool  # whether a piece goes to the receiver whose room it fills best

@@ -15,7 +15,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers.kernels.flow import UNLIMITED, link_slots, split_linked
 from foremoe.solvers.kernels.rows import Placed
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s); U slots in use, grouped by expert.
+# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), X = E + 1.
 
 
 def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Array, Array, Array], None]) -> Array:
@@ -37,60 +37,45 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
 
 
 @kernel
-def _slots_by_expert(expert_GS, num_experts):
-    """``(first_X, slot_U, home_E)``: expert e has the slots ``slot_U[first_X[e] : first_X[e + 1]]``, lowest p first.
-
-    ``home_E`` is the slot in the lowest column (then of the lowest rank), -1 for an expert without one: base slots are the
-    low columns, so this is the home wherever homes were kept.
-    """
-    (G, S), expert_P = expert_GS.shape, expert_GS.ravel()
-    first_X = np.zeros(num_experts + 1, np.int64)
-    for e in expert_P:
-        if e >= 0:
-            first_X[e + 1] += 1
-    first_X = np.cumsum(first_X)
-    slot_U = np.empty(first_X[num_experts], np.int64)
-    home_E = np.full(num_experts, -1, np.int64)
-    next_E = first_X[:num_experts].copy()
-    for p in range(G * S):
-        e = expert_P[p]
-        if e >= 0:
-            slot_U[next_E[e]] = p
-            next_E[e] += 1
-            if home_E[e] < 0 or p % S < home_E[e] % S:
-                home_E[e] = p
-    return first_X, slot_U, home_E
-
-
-@kernel
 def home_row(load_E, expert_GS, quota_GS):
-    """All load to the slot in the lowest column (the home); the others get nothing. Returns `_slots_by_expert`."""
-    S = expert_GS.shape[1]
-    first_X, slot_U, home_E = _slots_by_expert(expert_GS, load_E.size)
+    """All load to the home, the slot in the lowest column (then of the lowest rank); the others get nothing.
+
+    Returns int64 [E], the home g*S + s of every expert, -1 without one. Base slots are the low columns.
+    """
+    G, S = expert_GS.shape
+    home_E = np.full(load_E.size, -1, np.int64)
     quota_GS[:, :] = 0
-    for e in range(load_E.size):
-        if home_E[e] >= 0:
-            quota_GS[home_E[e] // S, home_E[e] % S] = load_E[e]
-    return first_X, slot_U, home_E
+    for s in range(S):
+        for g in range(G):
+            e = expert_GS[g, s]
+            if e >= 0 and home_E[e] < 0:
+                home_E[e], quota_GS[g, s] = g * S + s, load_E[e]
+    return home_E
 
 
 @kernel
 def even_row(load_E, expert_GS, quota_GS):
     """Every slot of an expert an equal share; the remainder goes to its lowest slots, one pair each."""
-    S = expert_GS.shape[1]
-    first_X, slot_U, _ = _slots_by_expert(expert_GS, load_E.size)
+    G, S = expert_GS.shape
+    num_E, done_E = np.zeros(load_E.size, np.int64), np.zeros(load_E.size, np.int64)
+    for e in expert_GS.ravel():
+        if e >= 0:
+            num_E[e] += 1
     quota_GS[:, :] = 0
-    for e in range(load_E.size):
-        low, high = first_X[e], first_X[e + 1]
-        for i in range(low, high):
-            quota_GS[slot_U[i] // S, slot_U[i] % S] = load_E[e] // (high - low) + (i - low < load_E[e] % (high - low))
+    for g in range(G):
+        for s in range(S):
+            e = expert_GS[g, s]
+            if e >= 0:
+                quota_GS[g, s] = load_E[e] // num_E[e] + (done_E[e] < load_E[e] % num_E[e])
+                done_E[e] += 1
 
 
 @kernel
 def water_fill_row(rounds, load_E, expert_GS, quota_GS):
     """Starts even; each round, every expert's load is poured anew so that it levels the ranks that hold it."""
-    S = expert_GS.shape[1]
-    first_X, slot_U, _ = _slots_by_expert(expert_GS, load_E.size)
+    S, expert_P = expert_GS.shape[1], expert_GS.ravel()
+    slot_P = np.argsort(expert_P, kind="mergesort")  # by expert, behind the empty ones
+    first_X = np.searchsorted(expert_P[slot_P], np.arange(load_E.size + 1))
     even_row(load_E, expert_GS, quota_GS)
     load_G = quota_GS.astype(np.int64).sum(axis=1)
     for _ in range(rounds):
@@ -101,7 +86,7 @@ def water_fill_row(rounds, load_E, expert_GS, quota_GS):
                 continue
             other_I = np.empty(high - low, np.int64)
             for i in range(low, high):
-                g, s = slot_U[i] // S, slot_U[i] % S
+                g, s = slot_P[i] // S, slot_P[i] % S
                 other_I[i - low] = load_G[g] - quota_GS[g, s]
             # The level is where the load just fills the ranks below it: all of the lowest k ranks, the last one partly.
             order_I = np.argsort(other_I, kind="mergesort")
@@ -115,7 +100,7 @@ def water_fill_row(rounds, load_E, expert_GS, quota_GS):
             wet_I = np.zeros(high - low, np.bool_)
             wet_I[order_I[:wet]] = True
             for i in range(low, high):
-                g, s = slot_U[i] // S, slot_U[i] % S
+                g, s = slot_P[i] // S, slot_P[i] % S
                 share = 0
                 if wet_I[i - low]:
                     share = level - other_I[i - low] + (rest > 0)
@@ -136,27 +121,24 @@ def split_row(load_E, expert_GS, quota_GS):
     where the target leaves room: earlier, lower targets pushed too much away. An expert without a slot is not served.
     """
     S = expert_GS.shape[1]
-    first_X, slot_U, home_E = home_row(load_E, expert_GS, quota_GS)
+    home_E, links = home_row(load_E, expert_GS, quota_GS), link_slots(load_E.size, expert_GS)
     placed = Placed(expert_GS, quota_GS, quota_GS.astype(np.int64).sum(axis=1))
     load_G = placed.load_G
-    target = -(-load_G.sum() // load_G.size)
-    target = split_linked(target, UNLIMITED, np.bool_(True), link_slots(load_E.size, expert_GS), placed)
+    target = split_linked(-(-load_G.sum() // load_G.size), UNLIMITED, np.bool_(True), links, placed)
     moved = True
     while moved:
         moved = False
         for e in range(load_E.size):
-            if first_X[e + 1] - first_X[e] < 2:
-                continue
-            home = home_E[e] // S
-            for i in range(first_X[e], first_X[e + 1]):
-                g, s = slot_U[i] // S, slot_U[i] % S
-                amount = min(target - load_G[home], quota_GS[g, s])
-                if slot_U[i] != home_E[e] and amount > 0:
-                    quota_GS[g, s] -= amount
-                    quota_GS[home, home_E[e] % S] += amount
-                    load_G[g] -= amount
-                    load_G[home] += amount
+            home, p = home_E[e], links.first_E[e]
+            while p >= 0:
+                amount = min(target - load_G[home // S], quota_GS[p // S, p % S])
+                if p != home and amount > 0:
+                    quota_GS[p // S, p % S] -= amount
+                    quota_GS[home // S, home % S] += amount
+                    load_G[p // S] -= amount
+                    load_G[home // S] += amount
                     moved = True
+                p = links.next_P[p]
     return target
 
 

@@ -90,17 +90,16 @@ class Exact(RankSolver):
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         failed_N = np.zeros(problem.N, bool)
 
-        def block(low: int, high: int) -> None:
-            for n in range(low, high):
-                if before_N[n] <= bound_N[n] * closed:
-                    continue
-                row = row_of(n)
-                outcome = self._solve_row(row, problem.replicas == "node", _off_home(row, start, n), float(before_N[n]))
-                if outcome is None:
-                    failed_N[n] = True
-                    continue
-                proven_N[n] = max(bound_N[n], _safe(outcome.bound, balance))
-                _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
+        def block(n: int, _: int) -> None:
+            if before_N[n] <= bound_N[n] * closed:
+                return
+            row = row_of(n)
+            outcome = self._solve_row(row, problem.replicas == "node", _off_home(row, start, n), float(before_N[n]))
+            if outcome is None:
+                failed_N[n] = True
+                return
+            proven_N[n] = max(bound_N[n], _safe(outcome.bound, balance))
+            _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
 
         done_N = for_rows(block, problem.N, rows_per_block=1)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
@@ -120,11 +119,8 @@ class Exact(RankSolver):
         home_NGS = (problem.home_LE // problem.B)[problem.layer_N[:, None, None], expert_NGS]
         copy_NGS = (placement.quotas_NGS > 0) & (home_NGS != np.arange(problem.G)[:, None])
         cross_NGS = copy_NGS & (node_G[home_NGS] != node_G[:, None])
-        within_N = np.ones(problem.N, bool)
-        for most, made_NGS in ((self.max_replicas, copy_NGS), (self.max_cross_node, cross_NGS)):
-            if most is not None:
-                within_N &= made_NGS.sum(axis=(1, 2)) <= most
-        return within_N
+        most, most_cross = (np.inf if most is None else most for most in (self.max_replicas, self.max_cross_node))
+        return (copy_NGS.sum(axis=(1, 2)) <= most) & (cross_NGS.sum(axis=(1, 2)) <= most_cross)
 
     def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float], before: float) -> Outcome | None:
         program = Program(row, row.pairs(node_only), budget=(self.max_replicas, self.max_cross_node))

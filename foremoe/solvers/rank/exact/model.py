@@ -45,7 +45,10 @@ class Program:
         # Kept out of SCIP's objective: its tolerances are relative, and a long window would drown differences between plans.
         self.constant = 0.0
         add = self.model.addVar
-        self.x = {p: add(vtype="B", obj=self._replica_cost(p)) for p in pairs}
+        rates, cost = row.rates, dict.fromkeys(pairs, 0.0)
+        if rates is not None:
+            cost = {p: (rates.replica_peer_s if self._by_peer(p) else rates.replica_rdma_s) / rates.pair_s for p in pairs}
+        self.x = {p: add(vtype="B", obj=cost[p]) for p in pairs}
         most = {p: min(float(row.load_E[p[0]]), row.most_load) for p in pairs}
         self.y = {p: add(vtype="I" if whole else "C", lb=0.0, ub=most[p]) for p in pairs}
         G = len(row.node_G)
@@ -66,19 +69,13 @@ class Program:
             self._budget(row.redundant, on_rank)
         self._budget(budget[0], pairs)
         self._budget(budget[1], [p for p in pairs if not self._by_peer(p)])
-        self._compute(0.0 if row.rates is None else row.rates.slot_s / row.rates.pair_s)
-        if row.rates is not None:
-            self._exchange(row.rates)
-            self._copies(row.rates)
+        self._compute(0.0 if rates is None else rates.slot_s / rates.pair_s)
+        if rates is not None:
+            self._exchange(rates)
+            self._copies(rates)
 
     def _by_peer(self, p: Pair) -> bool:
         return bool(self.row.node_G[p[1]] == self.row.node_G[self.row.home_E[p[0]]])
-
-    def _replica_cost(self, p: Pair) -> float:
-        rates = self.row.rates
-        if rates is None:
-            return 0.0
-        return (rates.replica_peer_s if self._by_peer(p) else rates.replica_rdma_s) / rates.pair_s
 
     def _derived(self, value: Any, *, cost: float, low: float = 0.0, high: float | None = None, whole: bool = False) -> Any:
         """A variable that follows from the quotas; `value` computes it from them for the start solution."""
@@ -230,8 +227,6 @@ class Program:
         if model.getNSols() == 0:
             return None
         value = {p: model.getVal(self.y[p]) for p in self.pairs if model.getVal(self.x[p]) > 0.5}
-        return Outcome(
-            quota={p: q for p, q in value.items() if q > 1e-4},
-            objective=(model.getObjVal() + self.constant) * self.row.unit,
-            bound=(model.getDualbound() + self.constant) * self.row.unit,
-        )
+        quota = {p: q for p, q in value.items() if q > 1e-4}
+        reached, bound = ((x + self.constant) * self.row.unit for x in (model.getObjVal(), model.getDualbound()))
+        return Outcome(quota, reached, bound)

@@ -63,17 +63,10 @@ def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
 
     def row(n: int) -> Row:
         return Row(
-            load_E=problem.load_NE[n].astype(np.int64),
-            home_E=home_LE[n % problem.L],
-            node_G=problem.cluster.node_of_rank_G,
-            redundant=problem.R,
-            demand_GE=None if load_NGE is None else load_NGE[n].astype(np.int64),
-            rates=rates,
-            least_load=float(least_N[n]),
-            most_load=math.floor(most_N[n] * (1.0 + 1e-9) + 1e-6),
-            window_s=float(window_N[n]),
-            hide_forward_s=float(hide_forward_N[n]),
-            hide_backward_s=float(hide_backward_N[n]),
-        )
+            load_E=problem.load_NE[n].astype(np.int64), home_E=home_LE[n % problem.L], node_G=problem.cluster.node_of_rank_G,
+            redundant=problem.R, demand_GE=None if load_NGE is None else load_NGE[n].astype(np.int64), rates=rates,
+            least_load=float(least_N[n]), most_load=math.floor(most_N[n] * (1.0 + 1e-9) + 1e-6), window_s=float(window_N[n]),
+            hide_forward_s=float(hide_forward_N[n]), hide_backward_s=float(hide_backward_N[n]),
+        )  # fmt: skip
 
     return row
