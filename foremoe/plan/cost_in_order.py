@@ -72,11 +72,9 @@ def sequence_cost(problem: Problem, placement: Placement, transfers: TransferLis
 def sequence_bound(problem: Problem, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row costs less in any sequence, whatever it finds in its buffers."""
     r = problem_rates(problem)
-    peer, rdma = weight_price(r)
-    r = r._replace(
-        copy_peer_s=0.0, copy_rdma_s=0.0, replica_peer_s=r.replica_peer_s - peer, replica_rdma_s=r.replica_rdma_s - rdma
-    )
-    return seconds_bound(problem, r, load_bound_N)
+    peer_s, rdma_s = np.array([r.replica_peer_s, r.replica_rdma_s]) - weight_price(r)
+    kept = r._replace(copy_peer_s=0.0, copy_rdma_s=0.0, replica_peer_s=peer_s, replica_rdma_s=rdma_s)
+    return seconds_bound(problem, kept, load_bound_N)
 
 
 def _links(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> tuple[Array, Array]:

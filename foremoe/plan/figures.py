@@ -23,14 +23,9 @@ FIGURES = (
 
 
 def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None) -> dict[str, Any]:
-    """One line of `compare`; the caller fills in ``plan_us_per_layer``.
+    """One line of `compare` over the rows that count (default: all); the caller fills in ``plan_us_per_layer``.
 
-    Args:
-        name: Name of the planner.
-        problem: What was planned.
-        plan: Its plan.
-        static_s: Predicted seconds of static placement over the same rows.
-        counted_ML: Rows that count, bool [M, L]; default: all.
+    `static_s` are the predicted seconds of static placement over the same rows.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = int(counted_ML.sum())
@@ -78,10 +73,7 @@ def max_fanout(plan: Plan, counted_ML: Array) -> int:
     """Largest number of copies that leave one rank for one counted row: slots that serve an expert away from its home."""
     row_X, rank_X, slot_X = np.nonzero((plan.quota_NGS > 0) & counted_ML.reshape(-1, 1, 1))
     home_X = plan.home_LE[row_X % plan.L, plan.expert_NGS[row_X, rank_X, slot_X]] // plan.B
-    away_X = home_X != rank_X
-    if not away_X.any():
-        return 0
-    return int(np.bincount((row_X * plan.G + home_X)[away_X]).max())
+    return int(np.bincount((row_X * plan.G + home_X)[home_X != rank_X]).max(initial=0))
 
 
 def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:

@@ -53,15 +53,7 @@ CLUSTER = _names(
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes `plan`; the bytes are a function of the plan alone.
-
-    Args:
-        plan: What to write.
-        path: Where to; by custom it ends in ``.safetensors``.
-
-    Raises:
-        InputError: The place cannot be written.
-    """
+    """Writes `plan`; the bytes are a function of the plan alone. Raises InputError where the place cannot be written."""
     head = plan.header
     arrays = (
         _stored(plan, PLAN)
@@ -86,12 +78,6 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads what `save_plan` wrote; ignores tensors and header keys that it does not know.
-
-    Args:
-        path: A plan file.
-
-    Returns:
-        The plan, equal to what was saved.
 
     Raises:
         InputError: No such file, or it is truncated, changed, of a newer format, or lacks a field.

@@ -13,23 +13,14 @@ from foremoe.plan.transfers import TransferList
 
 
 class Landings(NamedTuple):
-    """Residents, then the copies of a plan in their order; all int64 [Z].
+    """Residents, then the copies of a plan in their order; all int64 [Z]."""
 
-    Attributes:
-        rank_Z: Rank whose buffer it is.
-        layer_Z: Layer of the expert.
-        expert_Z: Logical expert.
-        buffer_Z: Buffer of the rank.
-        need_Z: Use that reads it first; -1 for residents.
-        after_Z: Use that must be over before it lands; -1 for residents.
-    """
-
-    rank_Z: Array
+    rank_Z: Array  # whose buffer it is
     layer_Z: Array
     expert_Z: Array
     buffer_Z: Array
-    need_Z: Array
-    after_Z: Array
+    need_Z: Array  # use that reads it first; -1 for residents
+    after_Z: Array  # use that must be over before it lands; -1 for residents
 
     @staticmethod
     def of(t: TransferList, resident_LGS: Array | None, base: int, pool: int) -> Landings:

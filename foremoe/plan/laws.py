@@ -35,11 +35,10 @@ def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanErro
     if found.errors:
         return found.errors
     head = plan.header
-    node_G = head.cluster.node_of_rank_G
-    resident = isinstance(head.slots, ResidentSlots)
+    within_G = head.cluster.node_of_rank_G if head.replicas == "node" else None
     check_placement(
         found, plan.expert_NGS, plan.quota_NGS, plan.load_MLE.reshape(plan.N, plan.E), plan.home_LE,
-        within_G=node_G if head.replicas == "node" else None, resident=resident, keeps_homes=head.keeps_homes,
+        within_G=within_G, resident=isinstance(head.slots, ResidentSlots), keeps_homes=head.keeps_homes,
     )  # fmt: skip
     load_N = plan.load_NG.max(axis=1)
     below_N = plan.load_bound_ML.ravel() > load_N
@@ -51,26 +50,21 @@ def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanErro
         if not found.errors:
             _check_transfers(found, plan)
     elif len(plan.transfers):
-        found.add(
-            "residency", f"{len(plan.transfers)} transfers in a plan that moves homes; such plans are scored, never executed."
-        )
+        num = len(plan.transfers)
+        found.add("residency", f"{num} transfers in a plan that moves homes; such plans are scored, never executed.")
     return found.errors
 
 
 def _check_header(found: Violations, plan: Plan) -> None:
     head = plan.header
     M, L, G, S = plan.expert_MLGS.shape
-    if plan.header.cluster.num_ranks != G or head.model.num_experts != plan.E or plan.E % G or plan.E // G + head.redundant != S:
-        found.add(
-            "header",
-            f"slots [G, S] = [{G}, {S}] do not fit {head.model.num_experts} experts on {head.cluster.num_ranks} ranks with "
-            f"{head.redundant} redundant slots.",
-        )
+    if head.cluster.num_ranks != G or head.model.num_experts != plan.E or plan.E % G or plan.E // G + head.redundant != S:
+        sizes = f"{head.model.num_experts} experts on {head.cluster.num_ranks} ranks with {head.redundant} redundant slots"
+        found.add("header", f"slots [G, S] = [{G}, {S}] do not fit {sizes}.")
         return
     if head.schedule.M != M or len(head.moe_layer_L) != L:
-        found.add(
-            "header", f"schedule and layer ids are for {head.schedule.M} x {len(head.moe_layer_L)} rows; the plan has {M} x {L}."
-        )
+        sizes = f"{head.schedule.M} x {len(head.moe_layer_L)} rows"
+        found.add("header", f"schedule and layer ids are for {sizes}; the plan has {M} x {L}.")
     try:
         head.schedule.uses(L)
     except InputError as error:
@@ -106,10 +100,9 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
     if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
         found.add("problem", "the plan starts from other resident experts than the problem; plan it again from these.")
     for name in ("model", "slots", "redundant", "replicas"):
-        if getattr(plan.header, name) != getattr(problem, name):
-            found.add(
-                "problem", f"the plan was made for {name} {getattr(plan.header, name)}, the problem has {getattr(problem, name)}."
-            )
+        mine, theirs = getattr(plan.header, name), getattr(problem, name)
+        if mine != theirs:
+            found.add("problem", f"the plan was made for {name} {mine}, the problem has {theirs}.")
     if plan.header.key.stage != problem.stage:
         found.add("problem", f"the plan is for stage {plan.header.key.stage}, the problem for {problem.stage}.")
     for name in ("cluster", "schedule"):
@@ -160,9 +153,8 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
 def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
     """Every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
     t = plan.transfers
-    found.mask(
-        "buffers", t.after_C >= t.need_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}"
-    )
+    late_C = t.after_C >= t.need_C
+    found.mask("buffers", late_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}")
     at_C = np.minimum(np.searchsorted(uses.use_U, t.need_C), len(uses.use_U) - 1)
     right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
     right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C

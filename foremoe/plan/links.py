@@ -39,17 +39,10 @@ def choose_links(
     buffers_per_pool: int = 0,
     resident_LGS: Array | None = None,
 ) -> TransferList:
-    """The copies with `link_C` and `src_C` as `Deadline` chooses them.
+    """The copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
 
-    Args:
-        transfers: Copies of a plan.
-        home_LE: Home slots, int [L, E].
-        cluster: Bandwidths and latencies.
-        expert_bytes: Bytes of one copy.
-        allowed: Links that exist. A copy for which there is none keeps the link to its home rank.
-        relay: See `Deadline`.
-        buffers_per_pool: Buffers of one layer, for `resident_LGS`.
-        resident_LGS: What slots hold at the start; only for relays.
+    A copy for which no link is `allowed` keeps the one to its home rank. Relays need `resident_LGS`, what slots hold at first,
+    and the number of buffers of one layer.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks
@@ -106,7 +99,7 @@ class _Holders(NamedTuple):
 
 
 @kernel
-def _choose(wanted, links, most_hops, holders, link_C, src_C):  # type: ignore[no-untyped-def]
+def _choose(wanted, links, most_hops, holders, link_C, src_C):
     """Writes the link and the source of every copy."""
     first = holders.rank_Z.size - wanted.need_C.size
     for z in range(first):
@@ -139,21 +132,21 @@ def _choose(wanted, links, most_hops, holders, link_C, src_C):  # type: ignore[n
 
 
 @kernel
-def _arrival(ready, src, dst, links):  # type: ignore[no-untyped-def]
+def _arrival(ready, src, dst, links):
     """Link between two ranks, and when a copy that may leave at `ready` arrives by it."""
     link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
     return link, max(ready, max(links.out_2G[link, src], links.in_2G[link, dst])) + links.seconds[link]
 
 
 @kernel
-def _add_holder(z, holders):  # type: ignore[no-untyped-def]
+def _add_holder(z, holders):
     expert = holders.expert_Z[z]
     holders.next_Z[z] = holders.head_X[expert]
     holders.head_X[expert] = z
 
 
 @kernel
-def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):  # type: ignore[no-untyped-def]
+def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):
     """Landing from which landing `mine` can be copied before `best` (-1: none), when it arrives, and its hops so far."""
     rank_Z, until_Z, next_Z, head_X = holders.rank_Z, holders.until_Z, holders.next_Z, holders.head_X
     need_C, end_Z, hops_Z = wanted.need_C, holders.end_Z, holders.hops_Z

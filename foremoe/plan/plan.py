@@ -66,20 +66,11 @@ class Plan(ArrayValue):
         if self.cost_ML.window_s.shape != (self.M, self.L):
             raise InputError(f"cost_ML must have shape [{self.M}, {self.L}]; got {list(self.cost_ML.window_s.shape)}.")
 
-    M = Length("expert_MLGS")
-    """Micro-steps."""
-
-    L = Length("expert_MLGS")
-    """MoE layers of the plan."""
-
-    G = Length("expert_MLGS")
-    """Ranks."""
-
-    S = Length("expert_MLGS")
-    """Slots per rank."""
-
-    E = Length("home_LE")
-    """Logical experts."""
+    M = Length("expert_MLGS")  #: Micro-steps.
+    L = Length("expert_MLGS")  #: MoE layers of the plan.
+    G = Length("expert_MLGS")  #: Ranks.
+    S = Length("expert_MLGS")  #: Slots per rank.
+    E = Length("home_LE")  #: Logical experts.
 
     @property
     def N(self) -> int:
@@ -165,7 +156,7 @@ class Plan(ArrayValue):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """The plan of some layers (those of a pipeline stage), with its transfers derived for them alone, on default links.
+        """The plan of some layers (those of a pipeline rank), with its transfers derived for them alone, on default links.
 
         Args:
             layers: Indices into this plan's layers.
@@ -174,31 +165,19 @@ class Plan(ArrayValue):
         index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
             raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
-        header = dataclasses.replace(
-            self.header,
-            moe_layer_L=self.header.moe_layer_L[index],
-            schedule=self.header.schedule.select(index) if schedule is None else schedule,
-        )
-        return dataclasses.replace(
-            self,
-            header=header,
-            cost_ML=self.cost_ML.each(lambda part_ML: part_ML[:, index]),
-            **self.cut_arrays(L=index),
-        ).rederived()
+        passes = self.header.schedule.select(index) if schedule is None else schedule
+        header = dataclasses.replace(self.header, moe_layer_L=self.header.moe_layer_L[index], schedule=passes)
+        cost_ML = self.cost_ML.each(lambda part_ML: part_ML[:, index])
+        return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
 
     def rederived(self) -> Plan:
         """The same plan with its transfers derived again from placement, schedule and slot policy (default links)."""
         head = self.header
+        expert_NGS = self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1)
         transfers = derive_transfers(
-            self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1),
-            self.quota_NGS,
-            self.home_LE,
-            schedule=head.schedule,
-            slots=head.slots,
-            order_M=self.order_M,
-            node_of_rank_G=head.cluster.node_of_rank_G,
-            resident_LGS=self.resident_LGS,
-        )
+            expert_NGS, self.quota_NGS, self.home_LE, schedule=head.schedule, slots=head.slots, order_M=self.order_M,
+            node_of_rank_G=head.cluster.node_of_rank_G, resident_LGS=self.resident_LGS,
+        )  # fmt: skip
         return dataclasses.replace(self, transfers=transfers)
 
     @staticmethod
@@ -222,12 +201,9 @@ class Plan(ArrayValue):
         whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
         offset_P = np.cumsum([0, *(p.M for p in plans[:-1])])
         order_M = np.concatenate([p.order_M + o for p, o in zip(plans, offset_P, strict=True)])
-        return dataclasses.replace(
-            first,
-            header=dataclasses.replace(first.header, schedule=whole),
-            cost_ML=Cost.join([p.cost_ML for p in plans]),
-            **(Plan.join_arrays(plans, "M") | {"order_M": order_M}),
-        ).rederived()
+        header, cost_ML = dataclasses.replace(first.header, schedule=whole), Cost.join([p.cost_ML for p in plans])
+        arrays = Plan.join_arrays(plans, "M") | {"order_M": order_M}
+        return dataclasses.replace(first, header=header, cost_ML=cost_ML, **arrays).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as ``.safetensors`` with format version and checksum; saving then loading is identity."""

@@ -35,54 +35,29 @@ class Programme:
     A copy starts on both ends at the same position: see `start_positions`. Copies of one position start in the order of
     `Relays.depth_C`, then of need. So all ranks have one order of batches, (position, depth, need), in which a relay comes after
     what it waits for: ranks that wait for each other in this order never do so in a circle.
-
-    Attributes:
-        micro_step_U: Micro-step of every use; the uses are those of `Schedule.uses`.
-        layer_U: Layer of every use.
-        phase_U: `Phase` of every use.
-        pass_U: Pass of every use.
-        position: (micro-step, layer, phase) -> position.
-        need_C: Position of the use that needs each copy.
-        start_C: Position at which each copy starts.
-        home_C: Home rank of every copy's expert.
-        starts: Position -> the copies to start there in which this rank has or may have a part, as destination, home or relay.
-        arrivals: Position -> the copies to this rank that the use needs.
-        frees: Position -> buffers of this rank whose contents are not needed after it, until a copy lands.
-        returns: Position -> gradients that leave or reach this rank after it.
-        relays: Sources of relays.
     """
 
-    micro_step_U: list[int]
-    layer_U: list[int]
-    phase_U: list[int]
+    uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
     pass_U: list[int]
-    position: dict[tuple[int, int, int], int]
-    need_C: Array
-    start_C: Array
-    home_C: Array
-    starts: dict[int, list[int]]
-    arrivals: dict[int, list[int]]
-    frees: dict[int, list[int]]
-    returns: dict[int, list[Return]]
+    need_C: Array  # position of the use that needs each copy
+    start_C: Array  # position at which each copy starts
+    home_C: Array  # home rank of each copy's expert
+    starts: dict[int, list[int]]  # position -> copies to start there in which this rank may have a part, at either end
+    arrivals: dict[int, list[int]]  # position -> the copies to this rank that the use needs
+    frees: dict[int, list[int]]  # position -> buffers here whose contents are not needed after it, until a copy lands
+    returns: dict[int, list[Return]]  # position -> gradients that leave or reach this rank after it
     relays: Relays
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int, transfers: TransferList | None = None) -> Programme:
         """The part of `rank`; copies start at most `prefetch` positions ahead of need.
 
-        Args:
-            plan: A plan that keeps homes.
-            rank: Rank whose part it is.
-            prefetch: Positions that a copy may be ahead of its use.
-            transfers: The plan's copies from other sources; default: those of the plan.
-
-        Raises:
-            InputError: As `relays_of`.
+        The plan keeps homes; `transfers` are its copies from other sources. Raises what `relays_of` raises.
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
-        columns = plan.order_M[uses.micro_step_U].tolist(), uses.layer_U.tolist(), uses.phase_U.tolist()
-        position = {triple: u for u, triple in enumerate(zip(*columns, strict=True))}
+        columns = plan.order_M[uses.micro_step_U], uses.layer_U, uses.phase_U
+        triples: list[tuple[int, int, int]] = list(zip(*(column_U.tolist() for column_U in columns), strict=True))
         need_C, home_C, relays = t.need_C.astype(np.int64), home_ranks(plan, t), relays_of(plan, t)
         start_C = start_positions(t, relays, prefetch)
         # Where relays cannot be used any more, copies come from home.
@@ -91,33 +66,24 @@ class Programme:
         in_order = mine_C[np.lexsort((mine_C, need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(
-            micro_step_U=columns[0],
-            layer_U=columns[1],
-            phase_U=columns[2],
+            uses=triples,
             pass_U=uses.pass_U.tolist(),
-            position=position,
             need_C=need_C,
             start_C=start_C,
             home_C=home_C,
             starts=_group(start_C[in_order], in_order),
             arrivals=_group(need_C[here_C], here_C),
             frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]),
-            returns=_returns(plan, rank, position),
+            returns=_returns(plan, rank, triples),
             relays=relays,
         )
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
-        """Checks that a use is the one at position `due`.
-
-        Raises:
-            InputError: It is not, or the plan does not have it.
-        """
-        position = self.position.get((micro_step, layer, int(phase)))
-        if position != due:
-            text = "nothing; all uses were run"
-            if due < len(self.layer_U):
-                text = use_text(self.micro_step_U[due], self.layer_U[due], self.phase_U[due])
-            known = "" if position is not None else ", which the plan does not have"
+        """Raises InputError unless a use is the one at position `due`."""
+        use = (micro_step, layer, int(phase))
+        if self.uses[due : due + 1] != [use]:
+            text = use_text(*self.uses[due]) if due < len(self.uses) else "nothing; all uses were run"
+            known = "" if use in self.uses else ", which the plan does not have"
             raise InputError(f"the plan's schedule has {text} next; got {use_text(micro_step, layer, phase)}{known}.")
 
 
@@ -130,13 +96,8 @@ def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Arra
     """int64 [C]: the use at whose begin each copy starts.
 
     A copy starts after the use that must be over on its destination, and at most `prefetch` positions before the use that needs
-    it. A relay starts a position later than the copy that it passes on, or, where that is too late, in the same one.
-
-    Args:
-        t: The copies of a plan.
-        relays: Their relays.
-        prefetch: Positions that a copy may be ahead of its use.
-        late_C: Mask of copies that cannot start before their use; default: none.
+    it, or not before that use where `late_C` is set. A relay starts a position later than the copy that it passes on, or, where
+    that is too late, in the same one.
     """
     need_C = t.need_C.astype(np.int64)
     start_C = np.maximum(t.after_C.astype(np.int64) + 1, need_C - prefetch).clip(0)
@@ -158,13 +119,13 @@ def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
     return groups
 
 
-def _returns(plan: Plan, rank: int, position: dict[tuple[int, int, int], int]) -> dict[int, list[Return]]:
+def _returns(plan: Plan, rank: int, uses: list[tuple[int, int, int]]) -> dict[int, list[Return]]:
     """Position -> the returns of `rank`, by expert, then replica rank."""
     if not plan.header.schedule.trains:
         return {}
     replicas = Replicas.of(plan)
     u_ML = np.full((plan.M, plan.L), -1)
-    for (m, layer, phase), u in position.items():
+    for u, (m, layer, phase) in enumerate(uses):
         if phase == Phase.BACKWARD:
             u_ML[m, layer] = u
     u_Z = u_ML[replicas.micro_step_Z, replicas.layer_Z]

@@ -17,17 +17,11 @@ from foremoe.plan.transfers import Link, TransferList
 
 
 class Relays(NamedTuple):
-    """What a plan's relays depend on; all int64 [C].
+    """What a plan's relays depend on; all int64 [C]."""
 
-    Attributes:
-        buffer_C: Buffer of the source that a relay is read from; -1 for copies from home or the host store.
-        parent_C: Copy that brought the expert there; -1 if it was there from the start, or for no relay.
-        depth_C: Number of relays of the same use it comes after, itself included; 0 where its source has it from an earlier use.
-    """
-
-    buffer_C: Array
-    parent_C: Array
-    depth_C: Array
+    buffer_C: Array  # buffer of the source that a relay is read from; -1 for copies from home or the host store
+    parent_C: Array  # copy that brought the expert there; -1 if it was there from the start, or for no relay
+    depth_C: Array  # relays of the same use up to this one; 0 where its source has the expert from an earlier use
 
     @property
     def relay_C(self) -> Array:
@@ -70,11 +64,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """int64 [C]: How many parents come before each copy, one after the other; more than there are children in a circle.
-
-    Args:
-        parent_C: Copy that comes before each one, -1 for none.
-    """
+    """int64 [C]: how many parents (-1: none) come before each copy, one after the other; more than children in a circle."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1
@@ -84,39 +74,28 @@ def chain_depth(parent_C: Array) -> Array:
     return depth_C
 
 
-def replace_relays(plan: Plan, t: TransferList, drop_C: Array) -> TransferList:
-    """The copies, with the relays that a mask selects sent by their home ranks."""
-    home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
-    link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
-    return t.replace(src_C=np.where(drop_C, home_C, t.src_C), link_C=np.where(drop_C, link_C, t.link_C))
-
-
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
     """The copies, with relays only where the relay and the copy it passes on go by one two-sided backend; others come from home.
 
     A source whose own copy failed has then given up the backend that its relays would take, so one failure is not turned into
     that of a second backend.
-
-    Args:
-        backend_P: Backend that serves each link, -1 for none.
-        two_sided_P: Whether it is two-sided.
     """
+    home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
+    home_link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
     while True:
         relays = relays_of(plan, t)
-        own_C = np.where(relays.parent_C >= 0, t.link_C[relays.parent_C], t.link_C) if len(t) else t.link_C
+        own_C = np.where(relays.parent_C >= 0, t.link_C[relays.parent_C], t.link_C)
         drop_C = relays.relay_C & ((backend_P[t.link_C] != backend_P[own_C]) | ~two_sided_P[t.link_C])
         if not drop_C.any():
             return t
         # What passed on one of these may have to come from home as well now.
-        t = replace_relays(plan, t, drop_C)
+        t = t.replace(src_C=np.where(drop_C, home_C, t.src_C), link_C=np.where(drop_C, home_link_C, t.link_C))
 
 
 def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList:
     """The plan's copies as backends can execute them: as advised, or over other links if one of those has no backend.
 
-    Args:
-        backend_P: Backend that serves each link, -1 for none.
-        two_sided_P: Whether it is two-sided.
+    `backend_P` is the backend that serves each link, -1 for none, and `two_sided_P` tells whether it is two-sided.
     """
     advised = keep_executable(plan, plan.transfers, backend_P, two_sided_P)
     if (backend_P[advised.link_C] >= 0).all():

@@ -13,23 +13,14 @@ from foremoe.plan.plan import Plan
 
 
 class Replicas(NamedTuple):
-    """Redundant slots with a quota, by row, then rank, then slot; all int64 [Z].
-
-    Attributes:
-        micro_step_Z: Micro-step of the row.
-        layer_Z: Layer of the row.
-        rank_Z: Rank that holds the replica.
-        slot_Z: Redundant slot, from 0.
-        expert_Z: Logical expert.
-        home_Z: Home rank of the expert.
-    """
+    """Redundant slots with a quota, by row, then rank, then slot; all int64 [Z]."""
 
     micro_step_Z: Array
     layer_Z: Array
-    rank_Z: Array
-    slot_Z: Array
+    rank_Z: Array  # that holds the replica
+    slot_Z: Array  # redundant slot, from 0
     expert_Z: Array
-    home_Z: Array
+    home_Z: Array  # home rank of the expert
 
     @staticmethod
     def of(plan: Plan, counted_ML: Array | None = None) -> Replicas:

@@ -23,19 +23,13 @@ def split_over_sources(
 ) -> Array:
     """int32 [N, P]: how many pairs of its own source rank `rank` sends to every physical slot.
 
-    Args:
-        load_NGE: Pairs by source rank, int32; summed over sources they equal each expert's summed quota.
-        expert_NGS: Expert in every slot.
-        quota_NGS: Pairs that every slot serves.
-        node_of_rank_G: Node of each rank, int32.
-        rank: Source rank.
-        demand_NVE: `load_NGE` summed over the ranks of every node, int32, if it is known already (`Problem.counts`).
+    Loads by source rank, int32, sum to each expert's quotas. `demand_NVE` is their sum over the ranks of every node, int32, if it
+    is known already (`Problem.counts`).
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
-    known = demand_NVE is not None
     sums_NVE = demand_NVE if demand_NVE is not None else np.zeros((1, 1, 1), np.int32)
-    rows = _Rows(load_NGE, sums_NVE, known, expert_NGS, np.ascontiguousarray(quota_NGS), node_of_rank_G, rank)
+    rows = _Rows(load_NGE, sums_NVE, demand_NVE is not None, expert_NGS, np.ascontiguousarray(quota_NGS), node_of_rank_G, rank)
     for_rows(lambda low, high: _split_rows(low, high, rows, split_NP), N, whole=True)
     return split_NP
 
@@ -70,7 +64,7 @@ class _Slots(NamedTuple):
 
 
 @kernel
-def link_slots(expert_GS, quota_GS, first_E, next_P):  # type: ignore[no-untyped-def]
+def link_slots(expert_GS, quota_GS, first_E, next_P):
     """Writes the slots of every expert that have a quota as linked lists: `first_E`, then `next_P`, -1 after the last."""
     G, S = expert_GS.shape
     first_E[:] = -1
@@ -82,7 +76,7 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):  # type: ignore[no-untyped
 
 
 @kernel
-def _split_rows(low, high, rows, split_NP):  # type: ignore[no-untyped-def]
+def _split_rows(low, high, rows, split_NP):
     """One source needs no other source by itself: who comes before it on a line, and what each node asks for in all, is enough.
 
     Those are sums over whole rows of the load, which vectorise; the rest is a few steps per slot of a replicated expert.
@@ -113,7 +107,7 @@ def _split_rows(low, high, rows, split_NP):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _sum_sources(n, rows, sums):  # type: ignore[no-untyped-def]
+def _sum_sources(n, rows, sums):
     """Fills `sums` for one row.
 
     Of a node whose ranks are all before this one, or all after it, no rank needs to be read if the node's sum is known.
@@ -140,13 +134,13 @@ def _sum_sources(n, rows, sums):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _add(part_E, total_E):  # type: ignore[no-untyped-def]
+def _add(part_E, total_E):
     for e in range(total_E.size):
         total_E[e] += part_E[e]
 
 
 @kernel
-def _own_tier(first, load_G, rows, slots, line_3V, split_P):  # type: ignore[no-untyped-def]
+def _own_tier(first, load_G, rows, slots, line_3V, split_P):
     """Tier 1 of an expert with several slots, from the slot `first` on; returns the pairs that this source has left.
 
     Writes by node to `line_3V`: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
@@ -169,7 +163,7 @@ def _own_tier(first, load_G, rows, slots, line_3V, split_P):  # type: ignore[no-
 
 
 @kernel
-def _far_tiers(first, e, mine, rows, sums, slots, line_3V, split_P):  # type: ignore[no-untyped-def]
+def _far_tiers(first, e, mine, rows, sums, slots, line_3V, split_P):
     """Tiers 2 and 3 of an expert, for the pairs `mine` that tier 1 left."""
     next_P, rank_P, left_P, node_G = slots.next_P, slots.rank_P, slots.left_P, rows.node_G
     before_VE, demand_VE = sums.before_VE, sums.demand_VE

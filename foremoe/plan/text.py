@@ -25,10 +25,8 @@ def static_load_MLG(plan: Plan) -> Array:
 
 def summary(plan: Plan) -> str:
     """A few lines that fit a terminal."""
-    head = plan.header
+    head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
-    replicas = plan.num_replicas
-    cost = plan.cost_ML.sum()
     label = "calibrated" if head.cluster.calibrated else "model, uncalibrated"
     optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
@@ -41,15 +39,13 @@ def summary(plan: Plan) -> str:
         f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank)",
     ]
     if plan.executable:
-        by_link = ", ".join(
-            f"{link.name.lower()} {int((plan.transfers.link_C == link).sum()) * head.model.expert_bytes / 1e9:.1f} GB"
-            for link in Link
-        )
+        gigabytes = {link: int((plan.transfers.link_C == link).sum()) * head.model.expert_bytes / 1e9 for link in Link}
+        by_link = ", ".join(f"{link.name.lower()} {size:.1f} GB" for link, size in gigabytes.items())
         lines.append(f"weights sent: {len(plan.transfers)} copies ({by_link}) over {len(head.schedule.phase_X)} passes")
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
-    stage_s, _ = stage_seconds(plan)
-    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({label}), expert compute {float(cost.compute_s) * 1e3:.1f} ms")
+    stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
+    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({label}), expert compute {compute_s * 1e3:.1f} ms")
     return "\n".join(lines)
 
 
@@ -85,10 +81,10 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
 def diff(old: Plan, new: Plan) -> str:
     """What changed, in numbers; for plans of different shape, their shapes."""
     if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
-        return (
-            f"different shapes: [M, L, G, S] = {list(old.expert_MLGS.shape)} with {old.E} experts, "
-            f"then {list(new.expert_MLGS.shape)} with {new.E}"
-        )
+        shapes = f"{list(old.expert_MLGS.shape)} with {old.E} experts, then {list(new.expert_MLGS.shape)} with {new.E}"
+        return f"different shapes: [M, L, G, S] = {shapes}"
+    if old.same_as(new):
+        return "identical"
     lines = []
     for name in ("planner", "model", "slots", "redundant", "replicas", "cost", "trace_id"):
         a, b = getattr(old.header, name), getattr(new.header, name)
@@ -109,12 +105,9 @@ def diff(old: Plan, new: Plan) -> str:
             f"({len(after - before)} added, {len(before - after)} removed); "
             f"quota changes of {int(np.abs(old.quota_MLGS.astype(np.int64) - new.quota_MLGS).sum())} pairs over all slots"
         )
-    lines.append(
-        f"skew mean: {old.skew_ML.mean():.4f} -> {new.skew_ML.mean():.4f}; copies: {len(old.transfers)} -> {len(new.transfers)}"
-    )
+    skew_mean = f"{old.skew_ML.mean():.4f} -> {new.skew_ML.mean():.4f}"
+    lines.append(f"skew mean: {skew_mean}; copies: {len(old.transfers)} -> {len(new.transfers)}")
     lines.append(f"predicted: {float(old.cost_ML.sum().total_s) * 1e3:.3f} ms -> {float(new.cost_ML.sum().total_s) * 1e3:.3f} ms")
-    if old.same_as(new):
-        return "identical"
     return "\n".join(lines)
 
 

@@ -75,10 +75,6 @@ class TransferList(ArrayValue):
         """The copies that an index or mask selects."""
         return self.cut(C=index_C)
 
-    def for_rank(self, rank: int) -> TransferList:
-        """Copies that leave or reach `rank`."""
-        return self.take((self.src_C == rank) | (self.dst_C == rank))
-
     def replace(self, **arrays: Array) -> TransferList:
         """The same copies with some columns changed."""
         return dataclasses.replace(self, **arrays)
@@ -99,17 +95,8 @@ def derive_transfers(
 
     Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
     slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are
-    micro-steps in flight hold all of them.
-
-    Args:
-        expert_NGS: Expert in every slot.
-        quota_NGS: Pairs that every slot serves; only redundant slots with a quota need their weights.
-        home_LE: Home slots, int32; weights come from the home rank.
-        schedule: Passes of the stage.
-        slots: Slot policy.
-        order_M: Micro-step that runs m-th.
-        node_of_rank_G: Node of each rank.
-        resident_LGS: What resident slots hold at the start.
+    micro-steps in flight hold all of them. Only redundant slots with a quota need weights; these come from the home rank.
+    Arrays are those of a plan: `home_LE` has home slots, and `resident_LGS` what resident slots hold at the start.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape
@@ -128,24 +115,15 @@ def derive_transfers(
     )  # fmt: skip
     out = np.empty((len(row_U) * G * (S - base), 6), np.int32)
     num = _derive(demand, out) if base < S else 0
-    use, dst, slot, expert, buffer, after = out[:num].T
-    order_C = np.lexsort((slot, dst, use))
-    use, dst, slot, expert, buffer, after = (a[order_C] for a in (use, dst, slot, expert, buffer, after))
+    found = out[:num]
+    use, dst, slot, expert, buffer, after = found[np.lexsort((found[:, 2], found[:, 1], found[:, 0]))].T
     layer_C = uses.layer_U[use]
     src_C = home_LE[layer_C, expert] // base
     return TransferList(
-        micro_step_C=micro_step_U[use],
-        layer_C=layer_C,
-        phase_C=uses.phase_U[use],
-        expert_C=expert,
-        src_C=src_C,
-        dst_C=dst,
-        slot_C=slot + base,
-        link_C=np.where(node_of_rank_G[src_C] == node_of_rank_G[dst], Link.PEER, Link.RDMA),
-        buffer_C=buffer,
-        need_C=uses.use_U[use],
-        after_C=after,
-    )
+        micro_step_C=micro_step_U[use], layer_C=layer_C, phase_C=uses.phase_U[use], expert_C=expert, src_C=src_C, dst_C=dst,
+        slot_C=slot + base, link_C=np.where(node_of_rank_G[src_C] == node_of_rank_G[dst], Link.PEER, Link.RDMA),
+        buffer_C=buffer, need_C=uses.use_U[use], after_C=after,
+    )  # fmt: skip
 
 
 class _Demand(NamedTuple):
@@ -163,7 +141,7 @@ class _Demand(NamedTuple):
 
 
 @kernel
-def _derive(demand, out):  # type: ignore[no-untyped-def]
+def _derive(demand, out):
     """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
     row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts = demand
     L, G, R = start_LGR.shape

@@ -162,7 +162,7 @@ class Carrier:
 
     def finish(self) -> None:
         """Waits for everything that is still in flight, so that the weights may change."""
-        self._reap(len(self.programme.layer_U))
+        self._reap(len(self.programme.uses))
 
     def in_flight(self) -> list[int]:
         """Copies to this rank that were started and that no use has taken yet."""

@@ -201,7 +201,7 @@ class Engine:
             TransferError: Something did not arrive, here or elsewhere.
         """
         plan = self._running()
-        num_uses = len(self._programme.layer_U)
+        num_uses = len(self._programme.uses)
         if (self._next < num_uses or self._open is not None) and not partial:
             raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
