@@ -8,7 +8,7 @@ import importlib.resources
 import math
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ def text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise InputError(f"{name} must be a line of printable text; got {shown(value)}.")
     return value
+
+
+def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], Sequence[str]]]) -> None:
+    """Keeps what checks return of the fields of a frozen dataclass value; None needs no check where it is the default."""
+    for check, names in checks:
+        for name in names:
+            given = getattr(value, name)
+            if given is not None or value.__dataclass_fields__[name].default is not None:
+                object.__setattr__(value, name, check(given, name))
 
 
 def scalars(value: Any) -> dict[str, Any]:

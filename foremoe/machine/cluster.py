@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,24 @@ _FILE = "clusters.toml"
 # Plans number ranks with int16.
 _MAX_RANKS = int(np.iinfo(np.int16).max)
 _NODE_SIZE = 8
-_POSITIVE = ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")
-_FROM_ZERO = ("slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s")
-_WHOLE = {"num_ranks": (1, _MAX_RANKS), "nic_sharing": (1, _MAX_RANKS), "memory_bytes": (1, fields.MAX_WHOLE)}
-# What only a fit knows, and its value where nothing was fitted.
-_FITTED = {
-    "attention_efficiency": None, "backward_ratio": 2.0, "attention_backward_ratio": None, "layer_overhead_s": 0.0,
-    "pair_overhead_s": 0.0,
-}  # fmt: skip
-_OPTIONAL = ("nic_sharing", "calibrated", *_FITTED)
+_CHECKS = (
+    (fields.text, ("name", "source")),
+    (partial(fields.whole, high=_MAX_RANKS), ("num_ranks", "nic_sharing")),
+    (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
+    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")),
+    (fields.real, ("backward_ratio", "attention_backward_ratio")),
+    (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
+    (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
+    (partial(fields.real, open_low=False), ("peer_latency_s", "rdma_latency_s", "host_latency_s")),
+    (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
+    (fields.flag, ("calibrated",)),
+)
+# What only a fit knows.
+_FITTED = ("attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s")
 
 
 def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
-    """int32 [G]: ranks fill one node after the other; the last node may be smaller.
-
-    Raises:
-        InputError: A count that is not a whole number from 1 to 32767.
-    """
+    """int32 [G]: ranks fill one node after the other; the last node may be smaller."""
     num_ranks = fields.whole(num_ranks, "num_ranks", 1, _MAX_RANKS)
     ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, _MAX_RANKS)
     return np.arange(num_ranks, dtype=np.int32) // np.int32(ranks_per_node)
@@ -47,8 +49,7 @@ class Cluster(ArrayValue):
     Attributes:
         name: The kind of node.
         num_ranks: G, ranks of the EP group.
-        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1.
-            Default: eight ranks a node, in order.
+        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1. Default: eight ranks a node, in order.
         flops_per_s: Dense bf16 peak of one rank.
         compute_efficiency: Share of that peak which grouped expert GEMMs reach, in (0, 1].
         slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
@@ -98,30 +99,10 @@ class Cluster(ArrayValue):
     source: str
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        for name in ("name", "source"):
-            put(name, fields.text(getattr(self, name), name))
-        for name, (low, high) in _WHOLE.items():
-            put(name, fields.whole(getattr(self, name), name, low, high))
-        for name in _POSITIVE:
-            put(name, fields.real(getattr(self, name), name))
-        for name in _FROM_ZERO:
-            put(name, fields.real(getattr(self, name), name, open_low=False))
-        put("compute_efficiency", fields.real(self.compute_efficiency, "compute_efficiency", 0.0, 1.0))
-        if self.attention_efficiency is not None:
-            put("attention_efficiency", fields.real(self.attention_efficiency, "attention_efficiency", 0.0, 1.0))
-        put("backward_ratio", fields.real(self.backward_ratio, "backward_ratio"))
-        if self.attention_backward_ratio is not None:
-            put("attention_backward_ratio", fields.real(self.attention_backward_ratio, "attention_backward_ratio"))
-        put("copy_contention", fields.real(self.copy_contention, "copy_contention", 0.0, 1.0, open_low=False))
-        put("calibrated", fields.flag(self.calibrated, "calibrated"))
+        fields.check_fields(self, _CHECKS)
         given: Array | None = self.node_of_rank_G
-        put(
-            "node_of_rank_G",
-            _nodes(nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given, self.num_ranks),
-        )
+        nodes = _nodes(nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given, self.num_ranks)
+        object.__setattr__(self, "node_of_rank_G", nodes)
 
     @classmethod
     def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Cluster:
@@ -134,8 +115,7 @@ class Cluster(ArrayValue):
         Raises:
             InputError: There is no such preset (it lists those there are), or a count out of range.
         """
-        table = fields.preset(_FILE, name, "cluster")
-        table["num_ranks"] = num_ranks
+        table = fields.preset(_FILE, name, "cluster") | {"num_ranks": num_ranks}
         if ranks_per_node is not None:
             table["ranks_per_node"] = ranks_per_node
         return cls.from_dict(table)
@@ -149,8 +129,7 @@ class Cluster(ArrayValue):
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Cluster:
         """The cluster of a table of fields.
 
-        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank`` (then ``num_ranks`` may
-        be left out, but must agree where it is given).
+        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` may be left out.
 
         Raises:
             InputError: Unknown or missing keys, or a field that `Cluster` refuses; it starts with `where`.
@@ -158,7 +137,7 @@ class Cluster(ArrayValue):
         by_list = "node_of_rank" in table
         names = [name for name in cls.__dataclass_fields__ if name not in ("num_ranks", "node_of_rank_G")]
         known = [*names, "num_ranks", "ranks_per_node", "node_of_rank"]
-        needed = [name for name in names if name not in _OPTIONAL]
+        needed = [name for name in names if cls.__dataclass_fields__[name].default is dataclasses.MISSING]
         fields.check_keys(table, known, needed if by_list else [*needed, "num_ranks", "ranks_per_node"], where)
         if by_list and "ranks_per_node" in table:
             raise InputError(f"{where} has both ranks_per_node and node_of_rank; keep one of them.")
@@ -178,11 +157,7 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Cluster:
-        """The cluster in a TOML file; what `to_toml` wrote comes back with every field equal.
-
-        Raises:
-            InputError: No readable TOML file, or a table that `from_dict` refuses.
-        """
+        """The cluster in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,7 +170,8 @@ class Cluster(ArrayValue):
             table["ranks_per_node"] = self.ranks_per_node
         else:
             table["node_of_rank"] = self.node_of_rank_G.tolist()
-        return table | {key: value for key, value in fields.scalars(self).items() if key not in _FITTED or value != _FITTED[key]}
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        return table | {key: x for key, x in fields.scalars(self).items() if key not in _FITTED or x != default[key]}
 
     def to_toml(self, path: str | os.PathLike[str]) -> None:
         """Writes the cluster to a TOML file."""
@@ -206,10 +182,7 @@ class Cluster(ArrayValue):
 
         With more nodes than these figures were fitted on, they count as not calibrated.
         """
-        other = Cluster.from_dict(
-            {"name": self.name, "num_ranks": num_ranks, "ranks_per_node": ranks_per_node}
-            | {key: value for key, value in fields.scalars(self).items() if key not in ("name", "num_ranks")}
-        )
+        other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
         return dataclasses.replace(other, calibrated=self.calibrated and other.num_nodes <= self.num_nodes)
 
     @property
@@ -230,8 +203,7 @@ class Cluster(ArrayValue):
     @property
     def attention_flops_per_s(self) -> float:
         """FLOP/s that attention of one rank reaches."""
-        share = self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency
-        return self.flops_per_s * share
+        return self.flops_per_s * (self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency)
 
     @property
     def window_backward_ratio(self) -> float:
@@ -264,19 +236,13 @@ class Cluster(ArrayValue):
         return self.rdma_bytes_per_s / self.nic_sharing
 
 
-def _nodes(value: object, num_ranks: int) -> Array:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InputError("node_of_rank_G must be a flat list of node numbers, one per rank.") from error
-    node_of_rank_G = frozen_array(array, np.int32, "node_of_rank_G")
+def _nodes(value: Array, num_ranks: int) -> Array:
+    node_of_rank_G = frozen_array(value, np.int32, "node_of_rank_G")
     if node_of_rank_G.shape != (num_ranks,):
-        raise InputError(
-            f"num_ranks is {num_ranks} but node_of_rank_G has shape {list(node_of_rank_G.shape)}; give one node per rank."
-        )
+        shape = list(node_of_rank_G.shape)
+        raise InputError(f"num_ranks is {num_ranks} but node_of_rank_G has shape {shape}; give one node per rank.")
     used = np.unique(node_of_rank_G)
     if used[0] != 0 or used[-1] != len(used) - 1:
-        raise InputError(
-            f"node_of_rank_G uses {len(used)} nodes numbered from {used[0]} to {used[-1]}; number them 0 to {len(used) - 1}."
-        )
+        numbers = f"{len(used)} nodes numbered from {used[0]} to {used[-1]}"
+        raise InputError(f"node_of_rank_G uses {numbers}; number them 0 to {len(used) - 1}.")
     return node_of_rank_G

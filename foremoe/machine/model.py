@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,17 @@ from foremoe.base.errors import InputError
 _FILE = "models.toml"
 # Plans number layers and experts with int16.
 _MAX_NUMBER = int(np.iinfo(np.int16).max)
-_MAX_BYTES = 16.0
-# (smallest, largest) of every whole-number field.
-_WHOLE = {
-    "num_layers": (1, _MAX_NUMBER),
-    "first_moe_layer": (0, _MAX_NUMBER),
-    "num_experts": (1, _MAX_NUMBER),
-    "num_topk": (1, _MAX_NUMBER),
-    "hidden_size": (1, fields.MAX_WHOLE),
-    "ffn_size": (1, fields.MAX_WHOLE),
-    "num_matrices": (1, 1024),
-    "attention_params": (1, fields.MAX_WHOLE),
-    "num_heads": (1, fields.MAX_WHOLE),
-    "qk_head_dim": (1, fields.MAX_WHOLE),
-    "v_head_dim": (1, fields.MAX_WHOLE),
-    "num_expert_groups": (1, _MAX_NUMBER),
-}
+_CHECKS = (
+    (fields.text, ("name", "source")),
+    (partial(fields.whole, high=_MAX_NUMBER), ("num_layers", "num_experts", "num_topk", "num_expert_groups")),
+    (partial(fields.whole, low=0, high=_MAX_NUMBER), ("first_moe_layer",)),
+    (partial(fields.whole, high=1024), ("num_matrices",)),
+    (
+        partial(fields.whole, high=fields.MAX_WHOLE),
+        ("hidden_size", "ffn_size", "attention_params", "num_heads", "qk_head_dim", "v_head_dim"),
+    ),
+    (partial(fields.real, high=16.0), ("bytes_per_weight", "bytes_per_gradient", "bytes_per_activation")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +59,7 @@ class Model:
         source: Where the figures come from.
 
     Raises:
-        InputError: A figure is of the wrong type, not positive or too large, num_topk exceeds num_experts, or the
-            groups do not divide the experts.
+        InputError: A figure is not allowed, num_topk exceeds num_experts, or the groups do not divide the experts.
     """
 
     name: str
@@ -86,27 +81,16 @@ class Model:
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("name", "source"):
-            object.__setattr__(self, name, fields.text(getattr(self, name), name))
-        for name, (low, high) in _WHOLE.items():
-            object.__setattr__(self, name, fields.whole(getattr(self, name), name, low, high))
-        for name in ("bytes_per_weight", "bytes_per_gradient", "bytes_per_activation"):
-            object.__setattr__(self, name, fields.real(getattr(self, name), name, 0.0, _MAX_BYTES))
+        fields.check_fields(self, _CHECKS)
         if self.num_topk > self.num_experts:
             raise InputError(f"num_topk {self.num_topk} exceeds num_experts {self.num_experts}; a token's experts are distinct.")
         if self.num_experts % self.num_expert_groups:
-            raise InputError(
-                f"{self.num_experts} experts do not divide into num_expert_groups {self.num_expert_groups}; use 1"
-                " if the router has no groups."
-            )
+            sizes = f"{self.num_experts} experts do not divide into num_expert_groups {self.num_expert_groups}"
+            raise InputError(f"{sizes}; use 1 if the router has no groups.")
 
     @classmethod
     def preset(cls, name: str) -> Model:
-        """A model shipped with foremoe; case does not matter.
-
-        Raises:
-            InputError: There is no such preset; it lists those there are.
-        """
+        """A model shipped with foremoe; case does not matter. An InputError for another name lists those there are."""
         return cls.from_dict(fields.preset(_FILE, name, "model"))
 
     @classmethod
@@ -137,11 +121,7 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Model:
-        """The model in a TOML file; what `to_toml` wrote comes back equal.
-
-        Raises:
-            InputError: No readable TOML file, or a table that `from_dict` refuses.
-        """
+        """The model in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,8 +166,8 @@ class Model:
         """Forward FLOPs of one layer's attention.
 
         Projections take 2 FLOPs per weight and token. Scores and values take, per head and sequence of n tokens,
-        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer is priced as full
-        causal attention: layers with a sliding window (every second one of gpt-oss) come out too high for long ones.
+        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer is priced as full causal
+        attention: layers with a sliding window (every second one of gpt-oss) come out too high for long ones.
 
         Args:
             tokens: Number of tokens, any shape.
@@ -203,9 +183,8 @@ class Model:
         try:
             np.broadcast_shapes(tokens_f.shape, squares_f.shape)
         except ValueError as error:
-            raise InputError(
-                f"tokens has shape {list(tokens_f.shape)} and sum_len_sq {list(squares_f.shape)}; give them one shape."
-            ) from error
+            shapes = f"tokens has shape {list(tokens_f.shape)} and sum_len_sq {list(squares_f.shape)}"
+            raise InputError(f"{shapes}; give them one shape.") from error
         score_width = self.num_heads * (self.qk_head_dim + self.v_head_dim)
         flops: Array = 2.0 * self.attention_params * tokens_f + float(score_width) * squares_f
         return flops
