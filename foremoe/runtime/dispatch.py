@@ -19,33 +19,43 @@ from foremoe.distributed.group import Group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """The sizes of one row's messages, on the host."""
+
+    group: Group
+    num_sent_G: list[int]  # pairs of this source by destination
+    num_received_G: list[int]  # pairs for this rank by source
+
+    def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
+        """Rows in slot order, from the source to the ranks that serve them, as they arrive; collective."""
+        return self._send(rows_ZH, self.num_received_G, self.num_sent_G)
+
+    def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
+        """Rows in order of arrival, back to their sources, in slot order; collective."""
+        return self._send(rows_YH, self.num_sent_G, self.num_received_G)
+
+    def _send(self, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
+        if self.group.size == 1:
+            return rows
+        received = rows.new_empty(sum(num_received_G), rows.shape[1])
+        self.group.all_to_all(received, rows.contiguous(), num_received_G, num_sent_G)
+        return received
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """How many pairs every rank sends to every slot, as far as this rank is concerned.
+    """How many pairs ranks send to slots, as far as this rank is concerned."""
 
-    Attributes:
-        sent_P: int64, pairs of this source by physical slot.
-        received_GS: int64, pairs for this rank's slots by source.
-        num_sent_G: Pairs of this source by destination, on the host.
-        num_received_G: Pairs for this rank by source, on the host.
-        num_S: Pairs for this rank by its slots, on the host.
-        complete: Every rank said that its replicas are there.
-    """
-
-    sent_P: torch.Tensor
-    received_GS: torch.Tensor
-    num_sent_G: list[int]
-    num_received_G: list[int]
-    num_S: list[int]
-    complete: bool
+    exchange: Exchange
+    received_GS: torch.Tensor  # int64, pairs for this rank's slots by source
+    num_S: list[int]  # pairs for this rank by its slots, on the host
+    complete: bool  # every rank said that its replicas are there
 
 
 def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete: bool) -> Counts:
-    """Tells every rank how many pairs to expect, and whether this rank's replicas are there; collective.
+    """Tells every rank how many pairs to expect, and whether this rank's replicas are there (`complete`); collective.
 
-    Args:
-        slot_Z: int64, physical slot of every pair.
-        num_slots: S, per rank.
-        complete: False if a replica did not arrive on this rank.
+    `slot_Z`, int64, is the physical slot of every pair.
     """
     G, S = group.size, num_slots
     sent_P = slot_Z.new_zeros(G * S).scatter_add_(0, slot_Z, torch.ones_like(slot_Z))
@@ -53,58 +63,32 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
     received_GC = torch.empty_like(sent_GC)
     group.all_to_all(received_GC, sent_GC, [1] * G, [1] * G)
     # The one moment in which the host waits for the device: sizes of messages must be known to it.
-    on_host = torch.stack([sent_GC, received_GC]).cpu()
-    return Counts(
-        sent_P=sent_P,
-        received_GS=received_GC[:, :S],
-        num_sent_G=on_host[0, :, :S].sum(1).tolist(),
-        num_received_G=on_host[1, :, :S].sum(1).tolist(),
-        num_S=on_host[1, :, :S].sum(0).tolist(),
-        complete=bool(on_host[1, :, S].all()),
-    )
+    sent_host_GC, received_host_GC = torch.stack([sent_GC, received_GC]).cpu()
+    exchange = Exchange(group, sent_host_GC[:, :S].sum(1).tolist(), received_host_GC[:, :S].sum(1).tolist())
+    num_S, all_complete = received_host_GC[:, :S].sum(0).tolist(), bool(received_host_GC[:, S].all())
+    return Counts(exchange, received_GC[:, :S], num_S, all_complete)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The way of one row's pairs, there and back.
+    """The way of one row's pairs, there and back: the exchange, and permutations, int64."""
 
-    Attributes:
-        num_topk: Top-k.
-        by_slot_Z: int64, the source's pairs (in token order) sorted by physical slot.
-        by_token_Z: Its inverse.
-        by_slot_Y: int64, received pairs (as they arrive: by source, then slot) sorted by slot.
-        by_arrival_Y: Its inverse.
-    """
-
-    group: Group
+    exchange: Exchange
     num_topk: int
-    num_sent_G: list[int]
-    num_received_G: list[int]
-    by_slot_Z: torch.Tensor
-    by_token_Z: torch.Tensor
-    by_slot_Y: torch.Tensor
-    by_arrival_Y: torch.Tensor
+    by_slot_Z: torch.Tensor  # the source's pairs (in token order) sorted by physical slot
+    by_token_Z: torch.Tensor  # its inverse
+    by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
+    by_arrival_Y: torch.Tensor  # its inverse
 
     @staticmethod
-    def of(slot_TK: torch.Tensor, counts: Counts, group: Group) -> Route:
+    def of(slot_TK: torch.Tensor, counts: Counts) -> Route:
         """The route of pairs with known slots."""
         G, S = counts.received_GS.shape
         by_slot_Z = torch.argsort(slot_TK.reshape(-1), stable=True)
         slot_GS = torch.arange(S, device=slot_TK.device).repeat(G)
-        slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_received_G))
+        slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_S))
         by_slot_Y = torch.argsort(slot_Y, stable=True)
-        return Route(
-            group=group, num_topk=slot_TK.shape[1], num_sent_G=counts.num_sent_G, num_received_G=counts.num_received_G,
-            by_slot_Z=by_slot_Z, by_token_Z=_inverse(by_slot_Z), by_slot_Y=by_slot_Y, by_arrival_Y=_inverse(by_slot_Y),
-        )  # fmt: skip
-
-    def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Rows in slot order, from the source to the ranks that serve them, as they arrive; collective."""
-        return _exchange(self.group, rows_ZH, self.num_received_G, self.num_sent_G)
-
-    def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
-        """Rows in order of arrival, back to their sources, in slot order; collective."""
-        return _exchange(self.group, rows_YH, self.num_sent_G, self.num_received_G)
+        return Route(counts.exchange, slot_TK.shape[1], by_slot_Z, _inverse(by_slot_Z), by_slot_Y, _inverse(by_slot_Y))
 
 
 # Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.
@@ -123,16 +107,15 @@ class Dispatch(torch.autograd.Function):
         ctx: Any, x_TH: torch.Tensor, anchor: torch.Tensor, by_token_Z: torch.Tensor, by_arrival_Y: torch.Tensor, route: Route
     ) -> torch.Tensor:
         ctx.save_for_backward(by_token_Z, by_arrival_Y)
-        ctx.group, ctx.num_topk = route.group, route.num_topk
-        ctx.num_sent_G, ctx.num_received_G = route.num_sent_G, route.num_received_G
-        arrived_YH = route.there(x_TH.index_select(0, route.by_slot_Z // route.num_topk))
+        ctx.exchange, ctx.num_topk = route.exchange, route.num_topk
+        arrived_YH = route.exchange.there(x_TH.index_select(0, route.by_slot_Z // route.num_topk))
         return arrived_YH.index_select(0, route.by_slot_Y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_token_Z, by_arrival_Y = ctx.saved_tensors
-        back_ZH = _exchange(ctx.group, grad_YH.index_select(0, by_arrival_Y), ctx.num_sent_G, ctx.num_received_G)
+        back_ZH = ctx.exchange.back(grad_YH.index_select(0, by_arrival_Y))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         grad_TKH = back_ZH.index_select(0, by_token_Z).view(-1, ctx.num_topk, grad_YH.shape[1])
@@ -145,8 +128,8 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_YH: torch.Tensor, by_slot_Z: torch.Tensor, by_slot_Y: torch.Tensor, route: Route) -> torch.Tensor:
         ctx.save_for_backward(by_slot_Z, by_slot_Y)
-        ctx.group, ctx.num_sent_G, ctx.num_received_G = route.group, route.num_sent_G, route.num_received_G
-        back_ZH = route.back(y_YH.index_select(0, route.by_arrival_Y))
+        ctx.exchange = route.exchange
+        back_ZH = route.exchange.back(y_YH.index_select(0, route.by_arrival_Y))
         return back_ZH.index_select(0, route.by_token_Z).view(-1, route.num_topk, y_YH.shape[1])
 
     @staticmethod
@@ -156,16 +139,8 @@ class Combine(torch.autograd.Function):
         # at the same point on all ranks.
         by_slot_Z, by_slot_Y = ctx.saved_tensors
         sent_ZH = grad_TKH.reshape(-1, grad_TKH.shape[2]).index_select(0, by_slot_Z)
-        arrived_YH = _exchange(ctx.group, sent_ZH, ctx.num_received_G, ctx.num_sent_G)
+        arrived_YH = ctx.exchange.there(sent_ZH)
         return arrived_YH.index_select(0, by_slot_Y), None, None, None
-
-
-def _exchange(group: Group, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
-    if group.size == 1:
-        return rows
-    received = rows.new_empty(sum(num_received_G), rows.shape[1])
-    group.all_to_all(received, rows.contiguous(), num_received_G, num_sent_G)
-    return received
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:

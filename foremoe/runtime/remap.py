@@ -32,19 +32,26 @@ def remap(
     expert_Z = topk_TK.reshape(-1).long()
     occurrence_Z = _occurrence(expert_Z, num_experts)
 
-    # One line of intervals, expert by expert and within an expert slot by slot: the n-th pair of an expert lies at the start
-    # of its expert plus n. Empty slots get a number behind all experts and no width.
-    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
-    width_P = torch.where(expert_P >= 0, split_P, 0).long()
-    slot_order_P = torch.argsort(slot_expert_P, stable=True)
-    end_P = width_P[slot_order_P].cumsum(0)
-    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)[:num_experts]
-    start_E = planned_E.cumsum(0) - planned_E
+    # The n-th pair of an expert lies at the start of its expert plus n.
+    _, width_P, slot_order_P, planned_E = _line(split_P, expert_P, num_experts)
+    end_P, start_E = width_P[slot_order_P].cumsum(0), planned_E.cumsum(0) - planned_E
 
     planned_Z = occurrence_Z < planned_E[expert_Z]
     at_Z = torch.searchsorted(end_P, start_E[expert_Z] + occurrence_Z, right=True).clamp_(max=num_slots - 1)
     slot_Z = torch.where(planned_Z, slot_order_P[at_Z], home_slot_E.long()[expert_Z])
     return slot_Z.view(topk_TK.shape), (~planned_Z).sum()
+
+
+def _line(split_P: torch.Tensor, expert_P: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
+    """One line of intervals, expert by expert and within an expert slot by slot.
+
+    Returns the expert and the width of each slot, the order of the slots on the line, and the width of each expert. Empty slots
+    get a number behind all experts and no width.
+    """
+    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
+    width_P = torch.where(expert_P >= 0, split_P, 0).long()
+    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)
+    return slot_expert_P, width_P, torch.argsort(slot_expert_P, stable=True), planned_E
 
 
 def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -62,26 +69,13 @@ def remap_dense(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`remap` for routers that say yes or no per token and expert, as Megatron-Core's do.
 
-    Args:
-        routing_TE: bool, token t goes to expert e.
-        split_P: As in `remap`.
-        expert_P: As in `remap`.
-        home_slot_E: As in `remap`.
-
-    Returns:
-        routing_TP: bool, token t goes to physical slot p; as many in every row as in `routing_TE`.
-        num_drift: int64 [], pairs beyond the split.
-
-    Nothing waits for an accelerator: all shapes are known beforehand.
+    `routing_TE` says, as bool, that token t goes to expert e; the result says the same of physical slot p, as often in every row,
+    and comes with the number of pairs beyond the split. Nothing waits for an accelerator: all shapes are known beforehand.
     """
     num_experts, num_slots = home_slot_E.shape[0], expert_P.shape[0]
-    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
-    width_P = torch.where(expert_P >= 0, split_P, 0).long()
-    order_P = torch.argsort(slot_expert_P, stable=True)
-    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)
+    slot_expert_P, width_P, order_P, planned_E = _line(split_P, expert_P, num_experts)
     # Where a slot's interval of its expert's pairs begins: what earlier slots of the expert take.
-    before_P = width_P[order_P].cumsum(0) - width_P[order_P]
-    first_E = planned_E.cumsum(0) - planned_E
+    before_P, first_E = width_P[order_P].cumsum(0) - width_P[order_P], planned_E.cumsum(0) - planned_E
     begin_P = torch.empty_like(before_P).scatter_(0, order_P, before_P - first_E[slot_expert_P[order_P]])
 
     expert_at_P = slot_expert_P.clamp(max=num_experts - 1)

@@ -146,7 +146,7 @@ class Runtime:
         timeline = stage.end(partial=partial)
         if self._time.num_backward:
             self.bank.publish_gradients()
-        drift_ML, served_MLS = stage.counts(stage.num_micro_steps)
+        drift_ML, served_MLS = stage.counts()
         self._stage = None
         return StageSummary(
             timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
@@ -184,9 +184,8 @@ class Runtime:
             slot_TK = stage.at_home(layer, topk_TK)
             counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, True)
         if phase == Phase.FORWARD:
-            stage.record_drift(m, layer, num_drift)
-            stage.record_served(m, layer, counts.num_S)
-        return counts, Route.of(slot_TK, counts, self.group)
+            stage.drift[m, layer], stage.served[m, layer] = num_drift, counts.num_S
+        return counts, Route.of(slot_TK, counts)
 
     def _start(self, stage: Stage) -> None:
         self.bank.drop_stale_gradients()

@@ -26,26 +26,17 @@ if TYPE_CHECKING:
 
 
 class Stage(abc.ABC):
-    """One running stage of one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step.
+    """One running stage of one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step."""
 
-    Args:
-        home_slot_LE: The physical slot where every expert is at home.
-        device: Device of routing.
-
-    Attributes:
-        num_layers: L.
-        num_slots: Slots of a rank.
-    """
-
-    num_slots: int
+    num_slots: int  # of a rank
 
     def __init__(self, home_slot_LE: Array, device: torch.device) -> None:
         self.num_layers = len(home_slot_LE)
         self._home_slot_LE = torch.from_numpy(home_slot_LE.astype(np.int64)).to(device)
         self._num_done = {phase: [0] * self.num_layers for phase in Phase}
         self.fell_back: list[tuple[int, int]] = []
-        self._drift: dict[tuple[int, int], torch.Tensor] = {}
-        self._served: dict[tuple[int, int], list[int]] = {}
+        self.drift: dict[tuple[int, int], torch.Tensor] = {}  # (micro-step, layer) -> pairs that the plan did not know
+        self.served: dict[tuple[int, int], list[int]] = {}  # (micro-step, layer) -> pairs that every slot of this rank served
 
     @abc.abstractmethod
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
@@ -59,8 +50,7 @@ class Stage(abc.ABC):
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         """What the slots hold."""
 
-    @abc.abstractmethod
-    def gradients(self, micro_step: int, layer: int) -> None:
+    def gradients(self, micro_step: int, layer: int) -> None:  # noqa: B027 (without a plan they were added at home)
         """Backward of the row's experts is done."""
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
@@ -79,21 +69,13 @@ class Stage(abc.ABC):
         """int64 [T, K]: the home slots of pairs."""
         return self._home_slot_LE[layer][topk_TK.long()]
 
-    def record_drift(self, micro_step: int, layer: int, num_drift: torch.Tensor) -> None:
-        """Keeps how many pairs of a forward the plan did not know."""
-        self._drift[micro_step, layer] = num_drift
-
-    def record_served(self, micro_step: int, layer: int, num_S: list[int]) -> None:
-        """Keeps how many pairs every slot of this rank served in a forward."""
-        self._served[micro_step, layer] = num_S
-
-    def counts(self, num_micro_steps: int) -> tuple[Array, Array]:
+    def counts(self) -> tuple[Array, Array]:
         """drift_ML and served_MLS of `StageSummary`; zero for rows that did not run."""
-        drift_ML = np.zeros((num_micro_steps, self.num_layers), np.int64)
+        drift_ML = np.zeros((self.num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
-        for row, num_drift in self._drift.items():
+        for row, num_drift in self.drift.items():
             drift_ML[row] = int(num_drift)
-        for row, num_S in self._served.items():
+        for row, num_S in self.served.items():
             served_MLS[row] = num_S
         return drift_ML, served_MLS
 
@@ -123,20 +105,12 @@ class HomeStage(Stage):
         grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
         return Residency(tuple(experts), weights, grads, True)
 
-    def gradients(self, micro_step: int, layer: int) -> None:
-        pass  # they were added at home
-
     def end(self, *, partial: bool) -> None:
         return None
 
 
 class PlannedStage(Stage):
-    """With a plan, whose transfers the engine executes.
-
-    Args:
-        engine: It has begun `plan`.
-        split_MLP: What the plan gives to this source; int [M, L, P].
-    """
+    """With a plan, which the engine has begun; `split_MLP` is what the plan gives to this source."""
 
     def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
         rank_LE, slot_LE = np.divmod(plan.home_LE, plan.B)
@@ -193,11 +167,6 @@ class PlannedStage(Stage):
 
 def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> None:
     """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for; collective.
-
-    Args:
-        split_MLP: What the plan gives to this source.
-        home_LE: Where the experts are at home.
-        device: Device of messages.
 
     Raises:
         InputError: On all ranks, with the first fault of any of them.

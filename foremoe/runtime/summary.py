@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.transfer.timeline import Timeline
 
 # Letters: M micro-steps, L layers, S slots of a rank.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageSummary:
+class StageSummary(ArrayValue):
     """One stage of one rank.
 
     Attributes:
@@ -28,15 +28,11 @@ class StageSummary:
     """
 
     timeline: Timeline | None
-    drift_ML: Array
-    served_MLS: Array
+    drift_ML: Array = array(np.int64)
+    served_MLS: Array = array(np.int64)
     fell_back: tuple[tuple[int, int], ...]
     forward_cpu_s: float
     backward_cpu_s: float
-
-    def __post_init__(self) -> None:
-        for name in ("drift_ML", "served_MLS"):
-            object.__setattr__(self, name, frozen_array(getattr(self, name), np.int64, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Totals, for metrics and JSON."""

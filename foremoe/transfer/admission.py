@@ -17,12 +17,9 @@ from foremoe.plan.relays import relays_of
 def refusal(
     plan: Plan, rank: int, num_ranks: int, num_buffers: int, held: Mapping[int, tuple[int, int]] | None, *, debug: bool
 ) -> str:
-    """Why a rank cannot run the plan, in one sentence; empty if it can.
+    """Why a rank cannot run the plan, in one sentence; empty if it can. With `debug`, the plan must keep all laws.
 
-    Args:
-        num_buffers: Slot buffers there are on this rank.
-        held: Buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
-        debug: Check the laws of the plan as well.
+    `held` is buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
@@ -51,16 +48,9 @@ def refusal(
 
 
 def require_agreement(group: Group, plan: Plan, refused: str, options: tuple[Any, ...]) -> None:
-    """All ranks can run the plan, and were given the same one; collective.
+    """Raises InputError on all ranks unless all can run the plan and were given the same one, with the same options; collective.
 
-    Args:
-        group: The EP group.
-        plan: This rank's plan.
-        refused: Why this rank cannot run it; empty if it can.
-        options: Options that must be the same on all ranks.
-
-    Raises:
-        InputError: A rank cannot run it, or has another plan or other options; on all ranks.
+    `refused` says why this rank cannot run it; empty if it can.
     """
     answers = group.gather((refused, (fingerprint(plan), options)))
     for g, (other, theirs) in enumerate(answers):
@@ -88,15 +78,9 @@ def fingerprint(plan: Plan) -> str:
     uses = head.schedule.uses(plan.L)
     state.update(repr((head.slots, head.redundant)).encode())
     arrays = (
-        uses.micro_step_U,
-        uses.layer_U,
-        uses.phase_U,
-        uses.pass_U,
-        plan.home_LE,
-        plan.expert_MLGS,
-        plan.quota_MLGS,
-        plan.order_M,
-    )
-    for array in (*arrays, t.layer_C, t.expert_C, t.src_C, t.dst_C, t.link_C, t.buffer_C, t.need_C, t.after_C):
+        uses.micro_step_U, uses.layer_U, uses.phase_U, uses.pass_U, plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M,
+        t.layer_C, t.expert_C, t.src_C, t.dst_C, t.link_C, t.buffer_C, t.need_C, t.after_C,
+    )  # fmt: skip
+    for array in arrays:
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,24 +18,17 @@ NONE = -1  # as a backend: no backend can do it
 
 
 class BackendSet:
-    """Backends by number; opens all of them, and closes them if one cannot be opened.
-
-    Attributes:
-        backends: Backends in order of preference.
-        names: Names in messages and timelines.
-        retired: Two-sided backends given up by all ranks.
-        sick: Backends that failed on this rank.
-    """
+    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened."""
 
     def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
         self.backends = list(backends)
-        self.names = [type(backend).__name__ for backend in self.backends]
-        self.retired: set[int] = set()
-        self.sick: set[int] = set()
-        self._opened: list[TransferBackend] = []
+        self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
+        self.retired: set[int] = set()  # two-sided backends given up by all ranks
+        self.sick: set[int] = set()  # backends that failed on this rank
+        self._closing = contextlib.ExitStack()
         try:
             for backend in self.backends:
-                self._opened.append(backend)
+                self._closing.callback(backend.close)
                 backend.open(group.rank, group, buffers)
         except BaseException as error:
             group.report(f"{type(error).__name__}: {error}")
@@ -78,12 +72,4 @@ class BackendSet:
 
     def close(self) -> None:
         """Closes all backends, whatever state they are in; safe to call twice."""
-        errors = []
-        for backend in reversed(self._opened):
-            try:
-                backend.close()
-            except Exception as error:  # the other backends must be closed all the same
-                errors.append(error)
-        self._opened = []
-        if errors:
-            raise errors[0]
+        self._closing.close()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
-from types import MappingProxyType
 
 from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.transfer.base import TransferBackend
 
 ENTRY_POINTS = "foremoe.backends"
-BACKENDS = MappingProxyType(
-    {
-        "collective": "foremoe.transfer.collective:Collective",
-        "cupy_peer": "foremoe.transfer.cupy_peer:CupyPeer",
-        "local": "foremoe.transfer.local:Local",
-        "pinned_host": "foremoe.transfer.pinned_host:PinnedHost",
-    }
-)
+BACKENDS = {
+    "collective": "foremoe.transfer.collective:Collective",
+    "cupy_peer": "foremoe.transfer.cupy_peer:CupyPeer",
+    "local": "foremoe.transfer.local:Local",
+    "pinned_host": "foremoe.transfer.pinned_host:PinnedHost",
+}
 _PACKAGE_OF = {"cupy": "'foremoe[cupy]'"}  # where it is not the module's name
 
 
@@ -28,10 +25,7 @@ def backend_names() -> list[str]:
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
-    """An instance itself, or a new one of the class that the name stands for.
-
-    Args:
-        backend: A name of `backend_names`, or an instance.
+    """An instance itself, or a new one of the class that a name of `backend_names` stands for.
 
     Raises:
         InputError: An unknown name, something that is not a backend, or a module that it `requires` is missing.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
 
@@ -96,6 +97,10 @@ class TransferBackend(abc.ABC):
     links: ClassVar[frozenset[Link]]
     one_sided: ClassVar[bool]
     requires: ClassVar[tuple[str, ...]] = ()
+    _group: Group | None = None  # set by our own backends between `open` and `close`
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @abc.abstractmethod
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
@@ -135,3 +140,12 @@ class TransferBackend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Gives everything back that `open` took; safe to call twice and after an error."""
+
+    def _require_closed(self) -> None:
+        if self._group is not None:
+            raise InputError(f"this {type(self).__name__} is open already; close it first, and give every rank one of its own.")
+
+    def _opened(self) -> Group:
+        if self._group is None:
+            raise InputError(f"this {type(self).__name__} is not open; call open(rank, group, buffers) first.")
+        return self._group

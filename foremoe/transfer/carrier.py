@@ -114,12 +114,8 @@ class Carrier:
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
         """A pass boundary: two-sided backends that failed on any rank since the last one are given up on all; collective.
 
-        Args:
-            position: The use that comes next.
-            settle: Waits for gradient returns, which must not be lost with their backend.
-
-        Returns:
-            Names of the backends given up now; their copies take other links.
+        `position` is the use that comes next; `settle` waits for gradient returns, which must not be lost with their backend.
+        Returns the names of the backends given up now; their copies take other links.
 
         Raises:
             TransferError: Gradients were lost, on any rank.
@@ -245,7 +241,7 @@ class Carrier:
             src = self.buffers.slot(int(self.programme.relays.buffer_C[c]))
         elif rank == me and not backend.one_sided:
             src = self.buffers.home(layer, expert)
-        into: Tensors | None = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
+        into = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
         return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch) -> bool:
@@ -287,13 +283,13 @@ class Carrier:
 
     def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
-        pulled = self.backends.one_sided(delivered)
-        host = pulled and self.backends[delivered].links == {Link.HOST}
-        rank = int(self.programme.home_C[c] if pulled else self.src_C[c])
-        num_bytes = sum(x.numel() * x.element_size() for x in self.buffers.slot(int(t.buffer_C[c])))
+        rank = int(self.src_C[c])
+        if self.backends.one_sided(delivered):
+            rank = HOST if self.backends[delivered].links == {Link.HOST} else int(self.programme.home_C[c])
+        num_bytes = sum(x.nbytes for x in self.buffers.slot(int(t.buffer_C[c])))
         self.events.append(
             Event(
-                "weights", int(t.micro_step_C[c]), int(t.layer_C[c]), int(t.expert_C[c]), HOST if host else rank,
+                "weights", int(t.micro_step_C[c]), int(t.layer_C[c]), int(t.expert_C[c]), rank,
                 "" if delivered == NONE else self.backends.names[delivered], num_bytes,
                 ready_s if batch is None else batch.start_s, ready_s, exposed_s, outcome,
             )

@@ -53,9 +53,6 @@ class Collective(TransferBackend):
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
-        self._link: Any = None
-        self._cut = False  # a wait failed here, and gloo cut all connections
-        self._last: Any = None  # NCCL's newest work; the others are done before it
 
     def __repr__(self) -> str:
         return f"Collective(process_group={self.process_group!r})"
@@ -63,23 +60,24 @@ class Collective(TransferBackend):
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         if not isinstance(group, TorchGroup):
             raise InputError("collective needs ranks that are processes, in a TorchGroup; take local for threads.")
-        if self._link is not None:
-            raise InputError("this Collective is open already; close it first, and give every rank one of its own.")
-        self._rank = rank
+        self._require_closed()
         device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
         if self.process_group is not None:
-            self._link = self.process_group._get_backend(device)
+            self._link: Any = self.process_group._get_backend(device)
         elif device.type == "cuda":
             self._link = _nccl(group)
         else:
             self._link = group.private_gloo(group.timeout_s)
+        self._group, self._cut = group, False  # cut: a wait failed here, and gloo cut all connections
+        self._last: Any = None  # NCCL's newest work; the others are done before it
         self._grouped = self._link.supports_coalescing
         if device.type == "cuda":
             # A first message between two ranks would make all others wait for them: connect here, where that is allowed.
             self._link.allreduce([torch.zeros(1, device=device)]).wait()
 
     def start(self, copies: Sequence[Copy]) -> _Messages:
-        link = self._opened()
+        self._opened()
+        link = self._link
         ordered = tuple(sorted(copies, key=lambda copy: copy.key))
         messages = [(copy, tensor) for copy in ordered for tensor in copy.src or copy.dst or () if tensor.numel()]
         works: list[tuple[int, Any]] = []
@@ -123,19 +121,15 @@ class Collective(TransferBackend):
                 raise _failure(ranks, len(handle.copies), timeout_s if timed_out else None, error) from error
 
     def close(self) -> None:
-        link, self._link, self._cut = self._link, None, False
+        if self._group is None:
+            return
         # Gloo messages that nobody answers end with the last reference to the group; NCCL's would keep the GPU busy for ever.
-        if link is not None and self._grouped and self.process_group is None:
+        if self._grouped and self.process_group is None:
             until = time.monotonic() + _LINGER_S
             while self._last is not None and not self._last.is_completed() and time.monotonic() < until:
                 time.sleep(0.001)
-            link.abort()
-        self._last = None
-
-    def _opened(self) -> Any:
-        if self._link is None:
-            raise InputError("this Collective is not open; call open(rank, group, buffers) first.")
-        return self._link
+            self._link.abort()
+        self._group = self._link = self._last = None
 
     def _drop(self, works: Sequence[tuple[int, Any]]) -> list[int]:
         """Ends what is still in flight, so that nothing is written later; returns the ranks that had not come."""

@@ -31,15 +31,12 @@ class HomeWatch:
     def check(self, only: int | None = None) -> None:
         """Raises `StaleWeights` if a home weight (of layer `only`) was written since this object was made."""
         for layer in range(len(self._homes_L)) if only is None else (only,):
-            self._check(layer)
-
-    def _check(self, layer: int) -> None:
-        if self._version(layer) != self.version_L[layer]:
-            raise StaleWeights(
-                f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies of them are "
-                "stale; end the plan before the optimizer steps.",
-                (self.rank,),
-            )
+            if self._version(layer) != self.version_L[layer]:
+                raise StaleWeights(
+                    f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies of them are "
+                    "stale; end the plan before the optimizer steps.",
+                    (self.rank,),
+                )
 
     def _version(self, layer: int) -> int:
         return sum(x._version for x in self._homes_L[layer])
@@ -48,8 +45,7 @@ class HomeWatch:
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:
     """Looks at this rank's homes when a plan begins: the watch over them, or why the plan cannot be run with them.
 
-    Args:
-        before: The last plan's watch, if its weights are said to be the same still.
+    `before` is the last plan's watch, if its weights are said to be the same still.
     """
     try:
         if before is not None:
@@ -82,15 +78,13 @@ class DebugContents:
     """The fingerprints of every expert that a plan copies, from its home; collective to make."""
 
     def __init__(self, plan: Plan, buffers: Buffers, group: Group) -> None:
-        rank = group.rank
         pairs = set(zip(plan.transfers.layer_C.tolist(), plan.transfers.expert_C.tolist(), strict=True))
         if plan.resident_LGS is not None:
             layer_Z, g_Z, s_Z = (plan.resident_LGS >= 0).nonzero()
             pairs |= {(x, e) for x, e in zip(layer_Z.tolist(), plan.resident_LGS[layer_Z, g_Z, s_Z].tolist(), strict=True)}
-        mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == rank}
-        self._homes, self._buffers = mine, buffers
-        self._rank, self._digest = rank, {key: value for part in group.gather(mine) for key, value in part.items()}
-        self._trains = plan.header.schedule.trains
+        mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == group.rank}
+        self._homes, self._buffers, self._rank, self._trains = mine, buffers, group.rank, plan.header.schedule.trains
+        self._digest = {key: value for part in group.gather(mine) for key, value in part.items()}
 
     def spoil_free(self, held: Container[int]) -> None:
         """Spoils buffers that nothing is held in, and gradients."""

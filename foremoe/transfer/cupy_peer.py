@@ -17,7 +17,7 @@ from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
-from foremoe.transfer.host_fill import agreed
+from foremoe.transfer.host_fill import agreed, unpublished
 from foremoe.transfer.host_store import Key
 
 # Letters: G ranks.
@@ -67,15 +67,8 @@ class CupyPeer(TransferBackend):
     one_sided: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("cupy",)
 
-    def __init__(self) -> None:
-        self._group: Group | None = None
-
-    def __repr__(self) -> str:
-        return "CupyPeer()"
-
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
-        if self._group is not None:
-            raise InputError("this CupyPeer is open already; close it first, and give every rank one of its own.")
+        self._require_closed()
         self._cuda = _cuda_runtime()
         self._device = torch.device("cuda", torch.cuda.current_device())
         if buffers.num_buffers:
@@ -156,11 +149,6 @@ class CupyPeer(TransferBackend):
             self._detach(where)
         self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
 
-    def _opened(self) -> Group:
-        if self._group is None:
-            raise InputError("this CupyPeer is not open; call open(rank, group, buffers) first.")
-        return self._group
-
     def _export(self, entries: Sequence[Entry]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
         """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
         torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
@@ -169,18 +157,15 @@ class CupyPeer(TransferBackend):
             key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key))
             for key in dict.fromkeys((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
         }
-        handles: dict[int, bytes] = {}
-        for key, expert in pieces.items():
-            for base in {piece.base for piece in expert if piece.num_bytes} if self._several else ():
-                if base not in handles:
-                    handles[base] = self._ipc_handle(key, base)
+        bases = {piece.base: key for key, expert in pieces.items() for piece in expert if piece.num_bytes and self._several}
+        handles = {base: self._ipc_handle(key, base) for base, key in bases.items()}
         return (
             {key: expert for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)},
             {base: handle for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle},
         )
 
     def _piece(self, key: Key, tensor: torch.Tensor) -> _Piece:
-        pointer, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        pointer, num_bytes = tensor.data_ptr(), tensor.nbytes
         if not tensor.is_cuda:
             raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
         if not self._several or not num_bytes:
@@ -233,17 +218,12 @@ class CupyPeer(TransferBackend):
     def _moves(self, copy: Copy) -> list[tuple[int, int, int]]:
         """Destination, source and bytes of the tensors of a copy."""
         layer, expert = key = (copy.layer, copy.expert)
-        version = self._version_of.get(key)
-        if version is None:
-            raise TransferError(f"expert {expert} of layer {layer} was never published; publish it before it is pulled.")
-        if version != self._version:
-            raise StaleWeights(
-                f"expert {expert} of layer {layer} was last published with version {version}, and version {self._version} is "
-                "asked for; publish it again after weights have changed."
-            )
+        written = self._version_of.get(key)
+        if written != self._version:
+            raise unpublished(key, written, self._version, "was never published")
         home, pieces = self._home[key]
         assert copy.dst is not None
-        sizes = [tensor.numel() * tensor.element_size() for tensor in copy.dst]
+        sizes = [tensor.nbytes for tensor in copy.dst]
         theirs = [piece.num_bytes for piece in pieces]
         if sizes != theirs:
             raise TransferError(

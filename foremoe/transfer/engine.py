@@ -175,13 +175,12 @@ class Engine:
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """The use is over on this rank: its buffers may be filled again, and later copies start."""
         _, position = self._turn(micro_step, layer, phase)
+        use = use_text(micro_step, layer, phase)
         if self._open is None:
-            raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")
+            raise InputError(f"{use} is released before its weights were asked for.")
         if phase == Phase.BACKWARD and not self._returned:
-            raise InputError(
-                f"{use_text(micro_step, layer, phase)} is released before gradients({micro_step}, {layer}), which would lose "
-                "those of replicas; call it first."
-            )
+            lost = f"gradients({micro_step}, {layer}), which would lose those of replicas"
+            raise InputError(f"{use} is released before {lost}; call it first.")
         self._carrier.release(position)
         if self.debug:
             for buffer in self._programme.frees.get(position, ()):
@@ -217,15 +216,16 @@ class Engine:
                 self._contents.check_homes()
         except TransferError as error:
             failure = error
-        answers = self.group.gather((str(failure) if failure is not None else None, self._backends.failed()))
+        answers = self.group.gather(("" if failure is None else str(failure), self._backends.failed()))
         self._backends.give_up([b for _, failed in answers for b in failed])
         for c in self._carrier.in_flight():
             self._slots.drop(int(plan.transfers.buffer_C[c]))  # it has been overwritten
         if failure is not None:
             self._fail(failure)
-        ranks = tuple(g for g, (other, _) in enumerate(answers) if other)
-        if ranks:
-            self._fail(TransferError(f"the step was ended by another rank (rank {ranks[0]}: {answers[ranks[0]][0]})", ranks))
+        failures = {g: text for g, (text, _) in enumerate(answers) if text}
+        if failures:
+            g = min(failures)
+            self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
         self._plan = None
         events = sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)
         return Timeline(
@@ -242,8 +242,8 @@ class Engine:
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
         """The use's residency, with gradient buffers ready to be added to."""
         at_home = (m, layer) in self._fell_back
+        use = residency(plan, self.group.rank, self.buffers, self._slots, m, layer, phase, at_home)
         buffer_of = self._slots.buffer_of
-        use = residency(plan, self.group.rank, self.buffers, buffer_of, m, layer, phase, at_home)
         busy = [buffer_of[layer, e] for e in use.expert_S[plan.B :] if (layer, e) in buffer_of]
         if self._contents is not None:
             for buffer in busy:
@@ -262,10 +262,10 @@ class Engine:
         lost = self._carrier.agree(position, self._returns.settle)
         if lost and self._trains and self._backends.return_backend() < 0:
             if self._in_flight:
+                rows = f"{len(self._in_flight)} rows that already ran on replicas"
                 raise TransferError(
-                    f"{', '.join(lost)} failed and no two-sided backend is left to bring home the gradients of "
-                    f"{len(self._in_flight)} rows that already ran on replicas; drop this optimizer step, or give the engine a "
-                    "second two-sided backend."
+                    f"{', '.join(lost)} failed and no two-sided backend is left to bring home the gradients of {rows}; drop this "
+                    "optimizer step, or give the engine a second two-sided backend."
                 )
             self._homes_only = True
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from foremoe.base.errors import TransferError
+from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.transfer.base import Entry
 from foremoe.transfer.host_store import Key
@@ -41,13 +41,9 @@ class Fill:
 def missing(
     entries: Sequence[Entry], node_G: Sequence[int], written: Mapping[tuple[int, int, int], int], version: int
 ) -> list[Fill]:
-    """What the stores of all nodes lack, sorted; the same on all ranks.
+    """What the stores of all nodes lack of `version`, sorted; the same on all ranks.
 
-    Args:
-        entries: What will be read.
-        node_G: Node of every rank.
-        written: Version that (node, layer, expert) was last written with.
-        version: The one that is needed.
+    `written` is the version that (node, layer, expert) was last written with.
     """
     reader: dict[tuple[int, int, int], Entry] = {}
     for entry in entries:
@@ -94,3 +90,14 @@ def agreed(group: Group, work: Callable[[], T]) -> list[T]:
     if failed:
         raise TransferError(f"rank {failed[0]} cannot publish its weights: {answers[failed[0]][1]}", failed) from raised
     return [value for value, _ in answers]
+
+
+def unpublished(key: Key, written: int | None, version: int, lack: str) -> TransferError:
+    """Why an expert cannot be pulled: it was last published with another version, or never, which `lack` puts in words."""
+    layer, expert = key
+    if written is None:
+        return TransferError(f"expert {expert} of layer {layer} {lack}; publish it before it is pulled.")
+    return StaleWeights(
+        f"expert {expert} of layer {layer} was last published with version {written}, and version {version} is asked for; "
+        "publish it again after weights have changed."
+    )

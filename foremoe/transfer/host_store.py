@@ -38,14 +38,8 @@ class HostStore:
     one after it (`read`, then `check`): a writer in between, an unfinished or another version are seen. One version of an entry
     is written once. The ranks' barrier after writing orders the bytes; stamps tell of those who did not keep to it.
 
-    Args:
-        file: Descriptor of an open, writable file; it gets its size here and may be closed afterwards.
-        num_places: Number of experts that there is room for.
-        place_bytes: Bytes of the largest.
-        page_lock: For DMA to GPUs of this process.
-
-    Raises:
-        TransferError: There is not enough memory, or it cannot be page-locked.
+    The file, open and writable, gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs of this
+    process. Raises TransferError where there is not enough memory, or it cannot be page-locked.
     """
 
     def __init__(self, file: int, num_places: int, place_bytes: int, *, page_lock: bool = False) -> None:
@@ -83,14 +77,11 @@ class HostStore:
         """Fills entries with weights of a version; the bytes are there when it returns."""
         rows = [self._place[key].row for key in weights]
         self._stamp_N2[rows, _BEGUN] = version
-        devices = set()
         for key, tensors in weights.items():
             for stored, tensor in zip(self._parts(key, tensors), tensors, strict=True):
                 stored.copy_(as_bytes(tensor), non_blocking=True)
-                devices.add(tensor.device)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
+        for device in {tensor.device for tensors in weights.values() for tensor in tensors if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         self._stamp_N2[rows, _DONE] = version
 
     def take(self, other: HostStore, keys: Iterable[Key]) -> None:
@@ -102,22 +93,14 @@ class HostStore:
     def read(self, key: Key, tensors: Tensors) -> int:
         """Copies an entry into tensors; on a GPU the copy is queued on the current stream. Returns the version that was done
         before; only `check` after the copy tells whether it is what arrived.
-
-        Raises:
-            TransferError: The tensors have other sizes than the entry.
         """
-        parts = self._parts(key, tensors)
-        found = int(self._stamp_N2[self._place[key].row, _DONE])
+        parts, found = self._parts(key, tensors), int(self._stamp_N2[self._place[key].row, _DONE])
         for stored, tensor in zip(parts, tensors, strict=True):
             as_bytes(tensor).copy_(stored, non_blocking=True)
         return found
 
     def check(self, key: Key, found: int, version: int) -> None:
-        """Checks that a copy that found version `found` and is over now has read the whole of `version`.
-
-        Raises:
-            StaleWeights: It has read another version, or a mix of two.
-        """
+        """Raises StaleWeights if a copy that found version `found` and is over now has not read the whole of `version`."""
         begun = int(self._stamp_N2[self._place[key].row, _BEGUN])
         if not found == begun == version:
             layer, expert = key
@@ -142,11 +125,11 @@ class HostStore:
 
     def _parts(self, key: Key, tensors: Tensors) -> list[torch.Tensor]:
         """The bytes of an entry, cut like tensors."""
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        if sum(sizes) != self._place[key].num_bytes:
+        sizes, num_bytes = [tensor.nbytes for tensor in tensors], self._place[key].num_bytes
+        if sum(sizes) != num_bytes:
             raise TransferError(
-                f"expert {key[1]} of layer {key[0]} has {self._place[key].num_bytes} bytes in the host store and {sum(sizes)} "
-                "bytes on this rank; an expert must have the same tensors on every rank."
+                f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} bytes on this rank; "
+                "an expert must have the same tensors on every rank."
             )
         return list(self._entry(key).split(sizes))
 
@@ -172,10 +155,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 class NodeFile:
     """A file that the ranks of a node open together. It has a name only until they have, so nothing is left behind however a
-    process ends; until then it is empty.
-
-    Args:
-        name: Known to all ranks before the file is made, so that whoever survives can remove it.
+    process ends; until then it is empty. All ranks know the name before the file is made, so that whoever survives can remove it.
     """
 
     def __init__(self, name: str) -> None:
@@ -184,8 +164,7 @@ class NodeFile:
 
     def open(self, *, create: bool = False) -> None:
         """Opens the file; one rank creates it, before the others come."""
-        flags = os.O_CREAT | os.O_EXCL if create else 0
-        self.descriptor = os.open(self.path, os.O_RDWR | flags, 0o600)
+        self.descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
 
     def unlink(self) -> None:
         """Takes its name away; by any rank, any number of times."""

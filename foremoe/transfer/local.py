@@ -41,23 +41,16 @@ class Local(TransferBackend):
     links: ClassVar[frozenset[Link]] = frozenset(Link)
     one_sided: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        self._desk: _Desk | None = None
-
-    def __repr__(self) -> str:
-        return "Local()"
-
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         if not isinstance(group, ThreadGroup):
             raise InputError("local links ranks that are threads; give it a ThreadGroup, or take collective for processes.")
-        if self._desk is not None:
-            raise InputError("this Local is open already; close it first, and give every rank one of its own.")
-        self._rank = rank
-        self._desk = group.gather(_Desk() if rank == 0 else None)[0]
+        self._require_closed()
+        self._desk: _Desk = group.gather(_Desk() if rank == 0 else None)[0]
+        self._rank, self._group = rank, group
 
     def start(self, copies: Sequence[Copy]) -> list[tuple[Copy, _Meeting]]:
-        desk = self._opened()
-        under_way = []
+        self._opened()
+        desk, under_way = self._desk, []
         with desk.changed:
             for copy in copies:
                 meeting = desk.meeting_of.pop(copy.key, None)
@@ -71,7 +64,8 @@ class Local(TransferBackend):
         return under_way
 
     def wait(self, handle: list[tuple[Copy, _Meeting]], timeout_s: float) -> None:
-        desk = self._opened()
+        self._opened()
+        desk = self._desk
         with desk.changed:
             desk.changed.wait_for(lambda: all(meeting.done for _, meeting in handle), timeout_s)
             late = [copy for copy, meeting in handle if not meeting.done]
@@ -86,23 +80,13 @@ class Local(TransferBackend):
             )
 
     def close(self) -> None:
-        if self._desk is None:
+        if self._group is None:
             return
+        self._group, meeting_of = None, self._desk.meeting_of
         with self._desk.changed:
-            mine = [key for key, meeting in self._desk.meeting_of.items() if _end(meeting.first) == self._rank]
-            for key in mine:
-                del self._desk.meeting_of[key]
-        self._desk = None
-
-    def _opened(self) -> _Desk:
-        if self._desk is None:
-            raise InputError("this Local is not open; call open(rank, group, buffers) first.")
-        return self._desk
-
-
-def _end(copy: Copy) -> int:
-    """The rank that showed this end of a copy."""
-    return copy.src_rank if copy.src is not None else copy.dst_rank
+            for key, first in [(key, meeting.first) for key, meeting in meeting_of.items()]:
+                if self._rank == (first.src_rank if first.src is not None else first.dst_rank):
+                    del meeting_of[key]
 
 
 def _copy(one: Copy, other: Copy) -> None:

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, TorchGroup
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
-from foremoe.transfer.host_fill import Fill, agreed, missing, rounds
+from foremoe.transfer.host_fill import Fill, agreed, missing, rounds, unpublished
 from foremoe.transfer.host_store import HostStore, Key, NodeFile, as_bytes
 
 # Letters: G ranks.
@@ -55,7 +55,6 @@ class PinnedHost(TransferBackend):
 
     def __init__(self, node_of_rank_G: tuple[int, ...] | None = None) -> None:
         self.node_of_rank_G = node_of_rank_G
-        self._group: Group | None = None
         self._store: HostStore | None = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -63,8 +62,7 @@ class PinnedHost(TransferBackend):
         return f"PinnedHost(node_of_rank_G={self.node_of_rank_G!r})"
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
-        if self._group is not None:
-            raise InputError("this PinnedHost is open already; close it first, and give every rank one of its own.")
+        self._require_closed()
         if self.node_of_rank_G is not None and len(self.node_of_rank_G) != group.size:
             raise InputError(f"node_of_rank_G names {len(self.node_of_rank_G)} ranks, and the group has {group.size}.")
         names = group.gather(socket.gethostname())
@@ -122,25 +120,12 @@ class PinnedHost(TransferBackend):
         self._drop()
         self._group = self._stream = None
 
-    def _opened(self) -> Group:
-        if self._group is None:
-            raise InputError("this PinnedHost is not open; call open(rank, group, buffers) first.")
-        return self._group
-
     def _store_with(self, key: Key, version: int) -> HostStore:
         """The store, which must have an entry."""
         if self._store is not None and key in self._store:
             return self._store
-        layer, expert = key
-        written = self._written.get((self._node, layer, expert))
-        if written is None:
-            raise TransferError(
-                f"expert {expert} of layer {layer} is not in the host store of node {self._node}; publish it before it is pulled."
-            )
-        raise StaleWeights(
-            f"expert {expert} of layer {layer} was last published with version {written}, and version {version} is asked for; "
-            "publish it again after weights have changed."
-        )
+        written = self._written.get((self._node, *key))
+        raise unpublished(key, written, version, f"is not in the host store of node {self._node}")
 
     def _drop(self) -> None:
         """Gives back the store, on this rank."""
@@ -160,7 +145,7 @@ class PinnedHost(TransferBackend):
         def describe() -> tuple[int, str, dict[Key, int]]:
             self._finish_copies()  # before anyone writes where they read
             homes = {fill.key: self._buffers.home(*fill.key) for fill in fills if fill.home == self._rank}
-            sizes = {key: sum(tensor.numel() * tensor.element_size() for tensor in home) for key, home in homes.items()}
+            sizes = {key: sum(tensor.nbytes for tensor in home) for key, home in homes.items()}
             return hash((version, *entries)), secrets.token_hex(8), sizes
 
         answers = agreed(group, describe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foremoe.base.errors import TransferError
@@ -15,32 +14,20 @@ from foremoe.transfer.base import Buffers, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residency:
-    """What this rank's slots hold during one use.
+    """What this rank's slots hold during one use."""
 
-    Attributes:
-        expert_S: Logical expert in every slot, -1 where the slot serves nothing.
-        weights_S: Its tensors; None where the slot serves nothing, or its replica did not arrive.
-        grads_S: In a backward use, where each slot's gradient is to be added; None in a forward use.
-        complete: False if a replica did not arrive (forward uses only): the row must run at home placement on all ranks.
-    """
-
-    expert_S: tuple[int, ...]
-    weights_S: tuple[Tensors | None, ...]
-    grads_S: tuple[Tensors | None, ...] | None
-    complete: bool
+    expert_S: tuple[int, ...]  # logical expert in every slot, -1 where the slot serves nothing
+    weights_S: tuple[Tensors | None, ...]  # its tensors; None where the slot serves nothing, or its replica did not arrive
+    grads_S: tuple[Tensors | None, ...] | None  # where each slot's gradient is to be added; None but in backward
+    complete: bool  # False if a replica did not arrive (in forward): the row must run at home placement on all ranks
 
 
 class SlotContents:
-    """Which expert each buffer of this rank holds, as far as known.
+    """Which expert each buffer of this rank holds, as far as known."""
 
-    Attributes:
-        expert_of: Buffer -> (layer, expert).
-        buffer_of: (layer, expert) -> the buffer that it landed in last.
-    """
-
-    def __init__(self, expert_of: Mapping[int, tuple[int, int]]) -> None:
-        self.expert_of = dict(expert_of)
-        self.buffer_of = {key: buffer for buffer, key in expert_of.items()}
+    def __init__(self, expert_of: dict[int, tuple[int, int]]) -> None:
+        self.expert_of = expert_of  # buffer -> (layer, expert)
+        self.buffer_of = {key: buffer for buffer, key in expert_of.items()}  # the buffer that it landed in last
 
     def drop(self, buffer: int) -> None:
         """The buffer's contents are not known any more."""
@@ -53,45 +40,25 @@ class SlotContents:
 
 
 def residency(
-    plan: Plan,
-    rank: int,
-    buffers: Buffers,
-    buffer_of: Mapping[tuple[int, int], int],
-    m: int,
-    layer: int,
-    phase: int,
-    at_home: bool,
-) -> Residency:  # fmt: skip
-    """Reads off which tensors serve every slot.
-
-    Args:
-        plan: Plan that runs.
-        rank: This rank.
-        buffers: Its experts and slots.
-        buffer_of: (layer, expert) -> the buffer that holds it now.
-        m: Micro-step.
-        layer: Layer of the plan.
-        phase: `Phase` of the use.
-        at_home: The row runs without replicas.
+    plan: Plan, rank: int, buffers: Buffers, contents: SlotContents, m: int, layer: int, phase: int, at_home: bool
+) -> Residency:
+    """Reads off which tensors serve every slot in a use.
 
     Raises:
         TransferError: A backward or re-forward use lacks a replica that its forward used.
     """
     base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
-    expert_S = [
-        e if s < base or (quota_S[s] > 0 and not at_home) else -1 for s, e in enumerate(plan.expert_MLGS[m, layer, rank].tolist())
-    ]
-    weights: list[Tensors | None] = []
-    grads: list[Tensors | None] = []
-    for s, e in enumerate(expert_S):
-        buffer = buffer_of.get((layer, e)) if s >= base and e >= 0 else None
+    expert_S, weights, grads = [], list[Tensors | None](), list[Tensors | None]()
+    for s, e in enumerate(plan.expert_MLGS[m, layer, rank].tolist()):
         if s < base:
+            expert_S.append(e)
             weights.append(buffers.home(layer, e))
+            grads.append(buffers.main_grad(layer, e) if phase == Phase.BACKWARD else None)
         else:
+            expert_S.append(e if quota_S[s] > 0 and not at_home else -1)
+            buffer = contents.buffer_of.get((layer, expert_S[s]))
             weights.append(None if buffer is None else buffers.slot(buffer))
-        if phase == Phase.BACKWARD:
-            grad = None if buffer is None else buffers.slot_grad(buffer)
-            grads.append(buffers.main_grad(layer, e) if s < base else grad)
+            grads.append(None if buffer is None or phase != Phase.BACKWARD else buffers.slot_grad(buffer))
     lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
     if lacking and phase != Phase.FORWARD:
         raise TransferError(

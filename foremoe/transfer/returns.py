@@ -51,16 +51,16 @@ class Returns:
         sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
         copies = []
         for one in returns:
-            src: Tensors | None = None
-            dst: Tensors | None = None
+            ends: tuple[Tensors | None, Tensors | None]
             if one.src_rank == self._rank:
                 buffer = buffer_of[one.layer, one.expert]
                 sent.buffers.add(buffer)
-                src = self._buffers.slot_grad(buffer)
+                ends = self._buffers.slot_grad(buffer), None
             else:
-                dst = [torch.empty_like(grad) for grad in self._buffers.main_grad(one.layer, one.expert)]
-                sent.added.append((one, dst))
-            copies.append(Copy(one.key, one.layer, one.expert, one.src_rank, one.dst_rank, src, dst))
+                arriving = [torch.empty_like(grad) for grad in self._buffers.main_grad(one.layer, one.expert)]
+                sent.added.append((one, arriving))
+                ends = None, arriving
+            copies.append(Copy(*one, *ends))
         try:
             sent.handle = self._carrier.backends[backend].start(copies)
         except Exception as error:
@@ -93,8 +93,7 @@ class Returns:
         for one, arrived in sent.added:
             for total, part in zip(self._buffers.main_grad(one.layer, one.expert), arrived, strict=True):
                 total.add_(part)
-            size = sum(x.numel() * x.element_size() for x in arrived)
-            name = self._carrier.backends.names[sent.backend]
+            name, size = self._carrier.backends.names[sent.backend], sum(x.nbytes for x in arrived)
             self.events.append(
                 Event("gradient", sent.micro_step, one.layer, one.expert, one.src_rank, name, size, sent.start_s, ready_s,
                       exposed_s, "done")

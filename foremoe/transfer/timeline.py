@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -54,7 +54,7 @@ class Timeline:
     wall_s: float
     events: tuple[Event, ...] = ()
     fell_back: tuple[tuple[int, int], ...] = ()
-    retired: tuple[str, ...] = field(default=())
+    retired: tuple[str, ...] = ()
 
     @property
     def exposed_s(self) -> float:

@@ -18,7 +18,7 @@ from foremoe.testing.ranks import get_pool, run_threads
 
 def routed(group: Group, slot_TK: torch.Tensor, num_slots: int, complete: bool = True) -> tuple[Counts, Route]:
     counts = exchange_counts(slot_TK.reshape(-1), num_slots, group, complete)
-    return counts, Route.of(slot_TK, counts, group)
+    return counts, Route.of(slot_TK, counts)
 
 
 def there_and_back(group: Group, slots: list[torch.Tensor], num_slots: int) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class PretendNccl:
 
 def on_pretend_nccl(**options):
     backend = Collective()
-    backend._rank, backend._grouped, backend._link = 0, True, PretendNccl(**options)
+    backend._group, backend._grouped, backend._last, backend._link = object(), True, None, PretendNccl(**options)
     return backend, backend._link
 
 

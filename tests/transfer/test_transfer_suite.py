@@ -103,7 +103,7 @@ class ReadsWhenTheOtherEndWaits(Local):
                         into.copy_(tensor)
 
     def close(self):
-        self._desk = None
+        self._group = None
 
 
 class NeverGivesUp(Local):
@@ -137,7 +137,7 @@ class WritesAfterItFailed(Local):
 
 class WritesAfterClose(Local):
     def close(self):
-        if self._desk is not None:
+        if self._group is not None:
             self.last.zero_()
         super().close()
 
@@ -148,12 +148,12 @@ class WritesAfterClose(Local):
 
 class LeavesItsDestinationBehind(Local):
     def close(self):
-        self._desk = None
+        self._group = None
 
 
 class ClosesOnce(Local):
     def close(self):
-        if self._desk is None:
+        if self._group is None:
             raise RuntimeError("already closed")
         super().close()
 

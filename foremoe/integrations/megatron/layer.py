@@ -68,7 +68,7 @@ class SlotLayer:
         else:
             routing_TP, num_drift = stage.route(m, layer, routing_map)
             if phase == Phase.FORWARD:
-                stage.record_drift(m, layer, num_drift)
+                stage.drift[m, layer] = num_drift
 
         def go_home() -> tuple[torch.Tensor, torch.Tensor]:
             stage.fall_back(m, layer)
@@ -85,7 +85,7 @@ class SlotLayer:
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()
         if phase == Phase.FORWARD:
-            stage.record_served(m, layer, counts)
+            stage.served[m, layer] = counts
         num_at_home = sum(counts[:base])
         base_x, replica_x = x_YH.split([num_at_home, len(x_YH) - num_at_home])
         base_probs, replica_probs = probs_Y.split([num_at_home, len(x_YH) - num_at_home])

@@ -64,7 +64,7 @@ class MegatronSummary:
 def summary_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int) -> MegatronSummary:
     """Takes stock of a stage that is over."""
     assert timeline is not None
-    drift_ML, served_MLS = stage.counts(planned.plan.M)
+    drift_ML, served_MLS = stage.counts()
     return MegatronSummary(
         plan=planned.plan, timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
         plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes,
