@@ -101,8 +101,16 @@ class Cluster(ArrayValue):
     def __post_init__(self) -> None:
         fields.check_fields(self, _CHECKS)
         given: Array | None = self.node_of_rank_G
-        nodes = _nodes(nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given, self.num_ranks)
-        object.__setattr__(self, "node_of_rank_G", nodes)
+        given = nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given
+        node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
+        if node_of_rank_G.shape != (self.num_ranks,):
+            shape = list(node_of_rank_G.shape)
+            raise InputError(f"num_ranks is {self.num_ranks} but node_of_rank_G has shape {shape}; give one node per rank.")
+        used = np.unique(node_of_rank_G)
+        if used[0] != 0 or used[-1] != len(used) - 1:
+            numbers = f"{len(used)} nodes numbered from {used[0]} to {used[-1]}"
+            raise InputError(f"node_of_rank_G uses {numbers}; number them 0 to {len(used) - 1}.")
+        object.__setattr__(self, "node_of_rank_G", node_of_rank_G)
 
     @classmethod
     def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Cluster:
@@ -234,15 +242,3 @@ class Cluster(ArrayValue):
     def rdma_bytes_per_s_per_rank(self) -> float:
         """Cross-node bandwidth of one rank and direction when all ranks of its NIC send at once."""
         return self.rdma_bytes_per_s / self.nic_sharing
-
-
-def _nodes(value: Array, num_ranks: int) -> Array:
-    node_of_rank_G = frozen_array(value, np.int32, "node_of_rank_G")
-    if node_of_rank_G.shape != (num_ranks,):
-        shape = list(node_of_rank_G.shape)
-        raise InputError(f"num_ranks is {num_ranks} but node_of_rank_G has shape {shape}; give one node per rank.")
-    used = np.unique(node_of_rank_G)
-    if used[0] != 0 or used[-1] != len(used) - 1:
-        numbers = f"{len(used)} nodes numbered from {used[0]} to {used[-1]}"
-        raise InputError(f"node_of_rank_G uses {numbers}; number them 0 to {len(used) - 1}.")
-    return node_of_rank_G

@@ -213,11 +213,7 @@ class Plan(ArrayValue):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """Reads a plan.
-
-        Raises:
-            InputError: The file is missing, truncated, changed since it was written, no plan, or of a newer format.
-        """
+        """Reads a plan. An InputError tells of a file that is missing, truncated, changed, not a plan, or of a newer format."""
         from foremoe.plan.files import load_plan
 
         return load_plan(path)

@@ -66,17 +66,10 @@ class Programme:
         in_order = mine_C[np.lexsort((mine_C, need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(
-            uses=triples,
-            pass_U=uses.pass_U.tolist(),
-            need_C=need_C,
-            start_C=start_C,
-            home_C=home_C,
-            starts=_group(start_C[in_order], in_order),
-            arrivals=_group(need_C[here_C], here_C),
-            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]),
-            returns=_returns(plan, rank, triples),
-            relays=relays,
-        )
+            uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,
+            starts=_group(start_C[in_order], in_order), arrivals=_group(need_C[here_C], here_C),
+            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=_returns(plan, rank, triples),
+        )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
         """Raises InputError unless a use is the one at position `due`."""

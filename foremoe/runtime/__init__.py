@@ -10,7 +10,6 @@ except ModuleNotFoundError:
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.experts import ExpertMath, SwiGLU
 from foremoe.runtime.remap import remap
-from foremoe.runtime.runtime import Runtime
-from foremoe.runtime.summary import StageSummary
+from foremoe.runtime.runtime import Runtime, StageSummary
 
 __all__ = ["ExpertBank", "ExpertMath", "Runtime", "StageSummary", "SwiGLU", "remap"]

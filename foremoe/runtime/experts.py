@@ -94,17 +94,12 @@ class ComputeTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One row as a rank computes it: all that backward needs to find its weights again.
-
-    Attributes:
-        num_S: Pairs of every slot; they lie one after the other.
-        shapes: Shapes of an expert's tensors.
-    """
+    """One row as a rank computes it: all that backward needs to find its weights again."""
 
     micro_step: int
     layer: int
-    num_S: list[int]
-    shapes: Sequence[tuple[int, ...]]
+    num_S: list[int]  # pairs of every slot; they lie one after the other
+    shapes: Sequence[tuple[int, ...]]  # of an expert's tensors
     math: ExpertMath
     stage: Stage
     time: ComputeTime

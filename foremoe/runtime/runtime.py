@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, as_group
 from foremoe.plan.plan import Plan
@@ -18,13 +20,44 @@ from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
 from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, agree_on_split
-from foremoe.runtime.summary import StageSummary
 from foremoe.transfer.base import TransferBackend
-
-if TYPE_CHECKING:
-    from foremoe.transfer.engine import Engine
+from foremoe.transfer.engine import Engine
+from foremoe.transfer.timeline import Timeline
 
 # Letters: T tokens of this source, K top-k, H hidden size, M micro-steps, L layers, G ranks, S slots, P = G*S physical slots.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSummary(ArrayValue):
+    """One stage of one rank.
+
+    Attributes:
+        timeline: Timeline of the engine; None without a plan.
+        drift_ML: int64, pairs of this rank that the plan did not know; they were served at home.
+        served_MLS: int64, pairs that each of this rank's slots received.
+        fell_back: (micro-step, layer) that ran at home placement because a replica could not be had.
+        forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread that is all of it; on
+            a GPU it is the launching alone.
+        backward_cpu_s: The same of backward, with re-forward.
+    """
+
+    timeline: Timeline | None
+    drift_ML: Array = array(np.int64)
+    served_MLS: Array = array(np.int64)
+    fell_back: tuple[tuple[int, int], ...]
+    forward_cpu_s: float
+    backward_cpu_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals, for metrics and JSON."""
+        return {
+            "drift": int(self.drift_ML.sum()),
+            "served": int(self.served_MLS.sum()),
+            "fell_back": len(self.fell_back),
+            "forward_cpu_s": self.forward_cpu_s,
+            "backward_cpu_s": self.backward_cpu_s,
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
+        }
 
 
 class Runtime:
@@ -69,7 +102,7 @@ class Runtime:
                 self.group.close()
             raise InputError(f"the bank is for rank {bank.rank} of {bank.num_ranks}, this is {here}; make one for this rank.")
         self.bank = bank
-        self._options = (backends, prefetch, timeout_s, debug)
+        self._options: dict[str, Any] = {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}
         self._engine: Engine | None = None
         self._stage: Stage | None = None
         self._time = ComputeTime()
@@ -90,12 +123,7 @@ class Runtime:
         self._require_idle()
         agree_on_split(self.group, plan, split_MLP, self.bank.home_LE, self.bank.device)
         if self._engine is None:
-            from foremoe.transfer.engine import Engine  # what runs at home alone needs no backend
-
-            backends, prefetch, timeout_s, debug = self._options
-            self._engine = Engine(
-                self.bank, group=self.group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug
-            )
+            self._engine = Engine(self.bank, group=self.group, **self._options)
         self._engine.begin(plan, same_weights=same_weights)
         self._start(PlannedStage(self._engine, plan, split_MLP, self.bank.device))
 
@@ -207,10 +235,8 @@ class Runtime:
         if layer not in range(num_layers):
             raise InputError(f"layer {layer} does not exist; the bank has {num_layers}.")
         if x_TH.dim() != 2 or topk_TK.dim() != 2 or len(topk_TK) != len(x_TH) or weight_TK.shape != topk_TK.shape:
-            raise InputError(
-                f"x, topk and weight must be [T, H], [T, K], [T, K]; got {list(x_TH.shape)}, {list(topk_TK.shape)}, "
-                f"{list(weight_TK.shape)}."
-            )
+            shapes = ", ".join(str(list(value.shape)) for value in (x_TH, topk_TK, weight_TK))
+            raise InputError(f"x, topk and weight must be [T, H], [T, K], [T, K]; got {shapes}.")
         if x_TH.dtype != self.bank.dtype:
             raise InputError(f"x is {x_TH.dtype} and the experts are {self.bank.dtype}; cast x.")
         if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU the host would have to wait for the answer

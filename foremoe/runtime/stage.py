@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +15,9 @@ from foremoe.plan.plan import Plan
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.remap import remap
+from foremoe.transfer.engine import Engine
 from foremoe.transfer.residency import Residency
 from foremoe.transfer.timeline import Timeline
-
-if TYPE_CHECKING:
-    from foremoe.transfer.engine import Engine
 
 # Letters: T tokens, K top-k, M micro-steps, L layers, E experts, S slots of a rank, B base slots, P physical slots of all ranks.
 
@@ -133,10 +130,8 @@ class PlannedStage(Stage):
             phase = Phase.REFORWARD if self._order[Phase.REFORWARD][layer] else Phase.BACKWARD
         order, done = self._order[phase][layer], self._num_done[phase][layer]
         if done >= len(order):
-            raise InputError(
-                f"layer {layer} runs {phase.name.lower()} once more than the {len(order)} times of the plan's schedule; end the "
-                "stage first, or plan all micro-steps."
-            )
+            surplus = f"{phase.name.lower()} once more than the {len(order)} times of the plan's schedule"
+            raise InputError(f"layer {layer} runs {surplus}; end the stage first, or plan all micro-steps.")
         return order[done], phase
 
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,10 +189,9 @@ def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) ->
         return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."
     if num_ranks != plan.G or plan.home_LE.shape != home_LE.shape or (plan.home_LE != home_LE).any():
         num_layers, num_experts = home_LE.shape
-        return (
-            f"the plan has {plan.G} ranks, {plan.L} layers, {plan.E} experts and homes of its own; the group has {num_ranks} "
-            f"ranks and the model {num_layers} layers and {num_experts} experts. Plan for this model's home_LE."
-        )
+        planned = f"{plan.G} ranks, {plan.L} layers, {plan.E} experts and homes of its own"
+        model = f"the model {num_layers} layers and {num_experts} experts"
+        return f"the plan has {planned}; the group has {num_ranks} ranks and {model}. Plan for this model's home_LE."
     return ""
 
 
@@ -207,10 +201,10 @@ def received_fault(plan: Plan, rank: int, received_MLS: Array) -> str:
     if not len(wrong):
         return ""
     m, layer, s = wrong[0].tolist()
-    return (
-        f"the splits given by all ranks send {received_MLS[m, layer, s]} pairs to slot {s} of rank {rank} in micro-step {m}, "
-        f"layer {layer}; its quota is {plan.quota_MLGS[m, layer, rank, s]}. Give every rank plan.rows_for(workload, rank)."
-    )
+    received, quota = received_MLS[m, layer, s], plan.quota_MLGS[m, layer, rank, s]
+    slot = f"slot {s} of rank {rank} in micro-step {m}, layer {layer}"
+    cure = "Give every rank plan.rows_for(workload, rank)."
+    return f"the splits given by all ranks send {received} pairs to {slot}; its quota is {quota}. {cure}"
 
 
 def first_fault(faults: Sequence[str]) -> str:

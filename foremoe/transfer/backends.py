@@ -1,13 +1,24 @@
-"""The transfer backends by name: ours in one table, those of other packages by entry point."""
+"""The transfer backends by name (ours in one table, those of other packages by entry point), and the set that an engine uses."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Sequence
 from importlib.util import find_spec
 
+import numpy as np
+
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
-from foremoe.transfer.base import TransferBackend
+from foremoe.distributed.group import Group
+from foremoe.plan.transfers import Link
+from foremoe.transfer.base import Buffers, TransferBackend
+
+# Letters: P links (`Link`).
+
+NONE = -1  # as a backend: no backend can do it
 
 ENTRY_POINTS = "foremoe.backends"
 BACKENDS = {
@@ -47,3 +58,61 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
         packages = " ".join(_PACKAGE_OF.get(name, name) for name in lacking)
         raise InputError(f"{type(backend).__name__} needs {', '.join(lacking)}; pip install {packages}.")
     return backend
+
+
+class BackendSet:
+    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened."""
+
+    def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
+        self.backends = list(backends)
+        self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
+        self.retired: set[int] = set()  # two-sided backends given up by all ranks
+        self.sick: set[int] = set()  # backends that failed on this rank
+        self._closing = contextlib.ExitStack()
+        try:
+            for backend in self.backends:
+                self._closing.callback(backend.close)
+                backend.open(group.rank, group, buffers)
+        except BaseException as error:
+            group.report(f"{type(error).__name__}: {error}")
+            self.close()
+            raise
+
+    def __getitem__(self, number: int) -> TransferBackend:
+        return self.backends[number]
+
+    def one_sided(self, number: int) -> bool:
+        """Whether destinations pull alone over a backend; False for `NONE`."""
+        return number != NONE and self.backends[number].one_sided
+
+    def by_link(self) -> Array:
+        """int64 [P]: the backend that serves each link, `NONE` for none."""
+        serving = [[b for b, x in enumerate(self.backends) if link in x.links and b not in self.retired] for link in Link]
+        return np.array([numbers[0] if numbers else NONE for numbers in serving])
+
+    def return_backend(self) -> int:
+        """The backend that brings gradients home, the first two-sided one that is not given up; `NONE` if there is none."""
+        return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
+
+    def other_pulls(self, failed: int) -> list[int]:
+        """One-sided backends that a pull may use in place of `failed`."""
+        return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self.sick]
+
+    def forgive_pulls(self) -> None:
+        """One-sided backends may be used again: they may have failed for a passing reason."""
+        self.sick = {b for b in self.sick if not self.backends[b].one_sided}
+
+    def failed(self) -> list[int]:
+        """Two-sided backends that failed on this rank."""
+        return sorted(b for b in self.sick if not self.backends[b].one_sided)
+
+    def give_up(self, failed: Sequence[int]) -> list[int]:
+        """Retires backends, the same on all ranks; returns those that were not retired before."""
+        lost = sorted(set(failed) - self.retired)
+        self.retired.update(lost)
+        self.sick.update(lost)
+        return lost
+
+    def close(self) -> None:
+        """Closes all backends, whatever state they are in; safe to call twice."""
+        self._closing.close()

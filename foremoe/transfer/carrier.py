@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import Programme
 from foremoe.plan.relays import copies_for, reschedule
 from foremoe.plan.transfers import Link
-from foremoe.transfer.backend_set import NONE, BackendSet
+from foremoe.transfer.backends import NONE, BackendSet
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors
+from foremoe.transfer.host_fill import agreed
 from foremoe.transfer.timeline import Event
 
 # Letters: C copies of the whole plan.
@@ -72,11 +73,9 @@ class Carrier:
         self._publish(0)
         # After a backend was given up, rows with copies that no backend can send run at home.
         if (self.route_C == NONE).any() and not self.backends.retired:
-            lost = Link(int(self.link_C[np.argmin(self.route_C)]))
-            raise InputError(
-                f"{int((self.route_C == NONE).sum())} copies of the plan need the {lost.name.lower()} link, which none of "
-                f"{', '.join(self.backends.names)} serves; add a backend for it."
-            )
+            lost, num = Link(int(self.link_C[np.argmin(self.route_C)])), int((self.route_C == NONE).sum())
+            lack = f"link, which none of {', '.join(self.backends.names)} serves"
+            raise InputError(f"{num} copies of the plan need the {lost.name.lower()} {lack}; add a backend for it.")
 
     def clock(self) -> float:
         """Seconds since `zero_s`, when the plan began to run."""
@@ -123,15 +122,7 @@ class Carrier:
         self._reap(position)
         lost = self.backends.give_up([b for failed in self.group.gather(self.backends.failed()) for b in failed])
         if lost:
-            failure = ""
-            try:
-                settle()
-            except TransferError as error:
-                failure = str(error)
-            failures = {g: text for g, text in enumerate(self.group.gather(failure)) if text}
-            if failures:
-                g = min(failures)
-                raise TransferError(f"rank {g}: {failures[g]}", tuple(failures))
+            agreed(self.group, settle, task="")
             self._reroute(lost, position)
         return [self.backends.names[b] for b in lost]
 

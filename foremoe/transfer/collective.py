@@ -148,11 +148,8 @@ def _failure(ranks: tuple[int, ...], num_copies: int, timeout_s: float | None, e
     why = re.sub(r"^\[\S*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
     if timeout_s is None:
         return TransferError(f"copies to or from {who} broke off ({why}); look at its log and restart the step.", ranks)
-    return TransferError(
-        f"{who} did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why}); look at its log and restart the "
-        "step.",
-        ranks,
-    )
+    lack = f"did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why})"
+    return TransferError(f"{who} {lack}; look at its log and restart the step.", ranks)
 
 
 def _nccl(group: TorchGroup) -> Any:

@@ -17,8 +17,7 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
-from foremoe.transfer.backend_set import BackendSet
-from foremoe.transfer.backends import resolve_backend
+from foremoe.transfer.backends import BackendSet, resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes

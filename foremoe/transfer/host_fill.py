@@ -74,7 +74,7 @@ def rounds(fills: Sequence[Fill], bytes_of: Mapping[Key, int], round_bytes: int)
     return parts
 
 
-def agreed(group: Group, work: Callable[[], T]) -> list[T]:
+def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its weights") -> list[T]:
     """What `work` returns on every rank, by rank, once all are done with it.
 
     Raises:
@@ -88,7 +88,7 @@ def agreed(group: Group, work: Callable[[], T]) -> list[T]:
     answers = group.gather((result, None if raised is None else str(raised) or type(raised).__name__))
     failed = tuple(g for g, (_, why) in enumerate(answers) if why is not None)
     if failed:
-        raise TransferError(f"rank {failed[0]} cannot publish its weights: {answers[failed[0]][1]}", failed) from raised
+        raise TransferError(f"rank {failed[0]}{task}: {answers[failed[0]][1]}", failed) from raised
     return [value for value, _ in answers]
 
 

@@ -73,11 +73,8 @@ class Local(TransferBackend):
                 desk.meeting_of.pop(copy.key, None)
         if late:
             ranks = tuple(sorted({copy.src_rank if copy.dst_rank == self._rank else copy.dst_rank for copy in late}))
-            raise TransferError(
-                f"rank {', '.join(map(str, ranks))} did not start its end of {len(late)} of {len(handle)} copies within "
-                f"{timeout_s:g} s; look at its log and restart the step.",
-                ranks,
-            )
+            lack = f"did not start its end of {len(late)} of {len(handle)} copies within {timeout_s:g} s"
+            raise TransferError(f"rank {', '.join(map(str, ranks))} {lack}; look at its log and restart the step.", ranks)
 
     def close(self) -> None:
         if self._group is None:

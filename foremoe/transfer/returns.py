@@ -106,9 +106,5 @@ class Returns:
 
     def _lost(self, sent: _Sent, error: Exception) -> TransferError:
         ranks = error.ranks if isinstance(error, TransferError) else ()
-        name = self._carrier.backends.names[sent.backend]
-        return TransferError(
-            f"gradients of micro-step {sent.micro_step} did not get home by {name} ({error}); "
-            "drop this optimizer step and restart the engine.",
-            ranks or (self._rank,),
-        )
+        lost = f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.backends.names[sent.backend]}"
+        return TransferError(f"{lost} ({error}); drop this optimizer step and restart the engine.", ranks or (self._rank,))

@@ -7,33 +7,19 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """One copy that reached this rank, or failed to.
+    """One copy that reached this rank, or failed to."""
 
-    Attributes:
-        kind: "weights" or "gradient".
-        micro_step: Micro-step of the copy.
-        layer: Layer of the plan.
-        expert: Logical expert that was copied.
-        src_rank: -1 for the host store.
-        backend: Its class name, the one that delivered.
-        num_bytes: Of the expert's tensors.
-        start_s: When the copy was started.
-        ready_s: When the engine knew it had arrived; both in seconds since `begin`.
-        exposed_s: Seconds that this rank waited for it. On a GPU the waiting happens on streams and is not seen here.
-        outcome: "done", "failed over" (arrived by another way than planned), "missing".
-    """
-
-    kind: str
+    kind: str  # "weights" or "gradient"
     micro_step: int
-    layer: int
+    layer: int  # of the plan
     expert: int
-    src_rank: int
-    backend: str
+    src_rank: int  # -1 for the host store
+    backend: str  # class name of the one that delivered
     num_bytes: int
-    start_s: float
-    ready_s: float
-    exposed_s: float
-    outcome: str
+    start_s: float  # when the copy was started, in seconds since `begin`
+    ready_s: float  # when the engine knew it had arrived, in seconds since `begin`
+    exposed_s: float  # seconds that this rank waited for it; on a GPU the waiting happens on streams and is not seen here
+    outcome: str  # "done", "failed over" (arrived over another link than planned), or "missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
