@@ -43,12 +43,9 @@ def lpt_ranks(load_E, now_E, node_G):
     """int64 [E]: the rank that `Lpt` gives every expert, whose pairs over the step and present rank are given."""
     G, E = node_G.size, load_E.size
     base = E // G
-    num_nodes = node_G.max() + 1
+    ranks_V = np.bincount(node_G)
+    num_nodes, room_G, room_V = ranks_V.size, np.full(G, base), base * ranks_V
     load_G, load_V = np.zeros(G, np.int64), np.zeros(num_nodes, np.int64)
-    room_G, room_V, ranks_V = np.full(G, base), np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
-    for g in range(G):
-        room_V[node_G[g]] += base
-        ranks_V[node_G[g]] += 1
     rank_E = np.empty(E, np.int64)
     for e in np.argsort(-load_E, kind="mergesort"):
         home = now_E[e]

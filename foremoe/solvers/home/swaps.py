@@ -76,8 +76,7 @@ def domains_of(loads, domain_E):
     M = loads.load_EM.shape[1]
     load_VM = np.zeros((loads.weight_V.size, M), np.int64)
     for e in range(domain_E.size):
-        for m in range(M):
-            load_VM[domain_E[e], m] += loads.load_EM[e, m] * loads.weight_V[domain_E[e]]
+        load_VM[domain_E[e]] += loads.load_EM[e] * loads.weight_V[domain_E[e]]
     domains = Domains(load_VM, np.empty(M, np.int64), np.empty(M, np.int64), np.empty(M, np.int64))
     find_largest(domains)
     return domains

@@ -14,6 +14,7 @@ from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows
+from foremoe.solvers.split.kernels import even_row
 
 # Letters: N rows, G ranks, S slots per rank, E logical experts, P = G*S physical slots, X copies in a node, V nodes;
 # I items and B bins of a packing, C groups of experts.
@@ -78,23 +79,19 @@ def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
     Place i of the policy is rank ``rank_G[i]``; slots that merging frees are a rank's last ones.
     """
     G, S = expert_GS.shape
-    count_E, done_E = np.zeros(load_E.size, np.int64), np.zeros(load_E.size, np.int64)
-    for e in expert_P:
-        count_E[e] += 1
+    share_GS = np.empty((G, S), np.int64)
+    even_row(load_E, expert_P.reshape(G, S), share_GS)
     expert_GS[:, :] = -1
     quota_GS[:, :] = 0
     for i in range(G):
         g, used = rank_G[i], 0
         for s in range(S):
-            e = expert_P[i * S + s]
-            share = load_E[e] // count_E[e] + (done_E[e] < load_E[e] % count_E[e])
-            done_E[e] += 1
-            slot = 0
+            e, slot = expert_P[i * S + s], 0
             while slot < used and expert_GS[g, slot] != e:
                 slot += 1
             used = max(used, slot + 1)
             expert_GS[g, slot] = e
-            quota_GS[g, slot] += share
+            quota_GS[g, slot] += share_GS[i, s]
 
 
 @kernel

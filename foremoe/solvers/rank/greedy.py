@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import home_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
@@ -16,15 +17,9 @@ from foremoe.solvers.base import RowSolver
 def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    node_only = options.node_only
-    home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
     expert_GS[:, num_base:] = -1
-    quota_GS[:, num_base:] = 0
-    for g in range(G):
-        for b in range(num_base):
-            quota_GS[g, b] = load_E[expert_GS[g, b]]
-            home_E[expert_GS[g, b]] = g
-            load_G[g] += quota_GS[g, b]
+    home_E = home_row(load_E, expert_GS, quota_GS)
+    load_G = quota_GS.astype(np.int64).sum(axis=1)
     hot_S = np.empty(S, np.int64)
     moved = True
     while moved:
@@ -49,7 +44,7 @@ def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
                         break
                     if slot < 0 and t >= num_base and expert_GS[g, t] < 0:
                         slot = t
-                if slot < 0 or (node_only and node_G[g] != node_G[home_E[e]]):
+                if slot < 0 or (options.node_only and node_G[g] != node_G[home_E[e] // S]):
                     continue
                 to, to_slot = g, slot
             if to < 0:
