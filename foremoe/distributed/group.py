@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
-from foremoe.base.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError, first_line
 
 # Letters: G ranks.
 
@@ -164,7 +164,7 @@ class TorchGroup(Group):
 
     def _blame(self, verb: str, waited_s: float, error: Exception) -> TransferError:
         """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds."""
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first_line(error)
         reported: dict[int, str] = {}
         silent = set(range(self.size)) - {self.rank}
         try:
@@ -178,15 +178,13 @@ class TorchGroup(Group):
                         silent.discard(g)
                 time.sleep(0.02)
         except Exception:
-            return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({first_line}); restart them.")
+            return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({why}); restart them.")
         if reported:
-            ranks = tuple(sorted(reported))
-            why = "; ".join(f"rank {g}: {reported[g]}" for g in ranks)
-            return TransferError(f"the step was ended by another rank ({why})", ranks)
+            return _ended_by(reported)
         ranks = tuple(sorted(silent))
         who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
         return TransferError(
-            f"{who} did not {verb} within {waited_s:.1f} s ({first_line}); look at its log and restart the step.", ranks
+            f"{who} did not {verb} within {waited_s:.1f} s ({why}); look at its log and restart the step.", ranks
         )
 
 
@@ -217,23 +215,20 @@ class ThreadGroup(Group):
         return [ThreadGroup(rank, board, timeout_s) for rank in range(num_ranks)]
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
-        parts_GG = self._exchange(sent.detach().split(num_sent_G))
+        parts_GG = self.gather(sent.detach().split(num_sent_G))
         with torch.no_grad():
             for part, mine in zip(received.split(num_received_G), (parts[self.rank] for parts in parts_GG), strict=True):
                 part.copy_(mine)
-        self._exchange(None)  # nobody may reuse `sent` before all have read it
+        self.barrier()  # nobody may reuse `sent` before all have read it
 
     def gather(self, value: Any) -> list[Any]:
-        return self._exchange(value)
+        return self.board.exchange(self.rank, value, self.timeout_s)
 
     def report(self, message: str) -> None:
         self.board.end(self.rank, message)
 
     def close(self) -> None:
         """Nothing to give back."""
-
-    def _exchange(self, value: Any) -> list[Any]:
-        return self.board.exchange(self.rank, value, self.timeout_s)
 
 
 class _Board:
@@ -242,9 +237,7 @@ class _Board:
     def __init__(self, size: int) -> None:
         self.size = size
         self._changed = threading.Condition()
-        self._rounds: dict[int, list[Any]] = {}
-        self._present: dict[int, set[int]] = {}
-        self._taken: dict[int, int] = {}
+        self._rounds: dict[int, dict[int, Any]] = {}  # values by rank, of rounds that some rank has not joined yet
         self._next_G = [0] * size
         self._reports: dict[int, str] = {}
 
@@ -257,24 +250,25 @@ class _Board:
         with self._changed:
             number = self._next_G[rank]
             self._next_G[rank] += 1
-            present = self._present.setdefault(number, set())
-            self._rounds.setdefault(number, [None] * self.size)[rank] = value
-            present.add(rank)
+            values = self._rounds.setdefault(number, {})
+            values[rank] = value
+            if len(values) == self.size:
+                del self._rounds[number]  # the ranks that wait hold it
             self._changed.notify_all()
-            complete = self._changed.wait_for(lambda: len(present) == self.size or bool(self._reports), timeout_s)
-            if len(present) == self.size:
-                values = self._rounds[number]
-                self._taken[number] = self._taken.get(number, 0) + 1
-                if self._taken[number] == self.size:
-                    del self._rounds[number], self._present[number], self._taken[number]
-                return values
-            if complete:
-                ranks = tuple(sorted(self._reports))
-                why = "; ".join(f"rank {g}: {self._reports[g]}" for g in ranks)
-                raise TransferError(f"the step was ended by another rank ({why})", ranks)
-            missing = tuple(sorted(set(range(self.size)) - present))
+            self._changed.wait_for(lambda: len(values) == self.size or bool(self._reports), timeout_s)
+            if len(values) == self.size:
+                return [values[g] for g in range(self.size)]
+            if self._reports:
+                raise _ended_by(self._reports)
+            missing = tuple(g for g in range(self.size) if g not in values)
             who = ", ".join(map(str, missing))
             raise TransferError(f"rank {who} did not answer within {timeout_s:.1f} s; look at its log and restart.", missing)
+
+
+def _ended_by(reports: dict[int, str]) -> TransferError:
+    ranks = tuple(sorted(reports))
+    why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
+    return TransferError(f"the step was ended by another rank ({why})", ranks)
 
 
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:

@@ -55,13 +55,12 @@ class PlanningTask:
     replicas: str = "any"
     home_LE: Array | None = None
 
-    def problem(self, workload: Workload, layers: Sequence[int]) -> Problem:
+    def problem(self, workload: Workload, layers: Array) -> Problem:
         """The problem of some of the layers, whose counts `workload` holds."""
-        index = np.asarray(layers)
         return Problem.of(
             workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slots=self.slots,
-            schedule=self.schedule.select(index), replicas=self.replicas,
-            home_LE=None if self.home_LE is None else self.home_LE[index],
+            schedule=self.schedule.select(layers), replicas=self.replicas,
+            home_LE=None if self.home_LE is None else self.home_LE[layers],
         )  # fmt: skip
 
 
@@ -82,16 +81,9 @@ class Planned:
 
 
 def plan_together(
-    group: Group,
-    planner: Planner,
-    task: PlanningTask,
-    load_MLE: Array,
-    tokens_M: Array,
-    *,
-    device: torch.device | None = None,
-    num_threads: int | None = None,
-    limit_s: float | None = None,
-) -> Planned:
+    group: Group, planner: Planner, task: PlanningTask, load_MLE: Array, tokens_M: Array, *,
+    device: torch.device | None = None, num_threads: int | None = None, limit_s: float | None = None,
+) -> Planned:  # fmt: skip
     """Plans a stage from what every rank knows of its own tokens; collective.
 
     Args:
@@ -120,43 +112,33 @@ def plan_together(
             fault = f"{type(error).__name__}: {error}"
     plan_s, at = time.perf_counter() - at, time.perf_counter()
     parts = _gathered(group, fault, part)
-    plan = _merged(parts, [layers for layers in layers_G if layers], task)
+    plan = _merged(parts, layers_G, task)
     plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
     split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
     return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
 
 
 def homes_together(
-    group: Group,
-    planner: Planner,
-    tasks: Sequence[PlanningTask],
-    loads_MLE: Sequence[Array],
-    tokens_M: Sequence[Array],
-    *,
-    device: torch.device | None = None,
-    num_threads: int | None = None,
-) -> Array:
-    """int32 [L, E] homes for a step of one or several stages (`Planner.homes`); every layer decided by one rank; collective.
-
-    Args: of each stage, as in `plan_together`; `num_threads` of this rank.
-    """
-    num_layers = loads_MLE[0].shape[1]
-    layers_G = _layers_by_rank(num_layers, group.size)
+    group: Group, planner: Planner, tasks: Sequence[PlanningTask], loads_MLE: Sequence[Array], tokens_M: Sequence[Array], *,
+    device: torch.device | None = None, num_threads: int | None = None,
+) -> Array:  # fmt: skip
+    """int32 [L, E] homes for a step of one or several stages (`Planner.homes`), each layer's from one rank; collective."""
+    layers_G = _layers_by_rank(loads_MLE[0].shape[1], group.size)
     mine = layers_G[group.rank]
     parts = [_workload(group, *stage, device) for stage in zip(tasks, loads_MLE, tokens_M, strict=True)]
     fault, home_LE = "", None
-    if mine:
+    if len(mine):
         try:
             problems = [t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None]
             home_LE = planner.homes(*problems, num_threads=num_threads)
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
-    found = _gathered(group, fault, home_LE)
-    return _interleaved(found, [layers for layers in layers_G if layers], num_layers, 0)
+    found: Array = np.concatenate(_gathered(group, fault, home_LE))
+    return found[np.argsort(np.concatenate(layers_G))]
 
 
-def _layers_by_rank(num_layers: int, num_ranks: int) -> list[list[int]]:
-    return [list(range(g, num_layers, num_ranks)) for g in range(num_ranks)]
+def _layers_by_rank(num_layers: int, num_ranks: int) -> list[Array]:
+    return [np.arange(g, num_layers, num_ranks) for g in range(num_ranks)]
 
 
 def _gathered(group: Group, fault: str, part: Any) -> list[Any]:
@@ -177,7 +159,7 @@ def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array
     tokens_MG = np.stack([tokens for _, tokens in answers], axis=1)
     layers_G = _layers_by_rank(shape[1], group.size)
     load_MLGE = _by_owner(group, load_MLE, layers_G, device)
-    if not layers_G[group.rank]:
+    if not len(layers_G[group.rank]):
         return None
     num_topk = task.model.num_topk
     whole = (load_MLGE.sum(axis=(2, 3)) == num_topk * tokens_MG.sum(axis=1)[:, None]).all()
@@ -187,11 +169,11 @@ def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array
     )  # fmt: skip
 
 
-def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: torch.device | None) -> Array:
+def _by_owner(group: Group, load_MLE: Array, layers_G: list[Array], device: torch.device | None) -> Array:
     """int32 [M, L of this rank, G, E]: the counts of all sources for the layers that this rank plans."""
     M, _, E = load_MLE.shape
-    order = [layer for layers in layers_G for layer in layers]
-    sent = torch.from_numpy(np.ascontiguousarray(load_MLE.transpose(1, 0, 2)[order], np.int32).reshape(-1, M * E)).to(device)
+    load_LME = load_MLE.transpose(1, 0, 2)[np.concatenate(layers_G)]
+    sent = torch.from_numpy(np.ascontiguousarray(load_LME, np.int32).reshape(-1, M * E)).to(device)
     num_mine = len(layers_G[group.rank])
     received = torch.empty(group.size * num_mine, M * E, dtype=torch.int32, device=device)
     group.all_to_all(received, sent, [num_mine] * group.size, [len(layers) for layers in layers_G])
@@ -200,7 +182,7 @@ def _by_owner(group: Group, load_MLE: Array, layers_G: list[list[int]], device: 
 
 
 def _plan_layers(
-    planner: Planner, task: PlanningTask, workload: Workload, layers: list[int], num_threads: int | None, cancel: Event
+    planner: Planner, task: PlanningTask, workload: Workload, layers: Array, num_threads: int | None, cancel: Event
 ) -> tuple[Plan, Array]:
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
     problem = task.problem(workload, layers)
@@ -237,35 +219,14 @@ def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) 
         raise TimeoutError(f"planning took longer than {limit_s:g} s") from None
 
 
-def _merged(parts: list[Plan], layers_P: list[list[int]], task: PlanningTask) -> Plan:
+def _merged(parts: list[Plan], layers_G: list[Array], task: PlanningTask) -> Plan:
     """One plan of all layers, with its transfers on default links."""
-    first = parts[0]
-    num_layers = sum(len(layers) for layers in layers_P)
-
-    def put(name: str, axis: int) -> Array:
-        arrays = [getattr(part, name) for part in parts]
-        return _interleaved(arrays, layers_P, num_layers, axis)
-
+    order = np.argsort(np.concatenate(layers_G))
+    header = dataclasses.replace(parts[0].header, schedule=task.schedule, moe_layer_L=task.moe_layer_L)
     costs = [part.cost_ML.parts() for part in parts]
-    rows: dict[str, Any] = {
-        name: put(name, 1) for name in ("load_MLE", "expert_MLGS", "quota_MLGS", "bound_ML", "load_bound_ML", "stop_ML")
-    }
-    return dataclasses.replace(
-        first,
-        header=dataclasses.replace(first.header, schedule=task.schedule, moe_layer_L=task.moe_layer_L),
-        home_LE=put("home_LE", 0),
-        cost_ML=Cost(**{name: _interleaved([c[name] for c in costs], layers_P, num_layers, 1) for name in costs[0]}),
-        **rows,
-    ).rederived()
-
-
-def _interleaved(arrays: list[Array], layers_P: list[list[int]], num_layers: int, axis: int) -> Array:
-    shape = list(arrays[0].shape)
-    shape[axis] = num_layers
-    out = np.empty(shape, arrays[0].dtype)
-    for array, layers in zip(arrays, layers_P, strict=True):
-        out[(slice(None),) * axis + (layers,)] = array
-    return out
+    cost_ML = Cost(**{name: np.concatenate([cost[name] for cost in costs], axis=1)[:, order] for name in costs[0]})
+    joined = dataclasses.replace(parts[0], header=header, cost_ML=cost_ML, **Plan.join_arrays(parts, "L"))
+    return joined.cut(L=order).rederived()
 
 
 def _whole(task: PlanningTask, plan: Plan) -> Problem:
@@ -277,16 +238,12 @@ def _whole(task: PlanningTask, plan: Plan) -> Problem:
     )  # fmt: skip
 
 
-def _to_sources(group: Group, split_GLMP: Array, layers_G: list[list[int]], num_slots: int, device: torch.device | None) -> Array:
+def _to_sources(group: Group, split_GLMP: Array, layers_G: list[Array], num_slots: int, device: torch.device | None) -> Array:
     """int32 [M, L, P]: what every layer's planner gives to this source."""
     G, num_mine, M, _ = split_GLMP.shape
-    num_layers = sum(len(layers) for layers in layers_G)
-    sent = torch.from_numpy(
-        np.ascontiguousarray(split_GLMP).reshape(G * num_mine, -1) if num_mine else np.zeros((0, M * num_slots), np.int32)
-    )
-    received = torch.empty(num_layers, M * num_slots, dtype=torch.int32, device=device)
+    order = np.argsort(np.concatenate(layers_G))
+    sent = torch.from_numpy(np.ascontiguousarray(split_GLMP).reshape(G * num_mine, M * num_slots))
+    received = torch.empty(len(order), M * num_slots, dtype=torch.int32, device=device)
     group.all_to_all(received, sent.to(device), [len(layers) for layers in layers_G], [num_mine] * G)
-    order = [layer for layers in layers_G for layer in layers]
-    split_LMP = np.empty((num_layers, M, num_slots), np.int32)
-    split_LMP[order] = received.cpu().numpy().reshape(num_layers, M, num_slots)
+    split_LMP = received.cpu().numpy().reshape(-1, M, num_slots)[order]
     return np.ascontiguousarray(split_LMP.transpose(1, 0, 2))

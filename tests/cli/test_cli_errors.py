@@ -157,7 +157,7 @@ def test_the_wrong_kind_of_file(trace: str, plan_and_workload: tuple[str, str], 
     assert "plan file" in bad(["compare", plan])
     assert "not a plan" in bad(["check", work]) and "not a plan" in bad(["check", trace])
     assert "workload file" in bad(["check", plan, "--trace", work])
-    assert "no workload" in bad(["check", plan, "--workload", trace])
+    assert "not a workload" in bad(["check", plan, "--workload", trace])
     assert "exclude" in bad(["check", plan, "--trace", trace, "--workload", work])
     assert "--explain" in bad(["inspect", trace, "--explain", "0,0"])
     assert "--ranks" in bad(["inspect", plan, "--ranks", "4"])
