@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
-from numba.core import event
 
-from examples.grpo.compiling import Listener
+from examples.grpo.compiling import Progress
 from examples.grpo.grpo import Batch, advantages, balanced_topk, log_probs, policy_loss
 from examples.grpo.planning import RECOVERY, problem_of, smallest_redundant, static_skew, trace_of, workloads_of
 from examples.grpo.policy import Policy, WholeSequences, positions
 from examples.grpo.rollout import LocalExperts, Samples, rollout
 from examples.grpo.settings import SIZES
 from examples.grpo.task import END, MAX_ANSWER, TASKS, questions
+from foremoe.base.compiled import watch_compilation
 from foremoe.problem.bounds import load_bound
 from foremoe.runtime import ExpertBank
 from foremoe.workload.workload import STAGES
@@ -173,6 +173,7 @@ def test_every_task_sends_its_share_to_its_favourite_group_whatever_the_router_l
 
 def test_compilation_is_announced_and_counted():
     lines = []
-    with event.install_listener("numba:compile", Listener(lines.append)) as listener:
+    progress = Progress(lines.append)
+    with watch_compilation(progress):
         njit(lambda x: x + 1)(1)
-    assert listener.num_done >= 1 and lines[0].startswith("compiling kernels")
+    assert progress.num_done >= 1 and lines[0].startswith("compiling kernels")
