@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,13 @@ from foremoe.workload.workload import Workload
 
 # Largest probability, as a part of 1/K, that one expert serves a token: in a micro-step, on one source rank.
 _STEP_CAP, _SOURCE_CAP = 0.9, 0.95
+
+
+_LIMITS = {
+    "sigma": (0.0, 20.0), "layer_std": (0.0, 3.0), "bend": (0.0, 10.0), "burst_chance": (0.0, 1.0), "burst_factor": (1.0, 1e6),
+    "kappa": (1e-6, 1e9), "walk_std": (0.0, 20.0), "walk_ar": (0.0, 1.0), "source_kappa": (1e-6, 1e9), "domain_std": (0.0, 20.0),
+    "domain_run": (1.0, 1e9), "domain_length_std": (0.0, 3.0), "sequence_std": (0.0, 20.0), "length_std": (0.0, 3.0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +69,13 @@ class Regime:
     length_std: float = 0.5
 
     def __post_init__(self) -> None:
-        high = {"burst_chance": 1.0, "walk_ar": 1.0, "domain_std": 20.0, "sigma": 20.0, "walk_std": 20.0, "sequence_std": 20.0}
-        high |= {"layer_std": 3.0, "domain_length_std": 3.0}
-        high |= {"bend": 10.0, "burst_factor": 1e6, "length_std": 3.0, "kappa": 1e9, "source_kappa": 1e9, "domain_run": 1e9}
-        low = {"burst_factor": 1.0, "domain_run": 1.0, "kappa": 1e-6, "source_kappa": 1e-6}
-        for f in dataclasses.fields(self):
-            if f.name != "domains":
-                value = real(getattr(self, f.name), f.name, low.get(f.name, 0.0), high[f.name], open_low=False)
-                object.__setattr__(self, f.name, value)
+        for name, (low, high) in _LIMITS.items():
+            object.__setattr__(self, name, real(getattr(self, name), name, low, high, open_low=False))
         object.__setattr__(self, "domains", whole(self.domains, "domains", 1, 10_000))
 
     @classmethod
     def preset(cls, name: str) -> Regime:
-        """One of the named regimes; case does not matter.
-
-        Raises:
-            InputError: There is no such regime; it lists those there are.
-        """
+        """One of the named regimes; case does not matter."""
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
             raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")
@@ -104,16 +100,9 @@ REGIMES = {
 
 
 def synthetic_workload(
-    model: str | Model,
-    *,
-    num_ranks: int,
-    tokens_per_rank: int,
-    micro_steps: int,
-    regime: str | Regime = "mid",
-    seed: int = 0,
-    num_layers: int | None = None,
-    stage: str = "update",
-) -> Workload:
+    model: str | Model, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, regime: str | Regime = "mid", seed: int = 0,
+    num_layers: int | None = None, stage: str = "update",
+) -> Workload:  # fmt: skip
     """Seeded counts without tokens: for many ranks and layers at once.
 
     Per layer: popularity as `Regime` says; a walk of its logarithm over the micro-steps; bursts; a Dirichlet draw per
@@ -124,11 +113,11 @@ def synthetic_workload(
     Args:
         model: A `Model`, or the name of a preset.
         regime: A `Regime`, or the name of one.
-        num_layers: Only the first so many layers; a layer's counts do not depend on it.
+        num_layers: Only the first layers; a layer's counts do not depend on it.
         seed: A whole number >= 0.
 
     Returns:
-        a workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
+        A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
         InputError: An unknown name or a number out of range.
@@ -141,14 +130,9 @@ def synthetic_workload(
     for layer in range(L):
         load_MLGE[:, layer] = _layer_counts(np.random.default_rng(seeds[layer]), regime, model, M, G, tokens)
     return Workload.from_counts(
-        load_MLGE,
-        num_topk=model.num_topk,
-        tokens_MG=np.full((M, G), tokens),
-        stage=stage,
-        model=model.name,
-        moe_layer_L=model.moe_layer_L[:L],
-        trace_id=digest({}, {"load": load_MLGE}),
-    )
+        load_MLGE, num_topk=model.num_topk, tokens_MG=np.full((M, G), tokens), stage=stage, model=model.name,
+        moe_layer_L=model.moe_layer_L[:L], trace_id=digest({}, {"load": load_MLGE}),
+    )  # fmt: skip
 
 
 def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int, G: int, tokens: int) -> Array:
@@ -169,8 +153,7 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
     q_ME = capped(rng.standard_gamma(regime.kappa * E * softmax(log_ME)), _STEP_CAP / K)
     # Independent gamma draws, divided by their sum, are a Dirichlet draw.
     gamma_MGE = rng.standard_gamma(np.broadcast_to(regime.source_kappa * E * q_ME[:, None], (M, G, E)))
-    counts_MGE: Array = rng.multinomial(tokens * K, capped(gamma_MGE, _SOURCE_CAP / K))
-    return counts_MGE
+    return rng.multinomial(tokens * K, capped(gamma_MGE, _SOURCE_CAP / K))
 
 
 def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
@@ -180,15 +163,13 @@ def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
 
 def bent(z: Array, bend: float) -> Array:
     """Standard normal deviates with mean 0 and spread 1 kept and the upper tail shortened; see `Regime.bend`."""
-    out: Array = (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
-    return out
+    return (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
 
 
 def softmax(log_XE: Array) -> Array:
     """Probabilities along the last axis."""
     p_XE = np.exp(log_XE - log_XE.max(axis=-1, keepdims=True))
-    out: Array = p_XE / p_XE.sum(axis=-1, keepdims=True)
-    return out
+    return p_XE / p_XE.sum(axis=-1, keepdims=True)
 
 
 def capped(weight_XE: Array, cap: float) -> Array:
@@ -224,7 +205,7 @@ def resolve(model: str | Model, regime: str | Regime) -> tuple[Model, Regime]:
 
 
 def layer_count(num_layers: int | None, model: Model) -> int:
-    """How many layers to generate: all, or the first so many."""
+    """How many layers to generate: all, or the first `num_layers`."""
     if num_layers is None:
         return model.num_layers
     layers = whole(num_layers, "num_layers")

@@ -39,15 +39,9 @@ _LONGEST, _RUN_SHAPE = 4.0, 4.0
 
 
 def synthetic_trace(
-    model: str | Model,
-    *,
-    num_sequences: int = 192,
-    mean_length: float = 400.0,
-    regime: str | Regime = "mid",
-    domains: int | None = None,
-    num_layers: int | None = None,
-    seed: int = 0,
-) -> RoutingTrace:
+    model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "mid",
+    domains: int | None = None, num_layers: int | None = None, seed: int = 0,
+) -> RoutingTrace:  # fmt: skip
     """Seeded routing of whole sequences, as a rollout records it.
 
     Sequences come in runs of one domain, so that the mix of domains moves along the file. Every domain has a popularity of
@@ -60,11 +54,11 @@ def synthetic_trace(
         mean_length: Mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
         regime: A `Regime`, or the name of one.
         domains: Number of domains instead of the regime's; 1 is the control, where history predicts load.
-        num_layers: Only the first so many layers; a layer's routing does not depend on it.
+        num_layers: Only the first layers; a layer's routing does not depend on it.
         seed: A whole number >= 0.
 
     Returns:
-        a trace without router weights, every token known.
+        A trace without router weights, every token known.
 
     Raises:
         InputError: An unknown name or a number out of range.
@@ -89,13 +83,9 @@ def synthetic_trace(
         cumulative_QE = np.cumsum(np.take_along_axis(model.num_topk * q_QE, order_QE, axis=1), axis=1)
         systematic_topk(cumulative_QE, order_QE, cut_Q, rng.random(len(topk_TLK)), layer, topk_TLK)
     return RoutingTrace(
-        topk_TLK=topk_TLK,
-        num_experts=model.num_experts,
-        seq_len_Q=seq_len_Q,
-        moe_layer_L=model.moe_layer_L[:L],
-        model=model.name,
-        source=f"synthetic, seed {seed}",
-    )
+        topk_TLK=topk_TLK, num_experts=model.num_experts, seq_len_Q=seq_len_Q, moe_layer_L=model.moe_layer_L[:L],
+        model=model.name, source=f"synthetic, seed {seed}",
+    )  # fmt: skip
 
 
 def _sequences(rng: np.random.Generator, regime: Regime, Q: int, D: int, mean_length: float) -> tuple[Array, Array, Array]:

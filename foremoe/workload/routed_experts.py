@@ -48,19 +48,10 @@ class ReadSummary:
 
 
 def from_routed_experts(
-    payloads: Any,
-    *,
-    model: str | Model | None = None,
-    num_experts: int | None = None,
-    num_topk: int | None = None,
-    num_layers: int | None = None,
-    moe_layer_L: npt.ArrayLike | None = None,
-    lengths: int | Sequence[int] | None = None,
-    start: int | Sequence[int] | None = None,
-    mask: Any = None,
-    dtype: Any = None,
-    source: str = "",
-) -> tuple[RoutingTrace, ReadSummary]:
+    payloads: Any, *, model: str | Model | None = None, num_experts: int | None = None, num_topk: int | None = None,
+    num_layers: int | None = None, moe_layer_L: npt.ArrayLike | None = None, lengths: int | Sequence[int] | None = None,
+    start: int | Sequence[int] | None = None, mask: Any = None, dtype: Any = None, source: str = "",
+) -> tuple[RoutingTrace, ReadSummary]:  # fmt: skip
     """Reads the routing that rollout engines return, whatever its encoding; see docs/rollout-routing.md.
 
     A token is known in the trace if all its layers are and none lists an expert twice.
@@ -111,16 +102,9 @@ def from_routed_experts(
 
 
 def count_workload(
-    payloads: Any,
-    *,
-    num_ranks: int,
-    micro_step_Q: npt.ArrayLike | None = None,
-    rank_Q: npt.ArrayLike | None = None,
-    range_X5: npt.ArrayLike | None = None,
-    num_micro_steps: int | None = None,
-    stage: str = "update",
-    **options: Any,
-) -> tuple[Workload, ReadSummary]:
+    payloads: Any, *, num_ranks: int, micro_step_Q: npt.ArrayLike | None = None, rank_Q: npt.ArrayLike | None = None,
+    range_X5: npt.ArrayLike | None = None, num_micro_steps: int | None = None, stage: str = "update", **options: Any,
+) -> tuple[Workload, ReadSummary]:  # fmt: skip
     """Counts what rollout engines return, one payload after the other, without a trace in between.
 
     Pairs are counted by token and layer: one whose experts are not all known is in no load but in `unknown_ML`, and an

@@ -112,18 +112,10 @@ class Workload(ArrayValue):
 
     @classmethod
     def from_counts(
-        cls,
-        load_MLGE: npt.ArrayLike,
-        *,
-        num_topk: int,
-        tokens_MG: npt.ArrayLike | None = None,
-        attention_MG: npt.ArrayLike | None = None,
-        unknown_ML: npt.ArrayLike | None = None,
-        stage: str = "update",
-        model: str | None = None,
-        moe_layer_L: npt.ArrayLike | None = None,
-        trace_id: str = "",
-    ) -> Workload:
+        cls, load_MLGE: npt.ArrayLike, *, num_topk: int, tokens_MG: npt.ArrayLike | None = None,
+        attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
+        model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
+    ) -> Workload:  # fmt: skip
         """A workload of counts that were made elsewhere: the primary way in.
 
         Args:
@@ -159,19 +151,10 @@ class Workload(ArrayValue):
 
     @classmethod
     def from_trace(
-        cls,
-        trace: RoutingTrace,
-        *,
-        num_ranks: int,
-        tokens_per_rank: int | None = None,
-        packer: PackSolver | None = None,
-        seed: int = 0,
-        stage: str = "update",
-        sample_group_Q: npt.ArrayLike | None = None,
-        max_micro_steps: int | None = None,
-        assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-        num_threads: int | None = None,
-    ) -> Workload:
+        cls, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int | None = None, packer: PackSolver | None = None,
+        seed: int = 0, stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
+        assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None, num_threads: int | None = None,
+    ) -> Workload:  # fmt: skip
         """Deals the tokens of a trace to micro-steps and source ranks, every token exactly once, and counts.
 
         Either whole sequences are dealt by `packer` within a budget, or `assign` says where every token goes.
