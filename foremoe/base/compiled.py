@@ -25,10 +25,9 @@ from numba.extending import is_jitted
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that work on arrays that they are given, and make none.
+    """`kernel` for functions that make no arrays; asking for memory is refused when they are compiled; so is ``a[:] = b``.
 
-    Numba counts no references in them: where arrays come in tuples that costs more than the work of a small function. Asking for
-    memory is refused when they are compiled; so is ``a[:] = b``.
+    Numba counts no references in them, which, where arrays come in tuples, costs more than the work of a small function.
     """
     return kernel(function, _nrt=False)
 

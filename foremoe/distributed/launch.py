@@ -20,12 +20,8 @@ from foremoe.base.errors import TransferError
 def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
     """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
 
-    Args:
-        rank: A function of a module; it finds what it needs to join a process group in its environment.
-        what: Name of what runs, for errors.
-
-    Raises:
-        TransferError: A rank failed or died; the others are ended.
+    `rank`, a function of a module, finds what it needs to join a process group in its environment. Where a rank fails or dies,
+    the others are ended, and a `TransferError` names it and `what` runs.
     """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
@@ -79,11 +75,10 @@ def _quiet() -> Iterator[None]:
 def _single_threaded() -> Iterator[None]:
     """What the ranks inherit: one thread each, and messages over the loopback interface whatever the host's name resolves to."""
     wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in added:
+            os.environ.pop(name, None)

@@ -39,10 +39,7 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanningTask:
-    """What the ranks plan for, besides the counts; the same on all of them.
-
-    Attributes: as of `Problem`; `home_LE` None: in order.
-    """
+    """What the ranks plan for, besides the counts, in the terms of `Problem`; the same on all of them."""
 
     model: Model
     cluster: Cluster
@@ -86,15 +83,9 @@ def plan_together(
 ) -> Planned:  # fmt: skip
     """Plans a stage from what every rank knows of its own tokens; collective.
 
-    Args:
-        load_MLE: Whole numbers, pairs of this source.
-        tokens_M: Tokens of this source.
-        device: For messages; NCCL needs the rank's GPU.
-        limit_s: Seconds that planning may take on a rank.
-
-    Raises:
-        InputError: On all ranks, with what went wrong on any of them: the planner failed, gave an invalid plan, or took longer
-            than `limit_s` (it is asked to stop; a thread that does not is left behind).
+    `load_MLE` and `tokens_M` are whole numbers of this source. Messages travel on `device`; NCCL needs the rank's GPU. An
+    `InputError` on all ranks says what went wrong on any of them: the planner failed, gave an invalid plan, or took longer than
+    `limit_s` seconds (it is asked to stop; a thread that does not is left behind).
     """
     begin = time.perf_counter()
     M, L, _ = load_MLE.shape

@@ -220,11 +220,9 @@ class Workload(ArrayValue):
             micro_step_Q = renumbered[self.micro_step_Q]
             cut |= {"micro_step_Q": micro_step_Q, "rank_Q": np.where(micro_step_Q < 0, np.int32(-1), self.rank_Q)}
             if dealt is not None and (kept == np.arange(kept.size)).all():
-                dealt = replace(
-                    dealt,
-                    over_budget=tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0),
-                    dropped_micro_steps=dealt.dropped_micro_steps + self.M - kept.size,
-                )
+                over_budget = tuple(q for q in dealt.over_budget if micro_step_Q[q] >= 0)
+                num_dropped = dealt.dropped_micro_steps + self.M - kept.size
+                dealt = replace(dealt, over_budget=over_budget, dropped_micro_steps=num_dropped)
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Workload:
@@ -236,11 +234,7 @@ class Workload(ArrayValue):
         return self.cut(L=layer_positions(indices, self.L))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts as safetensors; the bytes are a function of the workload alone.
-
-        Raises:
-            InputError: The place cannot be written.
-        """
+        """Writes the counts as safetensors; the bytes are a function of the workload alone."""
         held = {name: getattr(self, name) for name in self.array_fields()}
         tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
         # Counts of one layer on one rank are small: the narrowest type halves most files.

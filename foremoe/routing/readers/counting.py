@@ -61,11 +61,9 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
     may be routing).
 
     Args:
-        topk_TLK: Any integers [T, layers of the payload, K], read in place.
-        layer_L: int64, the layers of the payload to count.
+        topk_TLK: Any integers [T, layers of the payload, K], read in place; `layer_L`, int64, are those to count.
         range_X4: int64: first token, end, micro-step, source rank.
         load_MLGE: int32, C-contiguous; like `unknown_ML` (int64), it holds part of the sums if an error is raised.
-        tally: int64 [4]; see `REPEATED`.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)
@@ -77,12 +75,7 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
 
 def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
-    """Copies the chosen layers of the tokens that are known: all their layers are, and none lists an expert twice.
-
-    Args:
-        out_TLK: Zeros, uint8 (up to 256 experts) or int16.
-        known_T: bool; False is written for the other tokens.
-    """
+    """Copies the chosen layers of known tokens (all layers known, no expert twice) into zeros; `known_T` of others gets False."""
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):
         end = first + len(ids_TLK)
@@ -163,10 +156,7 @@ def is_blank(ids_TLK, t, layer_L):
 
 @kernel
 def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
-    """How many experts of a (token, layer) were there before, or -1: it is not known, or -2 - k: the id at k is none.
-
-    ``seen_E[e]`` becomes `stamp`, which no earlier row may have had.
-    """
+    """How many experts of a (token, layer) repeat; -1: it is not known; -2 - k: the id at k is none. Stamps `seen_E`."""
     repeated, known = 0, True
     for k in range(ids_TLK.shape[2]):
         e = np.uint64(ids_TLK[t, layer, k])

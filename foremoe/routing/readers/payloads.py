@@ -36,9 +36,8 @@ class Expected(NamedTuple):
 def decode(payload: Any, expected: Expected) -> Array:
     """Integers [T, L, K]; a view of the payload wherever it has a buffer.
 
-    Args:
-        payload: A numpy array or torch tensor [T, L, K] (or flat, if shapes are expected); text: base64 of raw bytes or of an
-            .npy file; bytes: raw, or an .npy file; nested lists [T][L][K], None where something is not known.
+    Takes arrays and tensors [T, L, K] (or flat, if shapes are expected), raw bytes or those of an .npy file, base64 text of
+    either, and nested lists [T][L][K] with None where something is not known.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -115,10 +114,7 @@ def _from_raw(blob: memoryview, expected: Expected) -> Array:
 
 
 def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tuple[int, int, int]]:
-    """dtype and shape of raw bytes: the only one that fits.
-
-    Without a dtype and without row counts it is int32, what SGLang sends: other bytes give ids out of range.
-    """
+    """dtype and shape of raw bytes: the only one that fits; without a dtype and row counts int32, which SGLang sends."""
     if expected.shape is not None:
         dtype, shape = expected.dtype or np.dtype("<i4"), checked_shape(expected.shape)
         needed = math.prod(shape) * dtype.itemsize

@@ -18,9 +18,8 @@ def payloads(outputs: Any) -> list[Routed]:
 
     Args:
         outputs: A dict with `meta_info` as `/generate` and the engine return it, a response of the OpenAI route with `choices`
-            (their `meta_info` or `sgl_ext` is read), or a list of these. Where `meta_info` counts the tokens, no lengths are
-            needed. A list in the list is one sequence: the outputs of its requests (turns, resumed rollouts), in their order,
-            each from its own `routed_experts_start_len` on; see `Routed.segments`.
+            (`meta_info` or `sgl_ext`), or a list of these. Where `meta_info` counts tokens, no lengths are needed. A list in the
+            list is one sequence of several requests (turns, resumed rollouts), in their order; see `Routed.segments`.
 
     Raises:
         InputError: Something else.
