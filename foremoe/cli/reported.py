@@ -21,8 +21,7 @@ from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem, require_belongs
-from foremoe.solvers import Anneal
-from foremoe.solvers.home.price import price_L
+from foremoe.simulate.systems import home_moves_L
 from foremoe.workload.workload import Workload
 
 
@@ -51,10 +50,8 @@ class Shown:
     @property
     def moves_s(self) -> float:
         """Seconds from the posed homes to the plan's."""
-
         home = None if self.planner is None else self.planner.home
-        state_bytes = getattr(home, "state_bytes", Anneal().state_bytes)
-        return float(price_L(self.posed, self.problem.home_LE, state_bytes).sum())
+        return float(home_moves_L(self.posed, self.problem.home_LE, home).sum())
 
 
 def plan_case(options: CaseOptions, name: str, redundant: Sequence[int], threads: int | None, progress: Progress) -> Shown:

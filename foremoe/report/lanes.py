@@ -45,22 +45,17 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
         part_UG = ticks(getattr(simulation, f"{name}_UG"))
         packer.add(f"use_{name}_UG", part_UG, "uint16" if part_UG.max(initial=0) < 2**16 else "int32")
     facts = {
-        "kind": "simulated",
-        "tick_s": tick_s,
-        "total_s": total_s,
-        "copies": False,
-        "backward_ratio": plan.header.cluster.window_backward_ratio,
-        "again_L": reforwarded_alone(plan).tolist(),
-    }
+        "kind": "simulated", "tick_s": tick_s, "total_s": total_s, "copies": False,
+        "backward_ratio": plan.header.cluster.window_backward_ratio, "again_L": reforwarded_alone(plan).tolist(),
+    }  # fmt: skip
     num_copies = len(simulation.copy_start_C) + len(simulation.return_start_A)
     if num_copies > MAX_COPIES:
         facts["left_out"] = f"{num_copies} copies are too many for one page, so link lanes are left out."
         return facts
     t = plan.transfers
     start_C, start_U = ticks(simulation.copy_start_C), at["start"]
-    packer.add(
-        "copy_replica_C", replica_of_copies(plan, replicas.row_Y, replicas.rank_Y, replicas.slot_Y), "int32", differences=True
-    )
+    of_C = replica_of_copies(plan, replicas.row_Y, replicas.rank_Y, replicas.slot_Y)
+    packer.add("copy_replica_C", of_C, "int32", differences=True)
     packer.add("copy_source_C", t.src_C, "int16")
     packer.add("copy_path_C", t.link_C, "uint8")
     packer.add("copy_use_C", t.need_C, "int32", differences=True)
@@ -110,11 +105,6 @@ def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) ->
     packer.add("event_length_V", ticks(lambda event: event.ready_s - event.start_s), "int32")
     packer.add("event_exposed_V", ticks(lambda event: event.exposed_s), "int32")
     return {
-        "kind": "measured",
-        "tick_s": tick_s,
-        "total_s": total_s,
-        "backends": backends,
-        "ranks": sorted(ranks),
-        "totals": [timeline.to_dict() for timeline in sorted(timelines, key=lambda t: t.rank)],
-        "outcomes": OUTCOMES,
-    }
+        "kind": "measured", "tick_s": tick_s, "total_s": total_s, "backends": backends, "ranks": sorted(ranks),
+        "totals": [timeline.to_dict() for timeline in sorted(timelines, key=lambda t: t.rank)], "outcomes": OUTCOMES,
+    }  # fmt: skip

@@ -16,11 +16,15 @@ DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
 
 
 class Packer:
-    """Collects named arrays. Bytes are grouped by significance, since the high bytes of counts repeat and compress well."""
+    """Collects named arrays. Bytes are grouped by significance, since the high bytes of counts repeat and compress well.
+
+    Attributes:
+        contents: For every array: dtype, shape, where it lies in the inflated bytes, and whether it holds differences.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
-        self._contents: dict[str, dict[str, Any]] = {}
+        self.contents: dict[str, dict[str, Any]] = {}
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
@@ -32,7 +36,7 @@ class Packer:
         Raises:
             InputError: A value does not fit the dtype.
         """
-        assert dtype in DTYPES and name not in self._contents and (not differences or dtype == "int32")
+        assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:
             low, high, info = int(flat.min()), int(flat.max()), np.iinfo(dtype)
@@ -42,35 +46,12 @@ class Packer:
         if differences:
             values = np.diff(values, prepend=values.dtype.type(0))  # wraps round at 32 bits, as the reader's sum does
         block = values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes()
-        self._contents[name] = {
-            "dtype": dtype,
-            "shape": list(np.shape(array)),
-            "offset": self._size,
-            "bytes": len(block),
-            "differences": differences,
-        }
+        self.contents[name] = {
+            "dtype": dtype, "shape": list(np.shape(array)), "offset": self._size, "bytes": len(block), "differences": differences,
+        }  # fmt: skip
         self._blocks.append(block)
         self._size += len(block)
-
-    @property
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """For every array: dtype, shape, where it lies in the inflated bytes, and whether it holds differences."""
-        return self._contents
 
     def text(self) -> str:
         """All blocks, zlib-compressed, as base64."""
         return base64.b64encode(zlib.compress(b"".join(self._blocks), 9)).decode("ascii")
-
-
-def unpack(contents: dict[str, dict[str, Any]], text: str) -> dict[str, Array]:
-    """What the page's reader does, in Python: the arrays by name."""
-    data = zlib.decompress(base64.b64decode(text))
-    arrays = {}
-    for name, entry in contents.items():
-        dtype = np.dtype(entry["dtype"])
-        planes = np.frombuffer(data, np.uint8, entry["bytes"], entry["offset"]).reshape(dtype.itemsize, -1)
-        values = np.ascontiguousarray(planes.T).view(dtype.newbyteorder("<")).ravel()
-        if entry["differences"]:
-            values = np.cumsum(values, dtype=np.int32)
-        arrays[name] = values.astype(dtype).reshape(entry["shape"])
-    return arrays

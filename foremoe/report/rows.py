@@ -11,7 +11,6 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.problem.cost import Cost
-from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
 
@@ -78,11 +77,6 @@ def require_belongs(problem: Problem, plan: Plan) -> None:
         raise InputError(f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give what was planned.")
     if (plan.home_LE != problem.home_LE).any():
         raise InputError("the plan's homes are not the problem's; give the problem with the homes that were planned for.")
-
-
-def static_cost(problem: Problem) -> Cost:
-    """Cost of static placement, [M, L] per part."""
-    return price_rows(problem, problem.static()).reshape(problem.M, problem.L)
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:

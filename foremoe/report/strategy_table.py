@@ -51,11 +51,7 @@ def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "columns": [{"heading": f.heading, "unit": f.unit, "digits": f.digits} for f in shown],
         "rows": [
-            {
-                "name": str(row["solver"]),
-                "cells": [_value(row, figure) for figure in shown],
-                "note": str(row.get("note") or ""),
-            }
+            {"name": str(row["solver"]), "cells": [_value(row, figure) for figure in shown], "note": str(row.get("note") or "")}
             for row in rows
         ],
     }

@@ -1,31 +1,27 @@
-"""One HTML file from the template's parts: style and scripts inlined, facts as JSON, arrays as base64."""
+"""`write_report`: one HTML file of a plan."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foremoe.base.errors import InputError
+from foremoe.base.version import __version__
 from foremoe.plan.plan import Plan
+from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
-from foremoe.report.contents import contents
+from foremoe.report.contents import headline, links, memory, parts, planning
+from foremoe.report.lanes import pack_simulation, pack_timelines
+from foremoe.report.packing import Packer
+from foremoe.report.rows import link_bytes, pack_rows, replicas_of, require_belongs
+from foremoe.report.strategy_table import strategy_table
+from foremoe.report.template import page
 
 if TYPE_CHECKING:
     from foremoe.planner.summary import PlanSummary
     from foremoe.transfer.timeline import Timeline
-
-# In this order: each may use what the ones before it define.
-SCRIPTS = (
-    "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "lanes.js", "lanes_source.js",
-    "timeline.js", "charts.js", "tables.js", "page.js",
-)  # fmt: skip
 
 
 def write_report(
@@ -64,54 +60,42 @@ def write_report(
     Raises:
         InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
     """
-    facts, packed = contents(
-        problem, plan, planner_report=planner_report, simulation=simulation, timelines=timelines, strategies=strategies,
-        what_if=what_if, source=source, date=date, posed=posed, moves_s=moves_s,
-    )  # fmt: skip
+    require_belongs(problem, plan)
+    if simulation is not None and timelines:
+        raise InputError("a report shows a simulated or a measured timeline; give simulation= or timelines=, not both.")
+    packer, head, posed = Packer(), plan.header, posed or problem
+    replicas, static = replicas_of(plan), price_rows(posed, posed.static()).reshape(plan.M, plan.L)
+    bytes_by_link = link_bytes(problem, plan, replicas)
+    pack_rows(packer, plan, replicas, static)
+    moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())
+    if moved:
+        packer.add("posed_rank_LE", posed.home_LE // plan.B, "uint16")
+    timeline = None
+    if simulation is not None:
+        timeline = pack_simulation(packer, plan, replicas, simulation)
+    elif timelines:
+        timeline = pack_timelines(packer, plan, timelines)
+    facts = {
+        "version": __version__, "source": source, "date": date, "model": head.model.name, "cluster": head.cluster.name,
+        "cluster_source": head.cluster.source, "calibrated": head.cluster.calibrated, "memory_bytes": head.cluster.memory_bytes,
+        "stage": head.key.stage, "M": plan.M, "L": plan.L, "G": plan.G, "E": plan.E, "R": head.redundant, "S": plan.S,
+        "num_nodes": head.cluster.num_nodes, "node_of_rank_G": head.cluster.node_of_rank_G.tolist(),
+        "moe_layer_L": head.moe_layer_L.tolist(), "slots": repr(head.slots), "planner": head.planner,
+        "objective": head.cost.objective, "executable": plan.executable, "expert_bytes": head.model.expert_bytes,
+        "headline": headline(posed, plan, static.total_s, bytes_by_link),
+        "moves": {"experts": moved, "seconds": moves_s} if moved else None,
+        "parts": parts(plan, static.parts()),
+        "links": links(bytes_by_link, simulation),
+        "memory": memory(problem, plan, simulation),
+        "planning": planning(planner_report),
+        "simulated": None if simulation is None else {"total_s": simulation.total_s, "parts": simulation.parts.to_dict()},
+        "static_simulated_s": next((row.get("stage_s") for row in strategies or () if row["solver"] == "static"), None),
+        "strategies": strategy_table(strategies) if strategies else None,
+        "what_if": [dict(row) for row in what_if] if what_if else None,
+        "timeline": timeline,
+        "arrays": packer.contents,
+    }  # fmt: skip
     try:
-        Path(path).write_text(page(facts, packed), encoding="utf-8", newline="\n")
+        Path(path).write_text(page(facts, packer.text()), encoding="utf-8", newline="\n")
     except OSError as error:
         raise InputError(f"cannot write the report {os.fspath(path)!r}: {error.strerror}; choose another place.") from None
-
-
-def page(facts: Mapping[str, Any], packed: str) -> str:
-    """The whole page. Its Content-Security-Policy allows its own style and scripts, by their hashes, and no connection."""
-    style = _template("page.css")
-    scripts = [_template(name) for name in SCRIPTS]
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {' '.join(_hash(script) for script in scripts)}",
-            f"style-src {_hash(style)}",
-            "img-src data: blob:",
-            "connect-src 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
-    title = f"foremoe report: {facts['model']}, {facts['stage']}"
-    fill = {
-        "policy": html.escape(policy, quote=True).replace("&#x27;", "'"),
-        "title": html.escape(title),
-        "style": f"<style>{style}</style>",
-        "facts": script_json(facts),
-        "packed": packed,
-        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
-    }
-    # In one pass, so that a name which looks like a place holder stays a name.
-    before, *rest = _template("page.html").split("{{")
-    return before + "".join(fill[part.partition("}}")[0]] + part.partition("}}")[2] for part in rest)
-
-
-def script_json(value: Any) -> str:
-    """JSON that cannot end or open an element of the page it stands in."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _template(name: str) -> str:
-    return (files("foremoe.report") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"

@@ -67,11 +67,7 @@ def simulate_pipeline(
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        prefetch: See `simulate`.
-        known: See `simulate`.
-        plan_s: See `simulate`.
-        share_links: See `simulate`.
-        outside_s_MG: See `simulate`; of the last chunk.
+        outside_s_MG: Of the last chunk. This and the other options are those of `simulate`.
 
     Raises:
         InputError: Orders of micro-steps differ, or the schedules wait for each other.

@@ -14,7 +14,7 @@ from foremoe.problem.objective import activation_bytes, window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots
-from foremoe.simulate.result import LINKS
+from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
 from foremoe.simulate.traffic import exchange, nic_of_rank
 
@@ -37,34 +37,19 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
     pair_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
     compute_NG = pair_s * plan.load_NG + cluster.slot_overhead_s * busy_NGS.sum(axis=2)
-    links = (
-        (cluster.peer_bytes_per_s, cluster.peer_latency_s),
-        (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
-        (cluster.host_bytes_per_s, cluster.host_latency_s),
-    )
+    rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s])
+    latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
     stage = Stage(
-        row_U=row_U,
-        micro_step_U=uses.micro_step_U.astype(np.int64),
-        phase_U=uses.phase_U,
-        again_U=again_U,
-        window_MG=window_seconds(problem),
-        compute_NG=compute_NG,
-        peer_N=sent.peer_N,
-        rdma_N=sent.rdma_N,
+        row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
+        window_MG=window_seconds(problem), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
         kept_NG=plan.load_NG * activation_bytes(model),
         keeps=bool(problem.schedule.trains and not problem.schedule.reforward),
         slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
-        node_G=cluster.node_of_rank_G,
-        nic_G=nic_of_rank(cluster),
-        latency_s=cluster.exchange_latency_s,
-        backward_ratio=cluster.backward_ratio,
-        window_ratio=cluster.window_backward_ratio,
-        contention=cluster.copy_contention,
-        copy_s=np.array([model.expert_bytes / bandwidth + latency for bandwidth, latency in links]),
-        gradient_s=np.array([model.gradient_bytes / bandwidth + latency for bandwidth, latency in links]),
-        plan_s=float(plan_s),
-        shares_links=share_links,
-    )
+        node_G=cluster.node_of_rank_G, nic_G=nic_of_rank(cluster), latency_s=cluster.exchange_latency_s,
+        backward_ratio=cluster.backward_ratio, window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
+        copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / rate_3 + latency_3,
+        plan_s=float(plan_s), shares_links=share_links,
+    )  # fmt: skip
     peer_G, rdma_G = sent.peer_busy_G, sent.rdma_busy_G
     return stage, np.stack([peer_G, peer_G, rdma_G, rdma_G, np.zeros(problem.G)])
 
@@ -85,72 +70,38 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     by_need_C = np.lexsort((depth_C, need_C))
     uses = np.arange(num_uses + 1)
     return Copies(
-        src_C=t.src_C.astype(np.int64),
-        dst_C=t.dst_C.astype(np.int64),
-        link_C=t.link_C,
-        parent_C=relays.parent_C,
-        late_C=late_C,
-        ahead_C=ahead_C,
-        ahead_U=np.searchsorted(start_C[ahead_C], uses),
-        need_C=by_need_C,
-        need_U=np.searchsorted(need_C[by_need_C], uses),
-        start_C=np.zeros(len(t)),
-        end_C=np.zeros(len(t)),
-    )
+        src_C=t.src_C.astype(np.int64), dst_C=t.dst_C.astype(np.int64), link_C=t.link_C, parent_C=relays.parent_C, late_C=late_C,
+        ahead_C=ahead_C, ahead_U=np.searchsorted(start_C[ahead_C], uses), need_C=by_need_C,
+        need_U=np.searchsorted(need_C[by_need_C], uses), start_C=np.zeros(len(t)), end_C=np.zeros(len(t)),
+    )  # fmt: skip
 
 
-def return_inputs(plan: Plan) -> tuple[Returns, dict[str, Array]]:
-    """The gradients of all replicas, row by row, and their columns for the timeline."""
+def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
+    """The gradients of all replicas, row by row, and the replicas that they are of."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     row_A = replicas.micro_step_Z * plan.L + replicas.layer_Z
-    returns = Returns(
-        first_N=np.searchsorted(row_A, np.arange(plan.N + 1)),
-        src_A=replicas.rank_Z,
-        dst_A=replicas.home_Z,
-        slot_A=replicas.slot_Z,
-        start_A=np.zeros(len(row_A)),
-        end_A=np.zeros(len(row_A)),
-    )
-    return returns, {
-        "micro_step": replicas.micro_step_Z, "layer": replicas.layer_Z, "expert": replicas.expert_Z, "src": replicas.rank_Z,
-        "dst": replicas.home_Z,
-    }  # fmt: skip
+    first_N, times = np.searchsorted(row_A, np.arange(plan.N + 1)), np.zeros((2, len(row_A)))
+    return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z, *times), replicas
 
 
 def empty_state(problem: Problem, stage: Stage) -> State:
     """The state before the first use."""
-    G, R = problem.G, problem.R
-    shared = isinstance(problem.slots, SharedSlots)
-    depth = problem.slots.num_buffers(1, 1)
-    ring = (G, 1 if shared else problem.L, R, depth)
+    G, num_nics = problem.G, int(stage.nic_G.max()) + 1
+    num_layers = 1 if isinstance(problem.slots, SharedSlots) else problem.L
+    ring = (G, num_layers, problem.R, problem.slots.num_buffers(1, 1))
     return State(
-        clock=np.zeros(3),
-        parts=np.zeros(9),
-        free_at_G=np.zeros(G),
-        slow_G=np.zeros(G),
-        peer_2G=np.zeros((2, G)),
-        rdma_2Y=np.zeros((2, int(stage.nic_G.max()) + 1)),
-        host_G=np.zeros(G),
-        busy_WG=np.zeros((len(LINKS), G)),
-        ring=np.zeros(ring),
-        ring_link=np.full(ring, -1, np.int64),
-        turn=np.zeros(ring[:3], np.int64),
-        live_G=np.zeros(G),
-        peak_G=np.zeros(G),
-    )
+        clock=np.zeros(3), parts=np.zeros(len(PARTS)), free_at_G=np.zeros(G), slow_G=np.zeros(G), peer_2G=np.zeros((2, G)),
+        rdma_2Y=np.zeros((2, num_nics)), host_G=np.zeros(G), busy_WG=np.zeros((len(LINKS), G)), ring=np.zeros(ring),
+        ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64), live_G=np.zeros(G), peak_G=np.zeros(G),
+    )  # fmt: skip
 
 
 def empty_record(num_uses: int, num_ranks: int) -> Record:
     """Room for the timeline; a use has at most four exchanges."""
-    return Record(
-        time_6U=np.zeros((6, num_uses)),
-        window_UG=np.zeros((num_uses, num_ranks), np.float32),
-        compute_UG=np.zeros((num_uses, num_ranks), np.float32),
-        at_2X=np.zeros((2, 4 * num_uses)),
-        took_2X=np.zeros((2, 4 * num_uses)),
-        num_X=np.zeros(1, np.int64),
-    )
+    window_UG, compute_UG = np.zeros((2, num_uses, num_ranks), np.float32)
+    at_2X, took_2X = np.zeros((2, 2, 4 * num_uses))
+    return Record(np.zeros((6, num_uses)), window_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
 
 
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue, array
 
 # Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, W links (`LINKS`).
 
 LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
-PARTS = (
-    "window_s", "dispatch_s", "compute_s", "combine_s", "transfer_s", "gradient_s", "planning_s", "outside_s", "bubble_s",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +51,9 @@ class Parts:
         return dataclasses.asdict(self)
 
 
+PARTS = tuple(part.name for part in dataclasses.fields(Parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation(ArrayValue):
     """One stage of one EP group: what happened when, in seconds since the stage began.
@@ -86,34 +86,29 @@ class Simulation(ArrayValue):
         parts: `Parts`.
     """
 
-    micro_step_U: Array
-    layer_U: Array
-    phase_U: Array
-    start_U: Array
-    window_U: Array
-    ready_U: Array
-    dispatched_U: Array
-    computed_U: Array
-    end_U: Array
-    window_UG: Array
-    compute_UG: Array
-    copy_start_C: Array
-    copy_end_C: Array
-    return_micro_step_A: Array
-    return_layer_A: Array
-    return_expert_A: Array
-    return_src_A: Array
-    return_dst_A: Array
-    return_start_A: Array
-    return_end_A: Array
-    link_busy_WG: Array
-    peak_bytes_G: Array
+    micro_step_U: Array = array(np.int32)
+    layer_U: Array = array(np.int16)
+    phase_U: Array = array(np.uint8)
+    start_U: Array = array(np.float64)
+    window_U: Array = array(np.float64)
+    ready_U: Array = array(np.float64)
+    dispatched_U: Array = array(np.float64)
+    computed_U: Array = array(np.float64)
+    end_U: Array = array(np.float64)
+    window_UG: Array = array(np.float32)
+    compute_UG: Array = array(np.float32)
+    copy_start_C: Array = array(np.float64)
+    copy_end_C: Array = array(np.float64)
+    return_micro_step_A: Array = array(np.int32)
+    return_layer_A: Array = array(np.int16)
+    return_expert_A: Array = array(np.int16)
+    return_src_A: Array = array(np.int16)
+    return_dst_A: Array = array(np.int16)
+    return_start_A: Array = array(np.float64)
+    return_end_A: Array = array(np.float64)
+    link_busy_WG: Array = array(np.float64)
+    peak_bytes_G: Array = array(np.int64)
     parts: Parts
-
-    def __post_init__(self) -> None:
-        for name, dtype in _DTYPES.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype)
-            object.__setattr__(self, name, frozen_array(array, dtype, name, (None,) * array.ndim))
 
     @property
     def total_s(self) -> float:
@@ -124,13 +119,3 @@ class Simulation(ArrayValue):
         """Totals, for JSON."""
         busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
         return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy, "peak_bytes": int(self.peak_bytes_G.max())}
-
-
-_DTYPES = {
-    "micro_step_U": np.int32, "layer_U": np.int16, "phase_U": np.uint8,
-    **dict.fromkeys(("start_U", "window_U", "ready_U", "dispatched_U", "computed_U", "end_U"), np.float64),
-    "window_UG": np.float32, "compute_UG": np.float32, "copy_start_C": np.float64, "copy_end_C": np.float64,
-    "return_micro_step_A": np.int32, "return_layer_A": np.int16, "return_expert_A": np.int16, "return_src_A": np.int16,
-    "return_dst_A": np.int16, "return_start_A": np.float64, "return_end_A": np.float64, "link_busy_WG": np.float64,
-    "peak_bytes_G": np.int64,
-}  # fmt: skip

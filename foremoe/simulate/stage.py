@@ -93,15 +93,9 @@ class StageRun:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        plan: Plan,
-        *,
-        prefetch: int = 2,
-        known: str = "rollout",
-        plan_s: float = 0.0,
+        self, problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0,
         share_links: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
             raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
         if prefetch < 0 or plan_s < 0:
@@ -119,7 +113,7 @@ class StageRun:
         num_uses = len(self._uses.use_U)
         self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
         self._copies = copy_inputs(plan, num_uses, prefetch, known)
-        self._returns, self._return_columns = return_inputs(plan)
+        self._returns, self._returned = return_inputs(plan)
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
@@ -148,27 +142,22 @@ class StageRun:
         start_A, end_A = self._return_seconds()
         kernel.hold(float(end_A.max(initial=0.0)), kernel.GRADIENT, state)
         kernel.hold(end_s, kernel.BUBBLE, state)
-        copies, needed_C = self._copies, self.plan.transfers.need_C if self.plan.executable else np.zeros(0, np.int32)
-        times = ("start_U", "window_U", "ready_U", "dispatched_U", "computed_U", "end_U")
-        return Simulation(
-            micro_step_U=self._uses.micro_step_U,
-            layer_U=self._uses.layer_U,
-            phase_U=self._uses.phase_U,
-            **dict(zip(times, record.time_6U, strict=True)),
-            window_UG=record.window_UG,
-            compute_UG=record.compute_UG,
-            copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True),
+        copies, returned, uses = self._copies, self._returned, self._uses
+        start_U, window_U, ready_U, dispatched_U, computed_U, end_U = record.time_6U
+        end_C = wall_seconds(copies.end_C, copies.link_C, record)
+        if len(end_C):
             # A clock's rounding must not put the end of a copy behind the exchange that waited for it.
-            copy_end_C=np.minimum(
-                wall_seconds(copies.end_C, copies.link_C, record), record.time_6U[2][needed_C] if len(needed_C) else 0.0
-            ),
-            **{f"return_{name}_A": column for name, column in self._return_columns.items()},
-            return_start_A=start_A,
-            return_end_A=end_A,
-            link_busy_WG=state.busy_WG + self._exchange_busy_WG,
+            end_C = np.minimum(end_C, ready_U[self.plan.transfers.need_C])
+        return Simulation(
+            micro_step_U=uses.micro_step_U, layer_U=uses.layer_U, phase_U=uses.phase_U, start_U=start_U, window_U=window_U,
+            ready_U=ready_U, dispatched_U=dispatched_U, computed_U=computed_U, end_U=end_U, window_UG=record.window_UG,
+            compute_UG=record.compute_UG, copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True),
+            copy_end_C=end_C, return_micro_step_A=returned.micro_step_Z, return_layer_A=returned.layer_Z,
+            return_expert_A=returned.expert_Z, return_src_A=returned.rank_Z, return_dst_A=returned.home_Z, return_start_A=start_A,
+            return_end_A=end_A, link_busy_WG=state.busy_WG + self._exchange_busy_WG,
             peak_bytes_G=fixed_bytes(self.problem) + np.ceil(state.peak_G).astype(np.int64),
             parts=Parts(**dict(zip(PARTS, state.parts.tolist(), strict=True))),
-        )
+        )  # fmt: skip
 
     def _return_seconds(self) -> tuple[Array, Array]:
         """When every gradient left and came home."""

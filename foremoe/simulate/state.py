@@ -11,83 +11,45 @@ from foremoe.base.arrays import Array
 
 
 class Stage(NamedTuple):
-    """What is known before the stage runs; times in seconds.
-
-    Attributes:
-        row_U: Row of every use.
-        micro_step_U: Micro-step of every use.
-        phase_U: `Phase` of every use.
-        again_U: Whether this backward runs the layer's forward first.
-        window_MG: Attention of one forward.
-        compute_NG: Experts in one forward.
-        peer_N: How long one exchange keeps the peer links busy.
-        rdma_N: How long one exchange keeps the RDMA links busy.
-        kept_NG: Bytes of activations.
-        keeps: Whether activations are kept until backward.
-        slot_layer_N: Layer whose gradient buffers a row uses; 0 where all layers share them.
-        node_G: Node of every rank.
-        nic_G: NIC of every rank.
-        latency_s: Latency of an exchange.
-        backward_ratio: Backward over forward, of experts.
-        window_ratio: Backward over forward, of the window.
-        contention: Share of a copy's time that its ranks lose.
-        copy_s: Seconds of one weight copy, by `Link`.
-        gradient_s: Seconds of one gradient, by `Link`.
-        plan_s: Exposed planning per forward of a layer.
-        shares_links: Whether copies wait for exchanges.
-    """
+    """What is known before the stage runs; times in seconds."""
 
     row_U: Array
     micro_step_U: Array
-    phase_U: Array
-    again_U: Array
-    window_MG: Array
-    compute_NG: Array
-    peer_N: Array
-    rdma_N: Array
-    kept_NG: Array
-    keeps: bool
-    slot_layer_N: Array
+    phase_U: Array  # `Phase` of every use
+    again_U: Array  # whether this backward runs the layer's forward first
+    window_MG: Array  # attention of one forward
+    compute_NG: Array  # experts in one forward
+    peer_N: Array  # how long one exchange keeps the peer links busy
+    rdma_N: Array  # how long one exchange keeps the RDMA links busy
+    kept_NG: Array  # bytes of activations
+    keeps: bool  # whether activations are kept until backward
+    slot_layer_N: Array  # layer whose gradient buffers a row uses; 0 where all layers share them
     node_G: Array
     nic_G: Array
-    latency_s: float
-    backward_ratio: float
-    window_ratio: float
-    contention: float
-    copy_s: Array
-    gradient_s: Array
-    plan_s: float
-    shares_links: bool
+    latency_s: float  # of an exchange
+    backward_ratio: float  # backward over forward, of experts
+    window_ratio: float  # backward over forward, of the window
+    contention: float  # share of a copy's time that its ranks lose
+    copy_s: Array  # seconds of one weight copy, by `Link`
+    gradient_s: Array  # seconds of one gradient, by `Link`
+    plan_s: float  # exposed planning per forward of a layer
+    shares_links: bool  # whether copies wait for exchanges
 
 
 class Copies(NamedTuple):
-    """Weight copies, columns in the order of `Plan.transfers`.
+    """Weight copies, columns in the order of `Plan.transfers`."""
 
-    Attributes:
-        src_C: Source rank, -1 for the host store.
-        dst_C: Destination rank.
-        link_C: `Link`.
-        parent_C: Copy that a relay passes on, or -1.
-        late_C: Whether it is known only in the use that needs it.
-        ahead_C: Copies by the use at whose begin they may start.
-        ahead_U: Where the copies of each use begin in `ahead_C`.
-        need_C: Copies by the use that needs them.
-        need_U: Where the copies of each use begin in `need_C`.
-        start_C: Written: start, on the link's clock.
-        end_C: Written: end, on the link's clock.
-    """
-
-    src_C: Array
+    src_C: Array  # -1: the host store
     dst_C: Array
     link_C: Array
-    parent_C: Array
-    late_C: Array
-    ahead_C: Array
-    ahead_U: Array
-    need_C: Array
-    need_U: Array
-    start_C: Array
-    end_C: Array
+    parent_C: Array  # copy that a relay passes on, or -1
+    late_C: Array  # whether it is known only in the use that needs it
+    ahead_C: Array  # copies by the use at whose begin they may start
+    ahead_U: Array  # where the copies of each use begin in `ahead_C`
+    need_C: Array  # copies by the use that needs them
+    need_U: Array  # where the copies of each use begin in `need_C`
+    start_C: Array  # written: start, on the link's clock
+    end_C: Array  # written: end, on the link's clock
 
 
 class Returns(NamedTuple):

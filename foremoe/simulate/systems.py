@@ -36,9 +36,7 @@ class System:
 
     Attributes:
         planner: With its home level; the pack level has no part, the groups are dealt already.
-        known: See `simulate`.
-        plan_s: See `simulate`.
-        prefetch: See `simulate`.
+        known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slots``).
         even: Routing is forced to be even; the planner has no part.
     """
@@ -95,14 +93,12 @@ def simulate_systems(
     if not groups:
         raise InputError("there are no EP groups to simulate.")
     rows = [_row(name, system, groups, pp, vpp, history_LE, num_threads, progress) for name, system in systems.items()]
-    predicted_s = next((row["predicted_stage_s"] for row in rows if row["solver"] == "static"), None)
+    static = next((row for row in rows if row["solver"] == "static"), None)
     balanced_s = next((row["stage_s"] for row in rows if systems[row["solver"]].even), None)
     for row in rows:
         row["share_of_balanced"] = None if balanced_s is None else balanced_s / row["stage_s"]
-        row["speedup_vs_static"] = None if predicted_s is None else predicted_s / row["predicted_stage_s"]
-    simulated_s = next((row["stage_s"] for row in rows if row["solver"] == "static"), None)
-    for row in rows:
-        row["stage_speedup_vs_static"] = None if simulated_s is None else simulated_s / row["stage_s"]
+        row["speedup_vs_static"] = None if static is None else static["predicted_stage_s"] / row["predicted_stage_s"]
+        row["stage_speedup_vs_static"] = None if static is None else static["stage_s"] / row["stage_s"]
     return rows
 
 
@@ -125,10 +121,7 @@ def _row(
     num_threads: int | None, progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
     history = list(history_LE) if isinstance(history_LE, Sequence) else [history_LE] * len(groups)
-    if system.even:
-        posed = [even_routing(problem) for problem in groups]
-    else:
-        posed = [dataclasses.replace(problem, **system.changes) for problem in groups]
+    posed = [even_routing(p) if system.even else dataclasses.replace(p, **system.changes) for p in groups]
     home_LE = _homes(system, posed, history, num_threads)
     done = []
     for i, problem in enumerate(posed):
@@ -141,16 +134,12 @@ def _row(
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
     num_ranks = sum(p.G for p in groups) * pp
     return {
-        "solver": name,
-        **_figures(name, done),
-        "stage_s": slowest.stage_s,
-        **parts.to_dict(),
-        "moves_s": slowest.moves_s,
+        "solver": name, **_figures(name, done), "stage_s": slowest.stage_s, **parts.to_dict(), "moves_s": slowest.moves_s,
         "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks,
         "simulated_peak_bytes": max(int(s.peak_bytes_G.max()) for group in done for s in group.simulations),
         "groups": len(groups),
-    }
+    }  # fmt: skip
 
 
 def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | None], num_threads: int | None) -> Array:
@@ -158,10 +147,9 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
     planner = system.planner
     if system.even or planner.home == Keep():
         return posed[0].home_LE
-    seen = list(posed)
     if planner.foresight != "exact":
-        seen = [p.with_load(predicted_load(p.load_MLE, planner.foresight, h)) for p, h in zip(posed, history, strict=True)]
-    return planner.homes(*seen, num_threads=num_threads)
+        posed = [p.with_load(predicted_load(p.load_MLE, planner.foresight, h)) for p, h in zip(posed, history, strict=True)]
+    return planner.homes(*posed, num_threads=num_threads)
 
 
 def _apart_s(rank: PipelineRank) -> float:
@@ -173,13 +161,17 @@ def _apart_s(rank: PipelineRank) -> float:
     return (peer_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank) * rank.plan.N / rank.plan.G
 
 
+def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
+    """float64 [L]: seconds that moving experts to these homes takes; `home` may say how much state travels with a weight."""
+    return price_L(problem, home_LE, getattr(home, "state_bytes", Anneal().state_bytes))
+
+
 def _run(
     system: System, posed: Problem, home_LE: Array, pp: int, vpp: int, history_LE: Array | None, num_threads: int | None
 ) -> _Group:
     planner = dataclasses.replace(Planner(rank=()) if system.even else system.planner, home=Keep())
     alone = pp * vpp == 1
-    state_bytes = getattr(system.planner.home, "state_bytes", Anneal().state_bytes)
-    moves_L = price_L(posed, home_LE, state_bytes)
+    moves_L = home_moves_L(posed, home_LE, system.planner.home)
     there = dataclasses.replace(posed, home_LE=home_LE)
     # Pipeline ranks move their layers at the same time.
     posed_ranks = [there] if alone else pipeline_problems(there, pp, vpp)
@@ -201,19 +193,16 @@ def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
     pairs: list[tuple[Problem, Plan]] = [(rank.problem, rank.plan) for group in done for rank in group.ranks]
     rows = [plan_figures(name, problem, plan, static_s=0.0) for problem, plan in pairs]
     skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
-    per_group = [max(stage_seconds(rank.plan)[0] for rank in group.ranks) + group.moves_s for group in done]
     links = rows[0]["bytes_by_link"]
     figures = {
-        "skew_mean": float(skew_N.mean()),
-        "skew_p99": float(np.quantile(skew_N, 0.99)),
-        "skew_max": float(skew_N.max()),
+        "skew_mean": float(skew_N.mean()), "skew_p99": float(np.quantile(skew_N, 0.99)), "skew_max": float(skew_N.max()),
         **{key: float(np.mean([row[key] for row in rows])) for key in _MEANS},
         "max_fanout": max(row["max_fanout"] for row in rows),
         "bytes_by_link": {link: float(np.mean([row["bytes_by_link"][link] for row in rows])) for link in links},
-        "predicted_stage_s": max(per_group),
+        "predicted_stage_s": max(max(stage_seconds(rank.plan)[0] for rank in group.ranks) + group.moves_s for group in done),
         "peak_bytes": max(row["peak_bytes"] for row in rows),
         "plan_us_per_layer": 1e6 * sum(group.cpu_s for group in done) / len(skew_N),
         "n_solved": len(skew_N),
-    }
+    }  # fmt: skip
     assert set(FIGURES) <= {*figures, "speedup_vs_static"}
     return figures

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
+import zlib
 
 import numpy as np
 
 import foremoe
-from foremoe.report.packing import unpack
 from foremoe.transfer.timeline import Event, Timeline
 
 HOSTILE = "</script><script>alert(1)</script>{{facts}}<!-- & ]]> '\""
@@ -41,5 +42,23 @@ def facts_of(text: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="facts">(.*?)</script>', text, re.DOTALL)[1])
 
 
+def unpack(contents: dict[str, dict], text: str) -> dict[str, np.ndarray]:
+    """What the page's script does, in Python: the arrays by name."""
+    data = zlib.decompress(base64.b64decode(text))
+    arrays = {}
+    for name, entry in contents.items():
+        dtype = np.dtype(entry["dtype"])
+        planes = np.frombuffer(data, np.uint8, entry["bytes"], entry["offset"]).reshape(dtype.itemsize, -1)
+        values = np.ascontiguousarray(planes.T).view(dtype.newbyteorder("<")).ravel()
+        if entry["differences"]:
+            values = np.cumsum(values, dtype=np.int32)
+        arrays[name] = values.astype(dtype).reshape(entry["shape"])
+    return arrays
+
+
+def packed_of(text: str) -> str:
+    return re.search(r'id="packed">(.*?)</script>', text, re.DOTALL)[1]
+
+
 def arrays_of(text: str) -> dict[str, np.ndarray]:
-    return unpack(facts_of(text)["arrays"], re.search(r'id="packed">(.*?)</script>', text, re.DOTALL)[1])
+    return unpack(facts_of(text)["arrays"], packed_of(text))

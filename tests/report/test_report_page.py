@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from report_case import HOSTILE, G, L, M, arrays_of, facts_of, measured, small_problem
+from report_case import HOSTILE, G, L, M, arrays_of, facts_of, measured, packed_of, small_problem, unpack
 
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.plan.text import static_load_MLG
 from foremoe.report import write_report
-from foremoe.report.contents import contents
-from foremoe.report.packing import DTYPES, Packer, unpack
+from foremoe.report.packing import DTYPES, Packer
 from foremoe.report.rows import FROM_HOST, NOT_SENT, executable_problem, link_bytes, replicas_of
 from foremoe.report.strategy_table import strategy_table
-from foremoe.report.writing import script_json
+from foremoe.report.template import script_json
 from foremoe.simulate import simulate
 from foremoe.transfer.timeline import Timeline
 
@@ -181,8 +180,9 @@ def test_what_no_strategy_has_is_no_column():
     assert [row["cells"] for row in table["rows"]] == [[1.5, 2000.0], [None, None]]
 
 
-def test_headline_is_the_plan_s_own(case):
-    facts, _ = contents(case.problem, case.plan, planner_report=case.report)
+def test_headline_is_the_plan_s_own(case, tmp_path):
+    write_report(tmp_path / "r.html", case.problem, case.plan, planner_report=case.report)
+    facts = facts_of((tmp_path / "r.html").read_text())
     h = facts["headline"]
     assert h["after"]["mean"] == case.plan.skew_ML.mean() and h["gap_max"] == case.plan.load_gap_ML.max()
     assert h["planned_s"] == pytest.approx(float(case.plan.cost_ML.sum().total_s))
@@ -190,10 +190,11 @@ def test_headline_is_the_plan_s_own(case):
     assert facts["timeline"] is None and facts["simulated"] is None and facts["planning"]["rows"] == M * L
 
 
-def test_a_large_plan_stays_small():
+def test_a_large_plan_stays_small(tmp_path):
     """94 layers, 64 ranks, four micro-steps: an eighth of a mini-batch of 32 takes less than an eighth of 5 MB."""
     work = foremoe.synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=4)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=64), redundant=1)
     plan, _ = foremoe.Planner().plan(problem)
-    facts, packed = contents(problem, plan, simulation=simulate(problem, plan))
-    assert len(packed) < 5e6 / 8 and len(json.dumps(facts)) < 1e5
+    write_report(tmp_path / "r.html", problem, plan, simulation=simulate(problem, plan))
+    text = (tmp_path / "r.html").read_text()
+    assert len(packed_of(text)) < 5e6 / 8 and len(json.dumps(facts_of(text))) < 1e5
