@@ -10,7 +10,7 @@ import click
 from examples.grpo.settings import SIZES
 from foremoe.base.errors import InputError, TransferError
 from foremoe.base.hardware import cores
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.main import OneSentence
 
 FAILED = 1
@@ -35,7 +35,6 @@ class _Command(OneSentence, JsonCommand):
     "--seed", type=click.IntRange(0), default=SIZES["default"].seed, show_default=True, help="Of everything that is drawn."
 )
 @click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
-@json_option
 @click.pass_context
 def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed: int, size: str, json_file: str | None) -> None:
     """Pre-trains a small MoE language model on puzzles, then improves it by GRPO, on processes of this machine (CPU).

@@ -8,11 +8,11 @@ import click
 
 from foremoe.cli.compare import FIGURES, WORDS, figures, notes
 from foremoe.cli.inputs import build_case
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, render
-from foremoe.cli.texts import foresight_of, packer_of, planner_of, split_list, whole_numbers
+from foremoe.cli.texts import foresight_of, planner_of, split_list, whole_numbers
 from foremoe.planner import comparison
 
 
@@ -27,7 +27,6 @@ from foremoe.planner import comparison
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
     help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)'.",
 )  # fmt: skip
-@json_option
 def ablate(
     case_options: CaseOptions, planner_name: str, redundant: tuple[str, ...], foresight: tuple[str, ...], json_file: str | None
 ) -> None:
@@ -42,20 +41,16 @@ def ablate(
     require_writable({"the JSON file": json_file}, case_options.files)
     slots = whole_numbers(redundant, "--redundant")
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
-    planner = planner_of(planner_name)
-    planner = planner.using(packer_of(planner.pack, case_options.shuffle))
+    planner = planner_of(planner_name, case_options.shuffle)
     with Progress() as progress:
         case = build_case(dataclasses.replace(case_options, redundant=max(slots)), planner.pack, progress=progress)
         rows = comparison.ablate(
             case.problem, planner, redundant=slots, foresight=views, history_LE=case.history_LE, progress=progress
         )
     payload = {
-        "rows": rows,
-        "case": case.record | {"redundant": slots},
-        "planner": repr(planner),
-        "objective": case.problem.cost.objective,
-        "cost_model": case.cost_model,
-    }
+        "rows": rows, "case": case.record | {"redundant": slots}, "planner": repr(planner),
+        "objective": case.problem.cost.objective, "cost_model": case.cost_model,
+    }  # fmt: skip
     columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *FIGURES]
     cells = [[row["levels"], row["redundant"], row["foresight"], *figures(row, planner.keeps_homes)] for row in rows]
     lines = [

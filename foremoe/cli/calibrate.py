@@ -15,7 +15,7 @@ from foremoe.calibrate import Case, Fit, Measured, fit
 from foremoe.calibrate.fitting import copy_seconds
 from foremoe.calibrate.torchrun import under_torchrun
 from foremoe.cli.files import model_of
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, plain, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
 from foremoe.cli.options import COUNT, MAX_EXPERTS, MODELS, option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, percent, plural, render
@@ -42,7 +42,6 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
 @option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
 @option("--seconds", type=Seconds(), default=90.0, help="Time to measure for, about.")
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
-@json_option
 def calibrate(
     ranks: int | None, tokens: int, sequence_length: int, seconds: float, output: str, json_file: str | None,
     **sizes: Any,

@@ -6,8 +6,8 @@ import click
 import numpy as np
 
 from foremoe.base.errors import InputError, PlanError
-from foremoe.cli.files import file_name, read_trace
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.files import file_name, layer_positions, read_trace
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import option
 from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
@@ -28,7 +28,6 @@ _SHOWN = 4
     "[default: none]",
 )  # fmt: skip
 @option("--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]")
-@json_option
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
     """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if one is broken.
 
@@ -49,32 +48,21 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     source = "the trace" if traces else "the workload file"
     work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:
-        other = load_violations(plan, work, source)
+        broken += load_violations(plan, work, source)
         # A plan that is broken, or not of these loads, has no shares to add up.
-        if not other and not broken:
-            other = share_violations(plan, work)
-        broken = [*broken, *other]
+        broken = broken or share_violations(plan, work)
         checked.append(f"loads and the {plan.G} ranks' shares against {source}")
     name = file_name(plan_file)
-    payload = {
-        "plan": name,
-        "valid": not broken,
-        "violations": [{"law": error.law, "where": error.where, "message": error.message} for error in broken],
-        "checked": checked,
-    }
-    if not broken:
-        emit(json_file, payload, [f"{name}: valid (checked: {'; '.join(checked)})"])
-    else:
-        emit(json_file, payload, [*(str(error) for error in broken), f"{name}: broken"])
+    violations = [{"law": error.law, "where": error.where, "message": error.message} for error in broken]
+    payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
+    verdict = "broken" if broken else f"valid (checked: {'; '.join(checked)})"
+    emit(json_file, payload, [*map(str, broken), f"{name}: {verdict}"])
+    if broken:
         click.get_current_context().exit(BROKEN)
 
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
-    """The workload of `traces`, dealt as the plan's header says.
-
-    Raises:
-        InputError: The header does not say, or the trace has not the plan's layers.
-    """
+    """The workload of `traces`, dealt as the plan's header says."""
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
@@ -86,12 +74,11 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     )  # fmt: skip
     if work.L == plan.L:
         return work
-    # The plan may be of some layers only, those of a pipeline stage.
-    position = {int(number): at for at, number in enumerate(work.moe_layer_L)}
-    lacking = [int(number) for number in head.moe_layer_L if int(number) not in position]
+    # The plan may be of some layers only, those of a pipeline rank.
+    positions, lacking = layer_positions(work.moe_layer_L, head.moe_layer_L)
     if lacking:
         raise InputError(f"the trace lacks the plan's layer {lacking[0]}; give the trace that was planned.")
-    return work.layers([position[int(number)] for number in head.moe_layer_L])
+    return work.layers(positions)
 
 
 def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from foremoe.cli.inputs import build_case
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option, solvers_option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
@@ -36,7 +36,6 @@ FIGURES = (
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
     help="Seconds that each exact solver may spend; it plans a sample of the rows.",
 )  # fmt: skip
-@json_option
 def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float, json_file: str | None) -> None:
     """Plans one case with every strategy and prints a line for each.
 
@@ -56,12 +55,10 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
             progress=progress,
         )  # fmt: skip
     payload = {
-        "rows": rows,
-        "case": case.record,
-        "objective": case.problem.cost.objective,
+        "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
         "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, planners, case.history_LE),
         "cost_model": case.cost_model,
-    }
+    }  # fmt: skip
     emit(json_file, payload, [case.line, "", table(rows, planners), "", *footers(rows, planners, case.constants)])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.cli.files import trace_load
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.plan.text import static_load_MLG
@@ -14,47 +15,28 @@ from foremoe.plan.transfers import Link
 from foremoe.planner.summary import PlanSummary, count_stops
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.skew import skew, skew_statistics
-from foremoe.workload.workload import Workload
+from foremoe.workload.workload import Dealt, Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
 
 
 def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
     """Sizes, sequence lengths and how unevenly the experts are chosen."""
+    length_Q = trace.seq_len_Q
     return {
-        "tokens": trace.T,
-        "unknown_tokens": 0 if trace.known_T is None else int((~trace.known_T).sum()),
-        "sequences": trace.Q,
-        "layers": trace.L,
-        "moe_layers": trace.moe_layer_L.tolist(),
-        "experts": trace.num_experts,
-        "topk": trace.K,
-        "model": trace.model,
+        "tokens": trace.T, "unknown_tokens": 0 if trace.known_T is None else int((~trace.known_T).sum()), "sequences": trace.Q,
+        "layers": trace.L, "moe_layers": trace.moe_layer_L, "experts": trace.num_experts, "topk": trace.K, "model": trace.model,
         "models_of_this_shape": [m.name for m in Model.matching(trace.L, trace.num_experts, trace.K)],
-        "source": trace.source,
-        "id": trace.id,
+        "source": trace.source, "id": trace.id,
         "sequence_length": {
-            "min": int(trace.seq_len_Q.min()),
-            "median": float(np.median(trace.seq_len_Q)),
-            "mean": float(trace.seq_len_Q.mean()),
-            "max": int(trace.seq_len_Q.max()),
+            "min": length_Q.min(), "median": float(np.median(length_Q)), "mean": float(length_Q.mean()), "max": length_Q.max(),
         },
         "popularity": popularity(trace_load(trace)),
-    }
-
-
-def trace_load(trace: RoutingTrace) -> Array:
-    """int64 [L, E]: pairs per layer and expert over all known tokens."""
-    topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
-    return np.stack([np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L)])
+    }  # fmt: skip
 
 
 def popularity(load_LE: Array) -> dict[str, Any]:
-    """How far the hottest expert of a layer stands above the mean, and the hottest of all layers.
-
-    Args:
-        load_LE: Pairs per layer and expert.
-    """
+    """How far the hottest expert of a layer stands above the mean, and the hottest of all layers."""
     mean_L = load_LE.mean(axis=1)
     times_LE = load_LE / np.where(mean_L > 0, mean_L, 1.0)[:, None]
     order = np.argsort(-times_LE.ravel(), kind="stable")[:5]
@@ -69,59 +51,35 @@ def popularity(load_LE: Array) -> dict[str, Any]:
 def workload_figures(work: Workload) -> dict[str, Any]:
     """Sizes, totals and skew with every expert at home."""
     statistics = skew_statistics(work) if work.E % work.G == 0 else None
+    tokens_M = work.tokens_MG.sum(axis=1, dtype=np.int64)
     return {
-        "micro_steps": work.M,
-        "layers": work.L,
-        "ranks": work.G,
-        "experts": work.E,
-        "topk": work.num_topk,
-        "stage": work.stage,
-        "model": work.model,
-        "tokens": int(work.tokens_MG.sum(dtype=np.int64)),
-        "pairs": int(work.load_MLE.sum(dtype=np.int64)),
+        "micro_steps": work.M, "layers": work.L, "ranks": work.G, "experts": work.E, "topk": work.num_topk, "stage": work.stage,
+        "model": work.model, "tokens": int(tokens_M.sum()), "pairs": int(work.load_MLE.sum(dtype=np.int64)),
         "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()),
-        "tokens_per_micro_step": {
-            "min": int(work.tokens_MG.sum(axis=1).min()),
-            "max": int(work.tokens_MG.sum(axis=1).max()),
-        },
-        "trace_id": work.trace_id,
-        "dealt": work.dealt,
+        "tokens_per_micro_step": {"min": int(tokens_M.min()), "max": int(tokens_M.max())},
+        "trace_id": work.trace_id, "dealt": work.dealt,
         "static_skew": None if statistics is None else {"mean": statistics["skew_mean"], "p99": statistics["skew_p99"]},
         "step_correlation": None if statistics is None or work.M == 1 else statistics["step_correlation"],
         "popularity": popularity(work.load_MLE.sum(axis=0, dtype=np.int64)),
-    }
+    }  # fmt: skip
 
 
 def plan_figures(plan: Plan) -> dict[str, Any]:
     """What was planned, skew before and after, copies, predicted seconds."""
     head, skew_ML, static_ML = plan.header, plan.skew_ML, skew(static_load_MLG(plan))
     return {
-        "key": head.key,
-        "planner": head.planner,
-        "model": head.model.name,
-        "cluster": head.cluster.name,
-        "micro_steps": plan.M,
-        "layers": plan.L,
-        "ranks": plan.G,
-        "nodes": head.cluster.num_nodes,
-        "experts": plan.E,
-        "redundant": head.redundant,
-        "slots": repr(head.slots),
-        "replicas_allowed": head.replicas,
-        "objective": head.cost.objective,
-        "executable": plan.executable,
-        "static_skew": {"mean": float(static_ML.mean()), "max": float(static_ML.max())},
+        "key": head.key, "planner": head.planner, "model": head.model.name, "cluster": head.cluster.name, "micro_steps": plan.M,
+        "layers": plan.L, "ranks": plan.G, "nodes": head.cluster.num_nodes, "experts": plan.E, "redundant": head.redundant,
+        "slots": repr(head.slots), "replicas_allowed": head.replicas, "objective": head.cost.objective,
+        "executable": plan.executable, "static_skew": {"mean": float(static_ML.mean()), "max": float(static_ML.max())},
         "skew": {"mean": float(skew_ML.mean()), "p99": float(np.quantile(skew_ML, 0.99)), "max": float(skew_ML.max())},
-        "load_gap_mean": float(plan.load_gap_ML.mean()),
-        "replicas": plan.num_replicas,
-        "copies": {path.name.lower(): int((plan.transfers.link_C == path).sum()) for path in Link},
+        "load_gap_mean": float(plan.load_gap_ML.mean()), "replicas": plan.num_replicas,
+        "copies": {link.name.lower(): int((plan.transfers.link_C == link).sum()) for link in Link},
         "predicted_s": {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()},
         "predicted_stage_s": float(plan.cost_ML.sum().total_s),
-        "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated",
-        "stops": count_stops(plan.stop_ML),
-        "trace_id": head.trace_id,
-        "dealt": head.dealt,
-    }
+        "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated", "stops": count_stops(plan.stop_ML),
+        "trace_id": head.trace_id, "dealt": head.dealt,
+    }  # fmt: skip
 
 
 def summary_figures(summary: PlanSummary) -> dict[str, Any]:
@@ -134,13 +92,11 @@ def trace_text(figures: dict[str, Any]) -> list[str]:
     """Lines for `trace_figures`."""
     length, shape = figures["sequence_length"], figures["models_of_this_shape"]
     unknown = f" ({figures['unknown_tokens']} with unknown routing)" if figures["unknown_tokens"] else ""
-    named = figures["model"] or (
-        f"not named; the shape is that of {', '.join(shape)}" if shape else "not named, of no known shape"
-    )
+    unnamed = f"not named; the shape is that of {', '.join(shape)}" if shape else "not named, of no known shape"
     return [
         f"trace: {figures['tokens']} tokens{unknown} in {figures['sequences']} sequences, {figures['layers']} layers, "
         f"top-{figures['topk']} of {figures['experts']} experts",
-        f"model: {named}",
+        f"model: {figures['model'] or unnamed}",
         f"sequence length: {length['min']} to {length['max']} tokens, median {length['median']:g}, mean {length['mean']:.1f}",
         *popularity_text(figures["popularity"]),
         f"id: {figures['id']}" + (f", source: {figures['source']}" if figures["source"] else ""),
@@ -160,7 +116,7 @@ def popularity_text(figures: dict[str, Any]) -> list[str]:
 
 def workload_text(figures: dict[str, Any]) -> list[str]:
     """Lines for `workload_figures`."""
-    size, static, dealt = figures["tokens_per_micro_step"], figures["static_skew"], figures["dealt"]
+    size, static = figures["tokens_per_micro_step"], figures["static_skew"]
     unknown = f" ({figures['unknown_tokens']} with unknown routing)" if figures["unknown_tokens"] else ""
     skew_line = f"static skew: needs experts that divide over the ranks; {figures['experts']} over {figures['ranks']} do not"
     if static is not None:
@@ -175,6 +131,10 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
         f"{size['min']} to {size['max']} tokens in a micro-step",
         skew_line,
         *popularity_text(figures["popularity"]),
-        "dealt: elsewhere (counts only)" if dealt is None
-        else f"dealt: {dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}",
-    ]  # fmt: skip
+        f"dealt: {dealing_text(figures['dealt'], 'elsewhere (counts only)')}",
+    ]
+
+
+def dealing_text(dealt: Dealt | None, unknown: str) -> str:
+    """How a batch was dealt; `unknown` where nobody has said it."""
+    return f"{dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}" if dealt is not None else unknown

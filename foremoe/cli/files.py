@@ -38,18 +38,14 @@ def cluster_of(text: str, ranks: int | None, ranks_per_node: int | None) -> Clus
     if not is_file(text):
         return Cluster.preset(text, num_ranks=DEFAULT_RANKS if ranks is None else ranks, ranks_per_node=ranks_per_node)
     cluster = Cluster.from_toml(text)
-    # Another number of ranks would lose the file's own mapping to nodes; the same number keeps it.
+    # Another number of ranks would lose the file's own mapping to nodes.
     if ranks in (None, cluster.num_ranks) and ranks_per_node is None:
         return cluster
     return cluster.with_ranks(ranks or cluster.num_ranks, ranks_per_node or cluster.ranks_per_node)
 
 
 def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
-    """The preset that a recording names, or the only one of its shape.
-
-    Raises:
-        InputError: None, or several.
-    """
+    """The preset that a recording names, or the only one of its shape."""
     if name is not None and name.strip().lower() in Model.preset_names():
         return Model.preset(name)
     found = Model.matching(num_layers, num_experts, num_topk)
@@ -58,8 +54,9 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     shape = f"{num_layers} layers with top-{num_topk} of {num_experts} experts"
     if found:
         raise InputError(f"{shape} fit several models; give --model one of {', '.join(m.name for m in found)}.")
-    names = ", ".join(Model.preset_names())
-    raise InputError(f"no known model has {shape}; give --model NAME (one of {names}) or --model FILE.toml.")
+    raise InputError(
+        f"no known model has {shape}; give --model NAME (one of {', '.join(Model.preset_names())}) or --model FILE.toml."
+    )
 
 
 def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
@@ -74,6 +71,12 @@ def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
         raise InputError(str(error).replace("pass num_experts=", "give --model NAME or FILE.toml")) from None
 
 
+def trace_load(trace: RoutingTrace) -> Array:
+    """int64 [L, E]: pairs per layer and expert over all known tokens."""
+    topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
+    return np.stack([np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L)])
+
+
 def history_load(path: str, work: Workload, model: Model | None) -> Array:
     """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
     if kind_of(path) == "workload":
@@ -81,15 +84,19 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
         history_LE, layer_L = earlier.load_MLE.sum(axis=0, dtype=np.int64), earlier.moe_layer_L
     else:
         trace = read_trace(path, model)
-        topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
-        E, layer_L = trace.num_experts, trace.moe_layer_L
-        history_LE = np.stack([np.bincount(topk_TLK[:, at].ravel(), minlength=E) for at in range(trace.L)])
-    position = {int(number): at for at, number in enumerate(layer_L)}
-    lacking = [int(number) for number in work.moe_layer_L if int(number) not in position]
+        history_LE, layer_L = trace_load(trace), trace.moe_layer_L
+    positions, lacking = layer_positions(layer_L, work.moe_layer_L)
     if history_LE.shape[1] != work.E or lacking:
         what = f"has no layer {lacking[0]}" if lacking else f"has {history_LE.shape[1]} experts, not {work.E}"
         raise InputError(f"--history {file_name(path)!r} {what}; give a trace of the same model and layers.")
-    return np.ascontiguousarray(history_LE[[position[int(number)] for number in work.moe_layer_L]])
+    return np.ascontiguousarray(history_LE[positions])
+
+
+def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[int]]:
+    """Positions of the wanted layers among those that are there, and wanted layers that are not; both by the model's numbers."""
+    position = {number: at for at, number in enumerate(there_L.tolist())}
+    wanted = wanted_L.tolist()
+    return [position[number] for number in wanted if number in position], [n for n in wanted if n not in position]
 
 
 def kind_of(path: str) -> str:

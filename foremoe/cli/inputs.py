@@ -61,27 +61,13 @@ class Case:
 def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
-    """Reads, deals and poses what `options` describe.
-
-    Args:
-        options: What the command line says.
-        packer: The pack level; None deals in file order.
-        num_threads: Threads of dealing; default: every core.
-        progress: Takes warnings.
-
-    Raises:
-        InputError: Options that contradict each other, files that cannot be read, or sizes that do not fit.
-    """
+    """Reads, deals and poses what `options` describe, in file order without a pack level."""
     work, model, names = _workload(options, packer, None, num_threads, progress)
     return _case(options, work, model, names)
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
-    """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group.
-
-    Raises:
-        InputError: As `build_case`, or ranks that do not divide into such groups.
-    """
+    """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group."""
     work, model, names = _workload(options, None, group_size, None, progress)
     groups = ep_groups(work, group_size or work.G)
     cases = [_case(dataclasses.replace(options, ranks=group.G), group, model, names) for group in groups]
@@ -89,7 +75,9 @@ def build_groups(options: CaseOptions, group_size: int | None, progress: Progres
 
 
 def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) -> Case:
-    cluster = cluster_of(options.cluster, _ranks(options, work), options.ranks_per_node)
+    # A cluster file decides on the ranks where no option does.
+    ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
+    cluster = cluster_of(options.cluster, ranks, options.ranks_per_node)
     schedule = options.schedule
     if schedule is None:
         schedule = "accumulate" if work.stage == "update" else "forward"
@@ -98,35 +86,19 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) 
         schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
     )  # fmt: skip
     history_LE = None if options.history is None else history_load(options.history, work, model)
+    dealt = work.dealt
     record = {
-        "traces": names,
-        "synthetic": options.synthetic,
+        "traces": names, "synthetic": options.synthetic,
         "regime": (options.regime or DEFAULT_REGIME) if options.synthetic else None,
-        "history": None if options.history is None else file_name(options.history),
-        "trace_id": work.trace_id,
-        "model": model.name,
-        "cluster": cluster.name,
-        "stage": work.stage,
-        "tokens": int(work.tokens_MG.sum()),
-        "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()),
-        "micro_steps": work.M,
-        "layers": work.L,
-        "layer_range": options.layers,
-        "experts": work.E,
-        "topk": work.num_topk,
-        "ranks": cluster.num_ranks,
-        "nodes": cluster.num_nodes,
-        "ranks_per_node": cluster.ranks_per_node,
-        "redundant": options.redundant,
-        "objective": options.objective,
-        "schedule": schedule,
-        "slots": options.slots,
-        "replicas": options.replicas,
-        "tokens_per_rank": None if work.dealt is None else work.dealt.tokens_per_rank,
-        "packer": None if work.dealt is None else work.dealt.packer,
-        "seed": options.seed,
-        "left_out_micro_steps": 0 if work.dealt is None else work.dealt.dropped_micro_steps,
-    }
+        "history": None if options.history is None else file_name(options.history), "trace_id": work.trace_id,
+        "model": model.name, "cluster": cluster.name, "stage": work.stage, "tokens": int(work.tokens_MG.sum()),
+        "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()), "micro_steps": work.M, "layers": work.L,
+        "layer_range": options.layers, "experts": work.E, "topk": work.num_topk, "ranks": cluster.num_ranks,
+        "nodes": cluster.num_nodes, "ranks_per_node": cluster.ranks_per_node, "redundant": options.redundant,
+        "objective": options.objective, "schedule": schedule, "slots": options.slots, "replicas": options.replicas,
+        "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
+        "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
+    }  # fmt: skip
     return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record))
 
 
@@ -152,11 +124,6 @@ def require_one_source(options: CaseOptions) -> None:
         raise InputError("--synthetic already names the model; leave --model out.")
     if options.synthetic is not None and options.shuffle:
         raise InputError("--shuffle reorders the sequences of a TRACE; --synthetic routing has none, so leave it out.")
-
-
-def _ranks(options: CaseOptions, work: Workload) -> int | None:
-    """None where a cluster file alone decides."""
-    return options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
 
 
 def _workload(
@@ -185,7 +152,11 @@ def _workload(
         ranks = source_ranks(options)
         require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(trace.L * ranks * trace.num_experts * 4)
-        work = _deal(trace, options, packer, ranks, tokens_per_rank, stage, num_threads)
+        packer = packer_of(AsGiven() if packer is None else packer, options.shuffle)
+        work = Workload.from_trace(
+            trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer,
+            seed=options.seed, stage=stage, max_micro_steps=options.micro_steps, num_threads=num_threads,
+        )  # fmt: skip
     if model is None:
         model = model_told(work.model, work.L, work.E, work.num_topk)
     if (work.E, work.num_topk) != (model.num_experts, model.num_topk) or model.num_layers < work.L:
@@ -214,22 +185,6 @@ def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrac
         # A recording without layer numbers takes the model's, exactly as if the model had been named.
         return _one_trace(paths, model)
     return trace, model
-
-
-def _deal(
-    trace: RoutingTrace,
-    options: CaseOptions,
-    packer: PackSolver | None,
-    ranks: int,
-    tokens_per_rank: int,
-    stage: str,
-    num_threads: int | None,
-) -> Workload:
-    packer = packer_of(packer if packer is not None else AsGiven(), options.shuffle)
-    return Workload.from_trace(
-        trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer, seed=options.seed, stage=stage,
-        max_micro_steps=options.micro_steps, num_threads=num_threads,
-    )  # fmt: skip
 
 
 def _counts(options: CaseOptions) -> Workload:
@@ -284,7 +239,5 @@ def _require_memory(num_bytes: int) -> None:
     # The kernel may promise memory that it does not have and end the process later.
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
     if num_bytes > have:
-        raise InputError(
-            f"the counts alone take {num_bytes / 1e9:.0f} GB of this machine's {have / 1e9:.0f} GB; "
-            "give fewer micro-steps or ranks."
-        )
+        sizes = f"{num_bytes / 1e9:.0f} GB of this machine's {have / 1e9:.0f} GB"
+        raise InputError(f"the counts alone take {sizes}; give fewer micro-steps or ranks.")

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError
-from foremoe.cli.figures import plan_figures, trace_figures, trace_text, workload_figures, workload_text
+from foremoe.cli.figures import dealing_text, plan_figures, trace_figures, trace_text, workload_figures, workload_text
 from foremoe.cli.files import file_name, kind_of, model_of, read_trace
 from foremoe.cli.inputs import require_divides
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS, option
+from foremoe.cli.texts import is_count
 from foremoe.plan.plan import Plan
 from foremoe.workload.workload import Workload
 
@@ -28,7 +29,6 @@ from foremoe.workload.workload import Workload
     help="Trace: the model that was recorded, where the file lacks the number of experts.  [default: none]",
 )  # fmt: skip
 @option("--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]")
-@json_option
 def inspect(
     file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
 ) -> None:
@@ -66,9 +66,8 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
     if ranks is not None:
         require_divides(trace.num_experts, ranks)
         dealt = workload_figures(Workload.from_trace(trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank))
-        figures["dealt"] = {"ranks": ranks, "tokens_per_rank": tokens_per_rank} | {
-            key: dealt[key] for key in ("micro_steps", "static_skew", "step_correlation")
-        }
+        shown = {key: dealt[key] for key in ("micro_steps", "static_skew", "step_correlation")}
+        figures["dealt"] = {"ranks": ranks, "tokens_per_rank": tokens_per_rank, **shown}
         skew = dealt["static_skew"]
         lines.append(
             f"on {ranks} ranks with {tokens_per_rank} tokens each: {dealt['micro_steps']} micro-steps; static skew (experts at "
@@ -80,19 +79,16 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
 def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
     plan = Plan.load(file)
     figures = plan_figures(plan)
-    key, dealt = plan.header.key, plan.header.dealt
-    how = (
-        "counted elsewhere" if dealt is None else f"{dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}"
-    )
+    key, trace_id = plan.header.key, plan.header.trace_id
     lines = [
         *plan.summary().splitlines(),
         f"key: step {key.step}, stage {key.stage}, mini-batch {key.mini_batch}, EP group {key.ep_group}",
         f"planner: {plan.header.planner}",
-        f"batch: {how}" + (f", trace {plan.header.trace_id}" if plan.header.trace_id else ""),
+        f"batch: {dealing_text(plan.header.dealt, 'counted elsewhere')}" + (f", trace {trace_id}" if trace_id else ""),
     ]
     if explain is not None:
         parts = [part.strip() for part in explain.split(",")]
-        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        if len(parts) != 2 or not all(map(is_count, parts)):
             raise InputError(f"--explain needs a micro-step and a layer such as 0,3; got {explain!r}.")
         text = plan.explain(int(parts[0]), int(parts[1]))
         figures["explain"] = text.splitlines()

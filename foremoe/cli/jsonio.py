@@ -8,9 +8,9 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,11 +18,21 @@ from foremoe.base.errors import InputError
 from foremoe.base.version import __version__
 
 STDOUT = "-"
-Function = TypeVar("Function", bound=Callable[..., Any])
+_HELP = (
+    "Figures as JSON. Alone: JSON and nothing else on stdout. With a file (--json=FILE, or a next word that ends in .json): "
+    "written there, and the text still goes to stdout.  [default: text only]"
+)
 
 
 class JsonCommand(click.Command):
-    """A command whose ``--json`` takes a file only as ``--json=FILE`` or if the next word ends in ``.json``."""
+    """A command with the option ``--json [FILE.json]``, parameter ``json_file``: None, "-" for stdout, or a path.
+
+    The option takes a file only as ``--json=FILE`` or if the next word ends in ``.json``.
+    """
+
+    def __init__(self, *, params: list[click.Parameter], **settings: Any) -> None:
+        option = click.Option(["--json", "json_file"], metavar="[FILE.json]", help=_HELP)
+        super().__init__(params=[*params, option], **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Gives a bare ``--json`` its value before click sees it."""
@@ -35,27 +45,12 @@ def _with_value(args: list[str]) -> list[str]:
     return [f"--json={STDOUT}" if word == "--json" and i < end and not has_file[i] else word for i, word in enumerate(args)]
 
 
-def json_option(function: Function) -> Function:
-    """The option ``--json [FILE.json]`` as parameter ``json_file`` (None, "-" for stdout, or a path)."""
-    return click.option(
-        "--json",
-        "json_file",
-        metavar="[FILE.json]",
-        default=None,
-        help="Figures as JSON. Alone: JSON and nothing else on stdout. With a file (--json=FILE, or a next word that ends in "
-        ".json): written there, and the text still goes to stdout.  [default: text only]",
-    )(function)
-
-
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
     """Refuses output files before any work is done for them.
 
     Args:
-        outputs: Name of each to its path; None and "-" are no files.
+        outputs: Name of each to its path; None and "-" are not files.
         inputs: Files that the command reads, which no output may replace.
-
-    Raises:
-        InputError: A directory is missing or not writable, the path is a directory, or two files of the command are the same.
     """
     taken = {Path(path).resolve() for path in inputs if path}
     for what, path in outputs.items():

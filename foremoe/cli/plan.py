@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from foremoe.cli.figures import plan_figures, summary_figures
-from foremoe.cli.inputs import build_case
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option, threads_option
 from foremoe.cli.progress import Progress
-from foremoe.cli.texts import packer_of, planner_of
+from foremoe.cli.reported import plan_case
 
 
 @click.command(cls=JsonCommand)
@@ -26,7 +23,6 @@ from foremoe.cli.texts import packer_of, planner_of
     help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: nowhere]",
 )  # fmt: skip
 @threads_option
-@json_option
 def plan(
     case_options: CaseOptions, planner_name: str, output: str | None, save_workload: str | None, threads: int | None,
     json_file: str | None,
@@ -42,29 +38,16 @@ def plan(
     """
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
-    planner = planner_of(planner_name)
-    planner = planner.using(packer_of(planner.pack, case_options.shuffle))
     with Progress() as progress:
-        case = build_case(case_options, planner.pack, threads, progress)
-        # The home level acts once per step, outside of planning; this command's case is the whole step.
-        problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
-        made, summary = planner.plan(
-            problem,
-            history_LE=case.history_LE,
-            num_threads=threads,
-            progress=lambda done, total: progress(planner_name, done, total),
-        )
+        case, planned, summary = plan_case(case_options, planner_name, threads, progress)
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
+    made = planned.plan
     lines = [case.line, made.summary(), f"planned in {summary.plan_s:.2f} s (a first run also compiles)"]
     for path, value in ((output, made), (save_workload, case.workload)):
         if path is not None:
             value.save(path)
             lines.append(f"wrote {click.format_filename(path)}")
-    payload = {
-        "plan": plan_figures(made),
-        "report": summary_figures(summary),
-        "case": case.record,
-        "output": None if output is None else click.format_filename(output),
-    }
+    written = None if output is None else click.format_filename(output)
+    payload = {"plan": plan_figures(made), "report": summary_figures(summary), "case": case.record, "output": written}
     emit(json_file, payload, lines)

@@ -65,7 +65,7 @@ def report(
     planners = {} if names == [NOTHING] else planners_of(names, [name for name in STRATEGIES if name != "exact"])
     with Progress() as progress:
         if plan_file is None:
-            shown = plan_case(case_options, planner_name or "hierarchical", redundant, threads, progress)
+            _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
         else:
             shown = read_plan(case_options, planner_name, plan_file, redundant)
         strategies = _strategies(shown, planners, simulate, threads, case_options.seed, progress) if planners else None

@@ -1,19 +1,19 @@
-"""What ``foremoe report`` shows: a case planned now, or the plan of a file and the problem it was made for."""
+"""A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.cli.check import dealt_again
-from foremoe.cli.files import file_name, history_load, kind_of
+from foremoe.cli.files import file_name, history_load, kind_of, layer_positions
 from foremoe.cli.inputs import Case, build_case, require_one_source
 from foremoe.cli.options import CaseOptions
 from foremoe.cli.progress import Progress
-from foremoe.cli.texts import packer_of, planner_of
+from foremoe.cli.texts import planner_of
 from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
@@ -25,27 +25,16 @@ from foremoe.simulate.systems import home_moves_L
 from foremoe.workload.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What the page is of.
+class Shown(NamedTuple):
+    """A plan, and what it is of."""
 
-    Attributes:
-        posed: The problem with its own homes.
-        problem: The problem with the homes that the plan has.
-        plan: The plan.
-        summary: How planning went; None for a plan of a file.
-        planner: For other numbers of slots, if it is known.
-        history_LE: Load of an earlier step, int64 [L, E], or None.
-        source: Where the load comes from, in a few words.
-    """
-
-    posed: Problem
-    problem: Problem
+    posed: Problem  # with its own homes
+    problem: Problem  # with the homes that the plan has
     plan: Plan
-    summary: PlanSummary | None
-    planner: Planner | None
-    history_LE: Array | None
-    source: str
+    summary: PlanSummary | None  # None for a plan of a file
+    planner: Planner | None  # for other numbers of slots, if it is known
+    history_LE: Array | None  # load of an earlier step
+    source: str  # where the load comes from, in a few words
 
     @property
     def moves_s(self) -> float:
@@ -54,20 +43,20 @@ class Shown:
         return float(home_moves_L(self.posed, self.problem.home_LE, home).sum())
 
 
-def plan_case(options: CaseOptions, name: str, redundant: Sequence[int], threads: int | None, progress: Progress) -> Shown:
-    """The case, planned now."""
-    planner = planner_of(name)
-    planner = planner.using(packer_of(planner.pack, options.shuffle))
+def plan_case(
+    options: CaseOptions, name: str, threads: int | None, progress: Progress, redundant: Sequence[int] = ()
+) -> tuple[Case, Shown, PlanSummary]:
+    """The case planned now, after a look at whether it could have these other numbers of redundant slots."""
+    planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
     _require_possible(case.problem, redundant)
+    # The home level acts once per step, outside of planning; a command's case is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     plan, summary = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )
-    return Shown(
-        posed=case.problem, problem=problem, plan=plan, summary=summary, planner=planner, history_LE=case.history_LE,
-        source=_source_of(case),
-    )  # fmt: skip
+    shown = Shown(case.problem, problem, plan, summary, planner, case.history_LE, _source_of(case))
+    return case, shown, summary
 
 
 def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, redundant: Sequence[int]) -> Shown:
@@ -78,9 +67,9 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
     if broken:
         raise InputError(f"the plan {file_name(plan_file)!r} breaks its laws ({broken[0]}); `foremoe check` says more.")
     # A file's own text never imports anything: only the caller of the command may name code that runs.
-    planner = (
-        planner_of(planner_name) if planner_name is not None else _builtin_planner(plan.header.planner) if redundant else None
-    )
+    planner = None if planner_name is None else planner_of(planner_name)
+    if planner_name is None and redundant:
+        planner = _builtin_planner(plan.header.planner)
     if options.traces:
         head, work = plan.header, _work_of(options.traces, plan)
         posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
@@ -89,10 +78,10 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
     else:
         case = build_case(options)
         posed, history_LE, source = case.problem, case.history_LE, _source_of(case)
-        if (posed.M, posed.L, posed.G, posed.E) != (plan.M, plan.L, plan.G, plan.E):
+        sizes, wanted = ([its.M, its.L, its.G, its.E] for its in (posed, plan))
+        if sizes != wanted:
             raise InputError(
-                f"the case has [M, L, G, E] = {[posed.M, posed.L, posed.G, posed.E]} and the plan "
-                f"{[plan.M, plan.L, plan.G, plan.E]}; give the options that it was planned with."
+                f"the case has [M, L, G, E] = {sizes} and the plan {wanted}; give the options that it was planned with."
             )
     problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
@@ -102,9 +91,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
     else:
         # What slots hold belongs to the moved homes.
         posed = dataclasses.replace(problem, home_LE=posed.home_LE, resident_LGS=None)
-    return Shown(
-        posed=posed, problem=problem, plan=plan, summary=None, planner=planner, history_LE=history_LE, source=source
-    )  # fmt: skip
+    return Shown(posed, problem, plan, None, planner, history_LE, source)
 
 
 def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
@@ -113,10 +100,9 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
         work = dealt_again(plan, paths)
     else:
         work = Workload.load(paths[0])[: plan.M]
-        position = {int(number): at for at, number in enumerate(work.moe_layer_L)}
-        wanted = [int(number) for number in plan.header.moe_layer_L]
-        if work.L != plan.L and all(number in position for number in wanted):
-            work = work.layers([position[number] for number in wanted])
+        positions, lacking = layer_positions(work.moe_layer_L, plan.header.moe_layer_L)
+        if work.L != plan.L and not lacking:
+            work = work.layers(positions)
     if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
         raise InputError(
             f"the workload has {work.L} layers, {work.E} experts and {work.G} ranks; the plan has {plan.L}, {plan.E} and "

@@ -9,16 +9,16 @@ import click
 
 from foremoe.base.errors import InputError
 from foremoe.cli.inputs import build_groups
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.simulate.systems import System, foremoe_planner, simulate_systems
+from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
 from foremoe.workload.packing import AsGiven
 
-FOREMOE, BALANCED = "foremoe", "force-balanced"
+FOREMOE = "foremoe"
 MS = number(1, 1e3)
 COLUMNS = {
     "skew_mean": Column("skew mean", number(3)), "replicas_per_layer": Column("replicas", number(1)),
@@ -41,7 +41,6 @@ COLUMNS = {
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
-@json_option
 def simulate(
     case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int, prefetch: int, json_file: str | None
 ) -> None:
@@ -72,11 +71,9 @@ def simulate(
         case, groups = build_groups(case_options, ep, progress)
         rows = simulate_systems(groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, progress=progress)
     payload = {
-        "rows": rows,
-        "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
-        "objective": case.problem.cost.objective,
-        "cost_model": case.cost_model,
-    }
+        "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
+        "objective": case.problem.cost.objective, "cost_model": case.cost_model,
+    }  # fmt: skip
     where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)

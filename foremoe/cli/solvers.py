@@ -8,14 +8,13 @@ from typing import Any
 import click
 
 from foremoe.base.extensions import entry_point_names
-from foremoe.cli.jsonio import JsonCommand, emit, json_option, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.tables import Column, render
 from foremoe.planner.parsing import GROUP, short
 from foremoe.planner.strategies import STRATEGIES
 
 
 @click.command(cls=JsonCommand)
-@json_option
 def solvers(json_file: str | None) -> None:
     """Lists the strategies that --solvers and --planner name, and solvers that other packages have installed.
 

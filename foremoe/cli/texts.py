@@ -34,11 +34,7 @@ class Seconds(click.FloatRange):
 
 
 def split_list(texts: tuple[str, ...], option: str) -> list[str]:
-    """The items of an option that may be repeated and holds commas: only commas outside brackets and quotes separate.
-
-    Raises:
-        InputError: Nothing between two commas, or brackets and quotes that do not close.
-    """
+    """The items of an option that may be repeated and holds commas: only commas outside brackets and quotes separate."""
     items = [item.strip() for text in texts for item in _split(text, option)]
     if not all(items):
         raise InputError(f"{option} {','.join(texts)!r} has an empty item; write the names with single commas between them.")
@@ -66,27 +62,24 @@ def _split(text: str, option: str) -> list[str]:
     return [*items, text[begin:]]
 
 
-def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
-    """The items of a list option as whole numbers of at least 0.
+def is_count(text: str) -> bool:
+    """True for a whole number of at most nine digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
-    Raises:
-        InputError: An item is something else.
-    """
+
+def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
+    """The items of a list option as whole numbers of at least 0."""
     items = split_list(texts, option)
     for item in items:
-        if not (item.isascii() and item.isdigit() and len(item) <= 9):
+        if not is_count(item):
             raise InputError(f"{option} needs whole numbers of at least 0 such as 0,1,2,4; got {item!r}.")
     return [int(item) for item in items]
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """The layers of ``A:B``; either end may be left out.
-
-    Raises:
-        InputError: No range, or none of the layers.
-    """
+    """The layers of ``A:B``; either end may be left out."""
     first, colon, end = (part.strip() for part in text.partition(":"))
-    if colon and all(not part or (part.isascii() and part.isdigit() and len(part) <= 9) for part in (first, end)):
+    if colon and all(not part or is_count(part) for part in (first, end)):
         chosen = range(int(first or 0), int(end or num_layers))
         if len(chosen) and chosen.stop <= num_layers:
             return chosen
@@ -100,30 +93,23 @@ def planners_of(names: Sequence[str], default: Iterable[str]) -> dict[str, Plann
     return {name: planner_of(name) for name in ordered}
 
 
-def planner_of(text: str) -> Planner:
-    """The planner that a strategy's name, a solver's text or a place in a module stands for.
-
-    Raises:
-        InputError: None of them, or code of the caller's own that cannot be used.
-    """
+def planner_of(text: str, shuffle: bool = False) -> Planner:
+    """The planner that a strategy's name, a solver's text or a place in a module stands for; `shuffle` is ``--shuffle``."""
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return resolve(text)
+        planner = resolve(text)
     except InputError:
         raise
     except Exception as error:
         # A module:name runs somebody else's code, which may fail in any way.
         raise InputError(f"{text!r} cannot be used as a solver: {type(error).__name__}: {error}.") from error
+    return planner.using(packer_of(planner.pack, shuffle)) if shuffle else planner
 
 
 def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
-    """The pack level, which shuffles first if ``--shuffle`` says so.
-
-    Raises:
-        InputError: A pack level that cannot shuffle.
-    """
+    """The pack level, which shuffles first if ``--shuffle`` says so."""
     if not shuffle:
         return packer
     if not dataclasses.is_dataclass(packer) or all(option.name != "shuffle" for option in dataclasses.fields(packer)):
@@ -132,11 +118,7 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
 
 
 def foresight_of(text: str) -> Any:
-    """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)``.
-
-    Raises:
-        InputError: None of them.
-    """
+    """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)``."""
     value = parse(text) if "(" in text else text
     require_foresight(value)
     return value
