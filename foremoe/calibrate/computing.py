@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,7 @@ import numpy as np
 import torch
 
 from foremoe.base.arrays import Array
-from foremoe.calibrate.budget import FEW_PAIRS, NUM_LAYERS, SHARES
-from foremoe.calibrate.case import Case
+from foremoe.calibrate.case import FEW_PAIRS, NUM_LAYERS, SHARES, Case
 from foremoe.calibrate.layer import Layer, PassThrough, PlainLayer
 from foremoe.calibrate.points import Point
 from foremoe.calibrate.routing import Routing
@@ -66,16 +66,12 @@ class ExpertCompute:
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
         """Few pairs in all slots and in some, where weights are read for little work; then loads as routing makes them."""
         G, per_rank = self.group.size, self.bank.num_base
-        loads = [
-            (0, [[num] * busy + [0] * (per_rank - busy)] * G)
-            for num in FEW_PAIRS
-            for busy in sorted({per_rank, -(-per_rank // 4)})
-        ]
-        for share in SHARES:
-            for heavy in (False, True):
-                tokens = max(8, int(self.case.tokens * share))
-                routing = draw_routing(self.case, tokens, heavy)
-                loads.append((tokens, [routing.busy(g) for g in range(G)]))
+        few = itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))
+        loads = [(0, [[num] * busy + [0] * (per_rank - busy)] * G) for num, busy in few]
+        for share, heavy in itertools.product(SHARES, (False, True)):
+            tokens = max(8, int(self.case.tokens * share))
+            routing = draw_routing(self.case, tokens, heavy)
+            loads.append((tokens, [routing.busy(g) for g in range(G)]))
         out: list[Point] = []
         for tokens, num_GS in loads:
             num_S, x_YH = num_GS[self.group.rank], self.inputs(num_GS[self.group.rank])
@@ -112,7 +108,7 @@ class Layers:
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
         """Several numbers of tokens, spread evenly and heavily; each at home and by a plan in turn."""
-        cases = [(share, heavy) for share in SHARES for heavy in (False, True)]
+        cases = list(itertools.product(SHARES, (False, True)))
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
 
     def close(self) -> None:
@@ -120,8 +116,7 @@ class Layers:
         self.runtime.close()
 
     def _at(self, watch: Stopwatch, share: float, heavy: bool, budget_s: float) -> list[Point]:
-        case, model = self.case, self.case.model
-        length = case.sequence_length
+        case, model, length = self.case, self.case.model, self.case.sequence_length
         tokens = max(length, int(case.tokens * share) // length * length)
         routing = draw_routing(case, tokens, heavy)
         plan, split_MLP = static_plan(case, routing, tokens, self.group.rank)
@@ -131,13 +126,13 @@ class Layers:
         def stage(lap: Lap, begin: Any) -> None:
             begin()
             for m in range(_MICRO_STEPS):
-                timed = m == _MICRO_STEPS - 1
+                timed = lap if m == _MICRO_STEPS - 1 else lambda: None
                 self.group.barrier()
-                lap_if(lap, timed)
+                timed()
                 y_TH = self._forward(x_TH.detach().requires_grad_(True), topk_TK)
-                lap_if(lap, timed)
+                timed()
                 y_TH.backward(x_TH)
-                lap_if(lap, timed)
+                timed()
             self.runtime.end()
 
         def run(lap: Lap) -> None:
@@ -162,12 +157,6 @@ class Layers:
             weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
             x_TH = x_TH + self.runtime.moe(number, inner_TH, topk_TK, weight_TK)
         return x_TH
-
-
-def lap_if(lap: Lap, timed: bool) -> None:
-    """Ends a lap in the micro-step that is timed."""
-    if timed:
-        lap()
 
 
 def draw_routing(case: Case, tokens: int, heavy: bool) -> Routing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class Fit:
         return {"constants": [dataclasses.asdict(c) for c in self.constants], "runtime": self.runtime}
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(NamedTuple):
     """Seconds of a message: latency and 1 / bandwidth; the residuals of what it was fitted on."""
 
     latency_s: float
@@ -140,14 +139,12 @@ def fit(measured: Measured, model: Model, *, name: str, source: str) -> Fit:
 
 def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
     """(measured, by the constants) seconds of copies between ranks, which no constant was fitted on."""
-    out = []
-    for p in points:
-        if p.kind == "copy":
-            out.append((p.seconds, p.copies * cluster.peer_latency_s + p.copy_bytes / cluster.peer_bytes_per_s))
-        if p.kind == "copy across nodes":
-            rate = cluster.rdma_bytes_per_s_per_rank
-            out.append((p.seconds, p.copies * cluster.rdma_latency_s + p.copy_bytes / rate))
-    return out
+    links = {
+        "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
+        "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
+    }
+    copies = [(p, *links[p.kind]) for p in points if p.kind in links]
+    return [(p.seconds, p.copies * latency_s + p.copy_bytes / bytes_per_s) for p, latency_s, bytes_per_s in copies]
 
 
 def _link(points: Iterable[Point], kind: str, number: str, size: str) -> _Link | None:
@@ -195,29 +192,19 @@ def _by_group(points: Sequence[Point], link: _Link, unit_s: tuple[float, ...], r
     """Residuals of forwards and of backwards, by kind."""
     factor_N = np.array([ratios[p.kind] if p.backward else 1.0 for p in points])
     off_N = residuals(factor_N * (_amounts(points) @ unit_s) + _on_links(points, link), np.array([p.seconds for p in points]))
-    groups = {}
-    for kind in ("experts", "layer"):
-        groups[kind] = np.array([p.kind == kind and not p.backward for p in points])
-        groups[f"{kind} backward"] = np.array([p.kind == kind and p.backward for p in points])
-    return {name: off_N[mask_N] for name, mask_N in groups.items()}
+    group_N = np.array([f"{p.kind} backward" if p.backward else p.kind for p in points])
+    return {name: off_N[group_N == name] for name in ("experts", "experts backward", "layer", "layer backward")}
 
 
 def _contention(points: Iterable[Point], links: dict[str, _Link]) -> tuple[float, Array]:
-    """Seconds lost over seconds of copy, all together; residuals of what is lost, relative to the copies' seconds.
-
-    Args:
-        links: End of the kind's name -> the link that carries it.
-    """
-    lost, copying = [], []
-    for p in points:
-        way = p.kind.removeprefix("beside copy")
-        if p.kind.startswith("beside copy"):
-            lost.append(p.seconds)
-            copying.append(p.copies * links[way].latency_s + p.copy_bytes * links[way].byte_s)
-    if not sum(copying):
+    """Seconds lost over seconds of copy, and residuals of the loss, relative to the copies; `links` by the end of a kind."""
+    found = [(p, links[p.kind.removeprefix("beside copy")]) for p in points if p.kind.startswith("beside copy")]
+    lost_N = np.array([p.seconds for p, _ in found])
+    copying_N = np.array([p.copies * link.latency_s + p.copy_bytes * link.byte_s for p, link in found])
+    if not copying_N.sum():
         return 0.0, np.zeros(0)
-    share = min(1.0, max(0.0, sum(lost) / sum(copying)))
-    return share, share - np.array(lost) / np.array(copying)
+    share = float(np.clip(lost_N.sum() / copying_N.sum(), 0.0, 1.0))
+    return share, share - lost_N / copying_N
 
 
 def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Array]:

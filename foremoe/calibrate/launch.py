@@ -24,12 +24,7 @@ ProgressMaker = Callable[[], Progress]  # called on the rank that reports progre
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
     """Measures on ``case.num_ranks`` processes of this machine, each with a GPU of its own where there are GPUs.
 
-    Args:
-        make_progress: A function of a module.
-
-    Raises:
-        InputError: Fewer GPUs than ranks, or more to measure than there is time for.
-        TransferError: A rank failed; the others are ended.
+    `make_progress` is a function of a module. Where a rank fails, the others are ended, and a TransferError says why.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
     if num_gpus == 1:
@@ -45,12 +40,7 @@ def launch(case: Case, make_progress: ProgressMaker) -> Measured:
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
-    """As `join`, on a rank that another launcher has started.
-
-    Raises:
-        InputError: More to measure than there is time for.
-        TransferError: Whatever else fails, in one sentence.
-    """
+    """As `join`, on a rank that another launcher has started; whatever fails but for input is a TransferError of one sentence."""
     try:
         return join(case, make_progress)
     except (InputError, TransferError):
@@ -58,9 +48,8 @@ def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
     except Exception as error:
         rank = int(os.environ["RANK"])
         first_line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-        raise TransferError(
-            f"rank {rank} failed and the calibration was stopped ({type(error).__name__}: {first_line}).", (rank,)
-        ) from error
+        why = f"{type(error).__name__}: {first_line}"
+        raise TransferError(f"rank {rank} failed and the calibration was stopped ({why}).", (rank,)) from error
 
 
 def _join_or_refusal(case: Case, make_progress: ProgressMaker) -> Measured | InputError:
@@ -83,13 +72,9 @@ def join(case: Case, make_progress: ProgressMaker) -> Measured:
     try:
         group = TorchGroup(timeout_s=_TIMEOUT_S)
         try:
-            return measure(group, case, device, make_progress() if group.rank == 0 else _silent)
+            return measure(group, case, device, make_progress() if group.rank == 0 else lambda *_: None)
         except BaseException as error:
             group.report(f"{type(error).__name__}: {error}")  # so that the other ranks end, and can say why
             raise
     finally:
         dist.destroy_process_group()
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass

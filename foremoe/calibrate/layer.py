@@ -20,12 +20,6 @@ class Layer(Protocol):
         """The residual stream after attention, the normalised input of the experts (both [T, H]) and router scores [T, E]."""
 
 
-class LayerMaker(Protocol):
-    """Makes the layer of a model with the dtype and device of experts."""
-
-    def __call__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> Layer: ...
-
-
 class PlainLayer(nn.Module):
     """A pre-norm decoder layer with as many attention weights, heads and columns as the model has.
 

@@ -49,12 +49,7 @@ class Blocks:
 
 
 class Copies:
-    """Copies between neighbours in a ring of ranks, or from the host store, ready to be started again and again.
-
-    Args:
-        step: Every rank sends to the rank `step` further on (peer copies).
-        on_host: From the host store instead.
-    """
+    """Copies from every rank to the one `step` further on, or from the host store, ready to be started again and again."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, *, step: int, on_host: bool) -> None:
         self.group, self.step = group, step
@@ -62,21 +57,22 @@ class Copies:
         self.backend: TransferBackend = PinnedHost() if on_host else Collective()
         self.backend.open(group.rank, group, self.blocks)
         if on_host:
-            places = [(layer, g, i) for layer in range(len(_SHARES)) for g in range(group.size) for i in range(_AT_ONCE)]
-            self.backend.publish([self._entry(*place) for place in places], 1)
+            G, experts = group.size, range(group.size * _AT_ONCE)
+            homes = [(layer, e, e // _AT_ONCE) for layer in range(len(_SHARES)) for e in experts]
+            self.backend.publish([Entry(layer, e, home, (home + step) % G) for layer, e, home in homes], 1)
 
     def start(self, layer: int, num: int) -> Any:
         """Starts `num` copies of a size to this rank, and from it."""
         me, G, host = self.group.rank, self.group.size, self.backend.one_sided
+        from_rank, to_rank = (me - self.step) % G, (me + self.step) % G
         copies = []
         for i in range(num):
-            from_rank, to_rank = (me - self.step) % G, (me + self.step) % G
-            expert, into = from_rank * _AT_ONCE + i, self.blocks.slot(layer * _AT_ONCE + i)
-            key = lambda home, i=i: home * _AT_ONCE + i  # noqa: E731
-            copies.append(Copy(key(from_rank), layer, expert, HOST if host else from_rank, me, None, into))
+            # An expert is copied once at a time, so that its number serves as key.
+            expert, mine = from_rank * _AT_ONCE + i, me * _AT_ONCE + i
+            into = self.blocks.slot(layer * _AT_ONCE + i)
+            copies.append(Copy(expert, layer, expert, HOST if host else from_rank, me, None, into))
             if not host:
-                mine = me * _AT_ONCE + i
-                copies.append(Copy(key(me), layer, mine, me, to_rank, self.blocks.home(layer, mine), None))
+                copies.append(Copy(mine, layer, mine, me, to_rank, self.blocks.home(layer, mine), None))
         return self.backend.start(copies)
 
     def wait(self, handle: Any) -> None:
@@ -86,9 +82,6 @@ class Copies:
     def close(self) -> None:
         """Gives back what the backend holds."""
         self.backend.close()
-
-    def _entry(self, layer: int, home: int, i: int) -> Entry:
-        return Entry(layer, home * _AT_ONCE + i, home, (home + self.step) % self.group.size)
 
 
 def exchange_points(
@@ -141,8 +134,7 @@ def _shares(num: int, rank: int, node_of_rank: Sequence[int], across: bool, unev
 
 def copy_points(copies: Copies, watch: Stopwatch, kind: str, budget_s: float) -> list[Point]:
     """Copies of several sizes, one and several at once."""
-    points = []
-    sizes = copies.blocks.sizes
+    points, sizes = [], copies.blocks.sizes
     for layer, size in enumerate(sizes):
         for num in (1, _AT_ONCE):
 
@@ -158,12 +150,7 @@ def copy_points(copies: Copies, watch: Stopwatch, kind: str, budget_s: float) ->
 def beside_point(
     copies: Copies, watch: Stopwatch, kind: str, compute: Callable[[], None], alone_s: float, compute_s: float, budget_s: float
 ) -> Point:
-    """What compute takes longer while whole experts are copied; small compute is repeated until it covers the copies.
-
-    Args:
-        alone_s: Seconds of `_AT_ONCE` copies alone.
-        compute_s: Seconds of `compute`.
-    """
+    """What compute (alone: `compute_s`) takes longer while whole experts are copied (`alone_s`); it is repeated to cover them."""
     layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
 
     def run(lap: Lap) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from foremoe.base.errors import TransferError
+from foremoe.base.hardware import hardware
 from foremoe.base.version import __version__
-from foremoe.calibrate.budget import require_time
-from foremoe.calibrate.case import Case
+from foremoe.calibrate.case import Case, require_time
 from foremoe.calibrate.computing import ExpertCompute, Layers, draw_routing
 from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
 from foremoe.calibrate.points import Measured, Point
@@ -28,12 +28,7 @@ _SHARES = {"peak": 0.02, "experts": 0.33, "layers": 0.33, "exchanges": 0.12, "co
 def measure(
     group: Group, case: Case, device: torch.device, progress: Progress, node_of_rank: Sequence[int] | None = None
 ) -> Measured:
-    """All points; collective, the same on all ranks.
-
-    Args:
-        device: Device of experts and layers.
-        progress: Called with the name of each measurement.
-        node_of_rank: Node of every rank; None: by host name.
+    """All points; collective, the same on all ranks. Nodes are told apart by host name unless `node_of_rank` says them.
 
     Raises:
         InputError: Even the fewest runs take far longer than ``case.seconds``; on all ranks alike.
@@ -62,11 +57,12 @@ def measure(
     finally:
         layers.close()
 
-    links = _links(nodes)
+    # Link classes: inside nodes, across nodes.
+    links = [across for across, there in ((False, len(set(nodes)) < len(nodes)), (True, len(set(nodes)) > 1)) if there]
     budget_s = next_s("exchanges") / len(links)
     pairs = case.tokens * case.model.num_topk
     for across in links:
-        rows = sorted({group.size, max(group.size, pairs // 16), max(group.size, pairs // 4), max(group.size, pairs)})
+        rows = sorted({group.size, *(max(group.size, pairs // part) for part in (16, 4, 1))})
         points += exchange_points(group, watch, nodes, across, rows, case.model, dtype, budget_s)
 
     ways = [(f"copy{' across nodes' if across else ''}", _step(nodes, across), False) for across in links]
@@ -91,21 +87,14 @@ def measure(
     progress("copies beside compute", 100, 100)
     return Measured(
         points=tuple(points), flops_per_s=peak, memory_bytes=_memory_bytes(device, nodes, group.rank), node_of_rank=nodes,
-        hardware=_hardware(device), versions={
-            "foremoe": __version__, "torch": str(torch.__version__), "python": platform.python_version()
-        },
+        hardware=_hardware(device),
+        versions={"foremoe": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     )  # fmt: skip
 
 
 def _then(compute: Callable[[], object], lap: Lap) -> None:
     compute()
     lap()
-
-
-def _links(nodes: Sequence[int]) -> list[bool]:
-    """Which link classes there are: inside nodes, across nodes."""
-    inside, several = len(set(nodes)) < len(nodes), len(set(nodes)) > 1
-    return [across for across, there in ((False, inside), (True, several)) if there]
 
 
 def _step(nodes: Sequence[int], across: bool) -> int:
@@ -138,7 +127,5 @@ def _memory_bytes(device: torch.device, nodes: Sequence[int], rank: int) -> int:
 def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {platform.system()} {platform.machine()}"
-    from foremoe.base.hardware import hardware
-
     found = hardware()
     return f"{found['processor']}, {found['cores']} cores, {found['system']}"

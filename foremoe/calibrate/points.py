@@ -6,28 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = (
-    "experts",  # expert compute alone
-    "layer",  # a layer whose experts pass tokens through, at home
-    "planned",  # the same by a plan that moves nothing
-    "exchange",  # tokens to all ranks of a node
-    "exchange across nodes",  # tokens to all ranks of other nodes
-    "copy",  # experts' weights to another rank of the node
-    "copy across nodes",
-    "copy from host",
-    "beside copy",  # what compute takes longer while such copies run
-    "beside copy across nodes",
-    "beside copy from host",
-)
-"""What is timed."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One thing that was timed on all ranks at once.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: "experts" (their compute alone), "layer" (at home; its experts pass tokens through), "planned" (the same by a plan
+            that moves nothing), "exchange" (tokens to all ranks of a node), "copy" (experts' weights to another rank of the
+            node), "copy from host", or "beside copy" (what compute takes longer while copies run). Between nodes exchanges and
+            copies end in "across nodes"; what is timed beside copies ends as they do.
         seconds: Seconds of the slowest rank, median over repeats.
         spread: (third - first quartile) / median over the repeats.
         backward: Backward of the compute, else forward.

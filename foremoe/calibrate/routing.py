@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,12 @@ _SPREAD = 0.7  # standard deviation of the log popularity of experts
 _HEAVY = 1.5  # what the first rank's experts have more of it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Routing:
-    """One layer's routing on all ranks.
+class Routing(NamedTuple):
+    """One layer's routing on all ranks, int64."""
 
-    Attributes:
-        topk_GTK: int64, distinct experts of every token.
-        load_GE: int64, pairs by source and expert.
-        sent_GG: int64, by source and the expert's home.
-    """
-
-    topk_GTK: Array
-    load_GE: Array
-    sent_GG: Array
+    topk_GTK: Array  # distinct experts of every token
+    load_GE: Array  # pairs by source and expert
+    sent_GG: Array  # pairs by source and the expert's home
 
     @staticmethod
     def draw(tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Routing:
@@ -50,8 +43,7 @@ class Routing:
         """Pairs of every expert at home on a rank."""
         served_E = self.load_GE.sum(axis=0)
         per_rank = len(served_E) // len(self.load_GE)
-        out: list[int] = served_E[rank * per_rank : (rank + 1) * per_rank].tolist()
-        return out
+        return served_E[rank * per_rank : (rank + 1) * per_rank].tolist()
 
     def off_rank(self, node_of_rank: tuple[int, ...], across: bool) -> int:
         """Pairs in the busiest direction of a rank, to or from ranks of its node or (`across`) of others."""

@@ -17,12 +17,7 @@ Lap = Callable[[], None]
 
 
 class Stopwatch:
-    """Times functions on all ranks of a group; every method is collective.
-
-    Args:
-        group: The ranks.
-        device: Device to synchronise with.
-    """
+    """Times functions on all ranks of a group, synchronised with a device; every method is collective."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self.group, self.device = group, device
@@ -35,8 +30,7 @@ class Stopwatch:
     def repeats(self, run: Callable[[Lap], None], budget_s: float) -> Array:
         """float64 [repeats, laps]: seconds of the slowest rank, over as many repeats as the budget allows, 3 at least.
 
-        Args:
-            run: Calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
+        `run` calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
         """
         begin_s = time.perf_counter()
         self._once(run)  # warms up

@@ -13,13 +13,12 @@ import click
 from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate import Case, Fit, Measured, fit
 from foremoe.calibrate.fitting import copy_seconds
-from foremoe.calibrate.torchrun import under_torchrun
 from foremoe.cli.files import model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
 from foremoe.cli.options import COUNT, MAX_EXPERTS, MODELS, option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, percent, plural, render
-from foremoe.cli.texts import Seconds
+from foremoe.cli.texts import Seconds, is_count
 from foremoe.machine.model import Model
 
 FAILED = 1
@@ -28,10 +27,9 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
 
 @click.command(cls=JsonCommand)
 @option(
-    "--ranks",
-    type=click.IntRange(2, 1024),
+    "--ranks", type=click.IntRange(2, 1024),
     help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]",
-)
+)  # fmt: skip
 @option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
 @option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
 @option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
@@ -57,13 +55,13 @@ def calibrate(
       torchrun --nnodes 2 --nproc-per-node 8 ... -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
     """
     joined = under_torchrun()
+    reports = not joined or int(os.environ["RANK"]) == 0
     if not output.lower().endswith(".toml"):
         raise InputError(f"the cluster file must end in .toml, so that --cluster knows it for a file; got {output!r}.")
     fit_file = str(Path(output).with_suffix(".fit.json"))
-    if not joined or int(os.environ["RANK"]) == 0:  # the one that writes; other nodes need not have its folders
-        require_writable(
-            {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}, [sizes["model"]]
-        )
+    if reports:  # other nodes need not have its folders
+        outputs = {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}
+        require_writable(outputs, [sizes["model"]])
     chosen = _sizes(**sizes)
     try:
         from foremoe.calibrate.launch import join_started, launch
@@ -78,14 +76,31 @@ def calibrate(
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         click.get_current_context().exit(FAILED)
-    if joined and int(os.environ["RANK"]) != 0:
+    if not reports:
         return
     found = fit(measured, chosen, name=f"calibrated: {measured.hardware}", source=source_of(case, measured))
     found.cluster.to_toml(output)
-    record = {"case": _record(case), "hardware": measured.hardware, "versions": measured.versions, **found.to_dict()}
+    record = {
+        "case": {
+            "model": chosen.to_dict(), "ranks": num_ranks, "experts": case.num_experts, "tokens": tokens,
+            "sequence_length": case.sequence_length, "seconds": seconds,
+        },
+        "hardware": measured.hardware, "versions": measured.versions, **found.to_dict(),
+    }  # fmt: skip
     points = [point.to_dict() for point in measured.points]
     Path(fit_file).write_text(json.dumps(plain(record | {"points": points}), indent=2) + "\n", encoding="ascii")
     emit(json_file, record, report(found, measured, output))
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun, or a launcher that sets its variables, started this process as one of several ranks.
+
+    What a scheduler leaves behind in part is not enough to join the others.
+    """
+    rank, size, *others = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+    if not os.environ.get("MASTER_ADDR") or not all(map(is_count, (rank, size, *others))):
+        return False
+    return int(size) > 1 and int(rank) < int(size)
 
 
 def bar() -> Progress:
@@ -113,17 +128,13 @@ def report(found: Fit, measured: Measured, output: str) -> list[str]:
     ]  # fmt: skip
     rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst] for c in found.constants]
     spread = sorted(point.spread for point in measured.points)[len(measured.points) // 2]
-    copies = copy_seconds(measured.points, found.cluster)
-    share = sorted(by_constants / seconds for seconds, by_constants in copies)
+    share = sorted(by_constants / seconds for seconds, by_constants in copy_seconds(measured.points, found.cluster))
     return [
-        f"{len(measured.points)} points on {measured.hardware}",
-        "",
-        render(columns, rows),
-        "",
+        f"{len(measured.points)} points on {measured.hardware}", "", render(columns, rows), "",
         f"residual: |fitted - measured| / measured; repeats of a point spread by {spread:.1%} (median of quartile distances)",
         f"copies between ranks were not fitted: the links' constants give {share[0]:.2f} to {share[-1]:.2f} of their seconds",
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
-    ]
+    ]  # fmt: skip
 
 
 def _sizes(
@@ -150,10 +161,3 @@ def _sizes(
         num_bytes = 4.0 if dtype == "float32" else 2.0
         table |= {"bytes_per_weight": num_bytes, "bytes_per_activation": num_bytes}
     return Model.from_dict(table)
-
-
-def _record(case: Case) -> dict[str, Any]:
-    return {
-        "model": case.model.to_dict(), "ranks": case.num_ranks, "experts": case.num_experts, "tokens": case.tokens,
-        "sequence_length": case.sequence_length, "seconds": case.seconds,
-    }  # fmt: skip

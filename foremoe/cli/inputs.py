@@ -21,7 +21,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import slots_of
 from foremoe.routing.trace import RoutingTrace
-from foremoe.simulate.groups import ep_groups
+from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload

@@ -46,12 +46,7 @@ def _with_value(args: list[str]) -> list[str]:
 
 
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Refuses output files before any work is done for them.
-
-    Args:
-        outputs: Name of each to its path; None and "-" are not files.
-        inputs: Files that the command reads, which no output may replace.
-    """
+    """Refuses output files (by name; None and "-" are not files) before any work is done; none may replace an input."""
     taken = {Path(path).resolve() for path in inputs if path}
     for what, path in outputs.items():
         if path is None or path == STDOUT:

@@ -27,7 +27,7 @@ COMMANDS = {
     "inspect": "What a trace, workload or plan file holds.",
     "check": "Does a plan keep its laws, and belong to this routing?",
     "ablate": "What each level, redundant slot and kind of foresight is worth.",
-    "solvers": "Named strategies, what they are made of, and installed solvers.",
+    "solvers": "List strategies and installed solvers.",
     "calibrate": "Measure this machine's constants for the cost model.",
     "report": "Write one HTML page of a plan: skew, copies, timeline, links, memory.",
     "warm-up": "Compile once what a first plan runs.",

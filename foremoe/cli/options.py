@@ -122,11 +122,7 @@ _CASE = {
 
 
 def case_options(*, redundant: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of a case and hands them over as one `CaseOptions` in parameter ``case_options``.
-
-    Args:
-        redundant: False for a command that has a ``--redundant`` of its own.
-    """
+    """Adds every option of a case (but ``--redundant`` if a command has its own), as one `CaseOptions` in ``case_options``."""
     names = [name for name in _CASE if redundant or name != "redundant"]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -21,13 +21,14 @@ from foremoe.workload.packing import AsGiven
 FOREMOE = "foremoe"
 MS = number(1, 1e3)
 COLUMNS = {
-    "skew_mean": Column("skew mean", number(3)), "replicas_per_layer": Column("replicas", number(1)),
-    "stage_s": Column("stage ms", MS), "stage_speedup_vs_static": Column("speed-up", number(3)),
-    "share_of_balanced": Column("of balanced", percent), "tokens_per_s_per_rank": Column("tokens/s/rank", number(0)),
-    "window_s": Column("attention", MS), "dispatch_s": Column("dispatch", MS), "compute_s": Column("experts", MS),
-    "combine_s": Column("combine", MS), "transfer_s": Column("weights", MS), "gradient_s": Column("gradients", MS),
-    "planning_s": Column("planning", MS), "bubble_s": Column("bubble", MS), "moves_s": Column("moves", MS),
-    "apart_s": Column("apart", MS), "simulated_peak_bytes": Column("peak GB", number(2, 1e-9)),
+    "solver": Column("solver", left=True), "skew_mean": Column("skew mean", number(3)),
+    "replicas_per_layer": Column("replicas", number(1)), "stage_s": Column("stage ms", MS),
+    "stage_speedup_vs_static": Column("speed-up", number(3)), "share_of_balanced": Column("of balanced", percent),
+    "tokens_per_s_per_rank": Column("tokens/s/rank", number(0)), "window_s": Column("attention", MS),
+    "dispatch_s": Column("dispatch", MS), "compute_s": Column("experts", MS), "combine_s": Column("combine", MS),
+    "transfer_s": Column("weights", MS), "gradient_s": Column("gradients", MS), "planning_s": Column("planning", MS),
+    "bubble_s": Column("bubble", MS), "moves_s": Column("moves", MS), "apart_s": Column("apart", MS),
+    "simulated_peak_bytes": Column("peak GB", number(2, 1e-9)),
 }  # fmt: skip
 
 
@@ -78,13 +79,8 @@ def simulate(
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
         where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
-    emit(json_file, payload, [case.line, where, "", table(rows), "", *footers(rows, case.constants)])
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as text; seconds of parts as ms."""
-    columns = [Column("solver", left=True), *COLUMNS.values()]
-    return render(columns, [[row["solver"], *(row[key] for key in COLUMNS)] for row in rows])
+    table = render([*COLUMNS.values()], [[row[key] for key in COLUMNS] for row in rows])
+    emit(json_file, payload, [case.line, where, "", table, "", *footers(rows, case.constants)])
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:

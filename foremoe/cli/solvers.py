@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import click
 
@@ -26,28 +25,19 @@ def solvers(json_file: str | None) -> None:
       foremoe solvers
     """
     require_writable({"the JSON file": json_file})
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "rank": [short(solver) for solver in planner.rank],
-            "split": None if planner.split is None else short(planner.split),
-            "foresight": str(planner.foresight),
-            "guard": planner.guard,
-            "executable": planner.keeps_homes,
-            "missing": [m for solver in planner.rank for m in solver.requires if importlib.util.find_spec(m) is None],
-            "planner": repr(planner),
-        }
-        for name, planner in STRATEGIES.items()
-    ]
+    rows, cells = [], []
+    for name, planner in STRATEGIES.items():
+        rank, split = [short(solver) for solver in planner.rank], None if planner.split is None else short(planner.split)
+        missing = [m for solver in planner.rank for m in solver.requires if importlib.util.find_spec(m) is None]
+        rows.append({
+            "name": name, "rank": rank, "split": split, "foresight": str(planner.foresight), "guard": planner.guard,
+            "executable": planner.keeps_homes, "missing": missing, "planner": repr(planner),
+        })  # fmt: skip
+        cells.append([
+            f"{name} (needs {', '.join(missing)})" if missing else name, ", ".join(rank) or "none", split or "the solver's",
+            planner.foresight, "yes" if planner.guard else "no", "yes" if planner.keeps_homes else "no, scored only",
+        ])  # fmt: skip
     columns = [Column(name, left=True) for name in ("strategy", "rank level", "split", "foresight", "guard", "executable")]
-    cells = []
-    for row, planner in zip(rows, STRATEGIES.values(), strict=True):
-        name = f"{row['name']} (needs {', '.join(row['missing'])})" if row["missing"] else row["name"]
-        executable = "yes" if planner.keeps_homes else "no, scored only"
-        guard = "yes" if planner.guard else "no"
-        cells.append(
-            [name, ", ".join(row["rank"]) or "none", row["split"] or "the solver's", row["foresight"], guard, executable]
-        )
     installed = entry_point_names(GROUP)
     lines = [render(columns, cells), "", f"installed by other packages (entry points {GROUP}): {', '.join(installed) or 'none'}"]
     emit(json_file, {"strategies": rows, "installed": installed}, lines)

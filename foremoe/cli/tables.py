@@ -21,11 +21,8 @@ class Column(NamedTuple):
 def render(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int | None = None) -> str:
     """The table as lines; a row that is shorter than the columns leaves the rest blank.
 
-    Args:
-        columns: Columns of the table.
-        rows: Values of every line.
-        width: Characters of a line. Columns that do not fit follow below, after the first one again, so that no terminal
-            breaks a line inside a number. Default: the terminal's, no limit elsewhere.
+    Columns beyond `width` (default: the terminal's; no limit elsewhere) follow below, after the first one again, so that no
+    terminal breaks a line inside a number.
     """
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns

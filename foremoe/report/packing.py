@@ -16,26 +16,16 @@ DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
 
 
 class Packer:
-    """Collects named arrays. Bytes are grouped by significance, since the high bytes of counts repeat and compress well.
-
-    Attributes:
-        contents: For every array: dtype, shape, where it lies in the inflated bytes, and whether it holds differences.
-    """
+    """Collects named arrays. Bytes are grouped by significance, since the high bytes of counts repeat and compress well."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
+        # For every array: dtype, shape, where it lies in the inflated bytes, and whether it holds differences.
         self.contents: dict[str, dict[str, Any]] = {}
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
-        """Adds `array` as `dtype`.
-
-        Args:
-            differences: Store each value's difference to the one before, for ascending or slowly changing int32 values.
-
-        Raises:
-            InputError: A value does not fit the dtype.
-        """
+        """Adds `array` as `dtype`; with `differences`, each int32 value's to the one before, for those that change slowly."""
         assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:

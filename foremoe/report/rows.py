@@ -10,6 +10,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
@@ -21,18 +22,15 @@ NOT_SENT = -2  # still in its buffer from an earlier use, or of a plan that is s
 
 
 class Replicas(NamedTuple):
-    """Every slot that serves an expert away from its home rank, by row, rank and slot.
+    """Every slot that serves an expert away from its home rank, by row, rank and slot."""
 
-    `row_Y` is m*L + l; `source_Y` the rank its weights come from first, `FROM_HOST` or `NOT_SENT`.
-    """
-
-    row_Y: Array
+    row_Y: Array  # m*L + l
     rank_Y: Array
     slot_Y: Array
     expert_Y: Array
     quota_Y: Array
     home_rank_Y: Array
-    source_Y: Array
+    source_Y: Array  # rank its weights come from first, `FROM_HOST` or `NOT_SENT`
 
 
 def replicas_of(plan: Plan) -> Replicas:
@@ -95,18 +93,14 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
 
 
 def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
-    """float64 [G] per link class and direction: bytes of weights (every pass) and of gradients going home.
-
-    Tokens on their way to the experts and back are not counted.
-    """
+    """float64 [G] per link class and direction: bytes of weights (every pass) and of gradients going home, without tokens."""
     G, t = plan.G, plan.transfers
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
     out = {}
-    for path, name in ((0, "peer"), (1, "rdma")):
-        by_path = t.link_C == path
-        out[f"{name} out"] = np.bincount(t.src_C[by_path], minlength=G) * float(weight)
-        out[f"{name} in"] = np.bincount(t.dst_C[by_path], minlength=G) * float(weight)
-    out["host in"] = np.bincount(t.dst_C[t.link_C == 2], minlength=G) * float(weight)
+    for link, name in ((Link.PEER, "peer"), (Link.RDMA, "rdma")):
+        out[f"{name} out"] = np.bincount(t.src_C[t.link_C == link], minlength=G) * float(weight)
+        out[f"{name} in"] = np.bincount(t.dst_C[t.link_C == link], minlength=G) * float(weight)
+    out["host in"] = np.bincount(t.dst_C[t.link_C == Link.HOST], minlength=G) * float(weight)
     if problem.stage == "update" and plan.executable:
         node_G = problem.cluster.node_of_rank_G
         near_Y = node_G[replicas.rank_Y] == node_G[replicas.home_rank_Y]

@@ -39,11 +39,7 @@ COLUMNS = (
 
 
 def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns that at least one row has a number for, the rows' cells, and their notes.
-
-    Args:
-        rows: Dicts with ``solver`` and any of `COLUMNS`; None or nothing leaves a cell blank. ``note`` is a sentence.
-    """
+    """Columns that at least one row has a number for, the rows' cells (None is blank), and their notes."""
     shown = [figure for figure in COLUMNS if any(_value(row, figure) is not None for row in rows)]
     longest_s = max((_value(row, f) or 0.0 for row in rows for f in shown if f.unit == "s"), default=0.0)
     if longest_s < 10.0:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from foremoe.simulate.groups import ep_groups
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
-from foremoe.simulate.systems import System, foremoe_planner, simulate_systems
+from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulate_systems
 
 __all__ = [
     "LINKS", "PARTS", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing", "force_balanced",

@@ -55,11 +55,7 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
 
 
 def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
-    """The plan's copies in the order in which they start; see `start_positions`.
-
-    Raises:
-        InputError: As `relays_of`.
-    """
+    """The plan's copies in the order in which they start; see `start_positions`."""
     t = plan.transfers if plan.executable else TransferList.none()
     relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")

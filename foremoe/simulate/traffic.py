@@ -19,18 +19,11 @@ from foremoe.problem.problem import Problem
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row; combine, and both of backward, send the same pairs or their way back.
+    """Seconds of one dispatch per row; combine, and both of backward, send the same pairs or their way back."""
 
-    Attributes:
-        peer_N: Seconds of the busiest rank and direction over peer links.
-        rdma_N: Seconds of the busiest NIC and direction.
-        peer_busy_G: Seconds that a rank sends plus those that it receives over peer links, summed over rows with their weights.
-        rdma_busy_G: The same over RDMA.
-    """
-
-    peer_N: Array
-    rdma_N: Array
-    peer_busy_G: Array
+    peer_N: Array  # busiest rank and direction
+    rdma_N: Array  # busiest NIC and direction
+    peer_busy_G: Array  # sends plus receives, summed over rows with their weights
     rdma_busy_G: Array
 
 
@@ -46,16 +39,7 @@ def nic_of_rank(cluster: Cluster) -> Array:
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
-    """The exchanges of every row of a plan, by the split law (own rank, own node, the rest).
-
-    Args:
-        problem: Problem with counts by source rank.
-        plan: Plan of the problem.
-        weight_N: How often a row dispatches, int64.
-
-    Raises:
-        InputError: The problem does not say which rank asks for which expert.
-    """
+    """The exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times."""
     load_NGE = problem.load_NGE
     if load_NGE is None:
         raise InputError("simulation needs counts by source rank; give the problem its load_MLGE.")

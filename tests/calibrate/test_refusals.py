@@ -15,9 +15,9 @@ from examples.grpo.given import given_samples
 from examples.grpo.settings import Settings
 from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate import Case
-from foremoe.calibrate.budget import least_seconds, require_time
+from foremoe.calibrate.case import least_seconds, require_time
 from foremoe.calibrate.launch import join_started, launch
-from foremoe.calibrate.torchrun import under_torchrun
+from foremoe.cli.calibrate import under_torchrun
 from foremoe.cli.main import main
 from foremoe.machine.model import Model
 from foremoe.testing.ranks import get_pool
