@@ -52,8 +52,7 @@ class ExpertCompute:
     def forward(self, x_YH: torch.Tensor, num_S: list[int], layer: int) -> torch.Tensor:
         """The outputs of one layer's experts."""
         row = Row(0, layer, num_S, tuple(self.bank.shapes.values()), self.bank.math, self.stage, ComputeTime())
-        y_YH: torch.Tensor = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
-        return y_YH
+        return GroupedExperts.apply(x_YH, row, Phase.FORWARD)
 
     def flops_per_s(self, watch: Stopwatch) -> float:
         """What a rank reaches on few pairs; small, since the machine may be slow."""
@@ -110,10 +109,6 @@ class Layers:
         """Several numbers of tokens, spread evenly and heavily; each at home and by a plan in turn."""
         cases = list(itertools.product(SHARES, (False, True)))
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
-
-    def close(self) -> None:
-        """Gives back what the runtime holds."""
-        self.runtime.close()
 
     def _at(self, watch: Stopwatch, share: float, heavy: bool, budget_s: float) -> list[Point]:
         case, model, length = self.case, self.case.model, self.case.sequence_length

@@ -28,8 +28,6 @@ class Constant:
 
     Attributes:
         name: Name as in `Cluster`, or of the runtime (see `Fit.runtime`).
-        value: Fitted value.
-        unit: Unit of the value.
         num_points: Points it was fitted on.
         median: Median of the absolute relative residuals; None without points.
         worst: Largest of them; None without points.
@@ -81,11 +79,6 @@ def fit(measured: Measured, model: Model, *, name: str, source: str) -> Fit:
     Links first: tokens are on the way in every layer, so a link class is fitted on exchanges and only checked on copies. Then
     expert compute and layers forward in one system, and a ratio for the backward of each. What copies take from compute comes
     last, relative to the seconds that the constants give them.
-
-    Args:
-        model: Model whose sizes were measured.
-        name: Name of the cluster.
-        source: Source that the cluster states.
 
     Raises:
         InputError: The points do not determine a constant that is needed.
@@ -209,14 +202,12 @@ def _contention(points: Iterable[Point], links: dict[str, _Link]) -> tuple[float
 
 def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Array]:
     """What layers by a plan take beyond the same layers at home, and the residuals of their whole seconds."""
-    planned = [p for p in points if p.kind == "planned"]
-    if not planned:
-        return {}, np.zeros(0)
     at_home = {_key(p): p.seconds for p in points if p.kind == "layer"}
+    planned = [p for p in points if p.kind == "planned" and _key(p) in at_home]
     found: dict[str, float] = {}
     off: list[float] = []
     for backward, names in ((False, ("planned_layer_s", "planned_token_s")), (True, ("planned_backward_s",))):
-        mine = [p for p in planned if p.backward == backward and _key(p) in at_home]
+        mine = [p for p in planned if p.backward == backward]
         if not mine:
             continue
         factor_NF = np.array([[p.layers, p.tokens][: len(names)] for p in mine])

@@ -75,14 +75,6 @@ class Copies:
                 copies.append(Copy(mine, layer, mine, me, to_rank, self.blocks.home(layer, mine), None))
         return self.backend.start(copies)
 
-    def wait(self, handle: Any) -> None:
-        """Until they are done."""
-        self.backend.wait(handle, _TIMEOUT_S)
-
-    def close(self) -> None:
-        """Gives back what the backend holds."""
-        self.backend.close()
-
 
 def exchange_points(
     group: Group, watch: Stopwatch, node_of_rank: Sequence[int], across: bool, rows: Sequence[int], model: Model,
@@ -92,16 +84,12 @@ def exchange_points(
 
     One of the sizes is also sent unevenly: half of what goes elsewhere goes to the first rank that may have it.
     """
-    me, G = group.rank, group.size
-    parts: list[tuple[list[list[int]], int]] = []
-    for num in (*rows, rows[-1]):
-        uneven = len(parts) == len(rows)
-        sent_GG = [_shares(num, g, node_of_rank, across, uneven) for g in range(G)]
-        away = [[n if g != d else 0 for d, n in enumerate(sent_G)] for g, sent_G in enumerate(sent_GG)]
-        parts.append((sent_GG, max(*map(sum, away), *map(sum, zip(*away, strict=True)))))
     points = []
-    for sent_GG, busiest in parts:
-        num_sent_G, num_received_G = sent_GG[me], [sent_GG[g][me] for g in range(G)]
+    for num, uneven in [*((num, False) for num in rows), (rows[-1], True)]:
+        sent_GG = np.array([_shares(num, g, node_of_rank, across, uneven) for g in range(group.size)])
+        num_sent_G, num_received_G = sent_GG[group.rank].tolist(), sent_GG[:, group.rank].tolist()
+        np.fill_diagonal(sent_GG, 0)
+        busiest = int(max(sent_GG.sum(axis=0).max(), sent_GG.sum(axis=1).max()))
         sent = torch.zeros(sum(num_sent_G), model.hidden_size, dtype=dtype, device=watch.device)
 
         def run(lap: Lap, sent: torch.Tensor = sent, to: list[int] = num_sent_G, of: list[int] = num_received_G) -> None:
@@ -110,7 +98,7 @@ def exchange_points(
                 group.all_to_all(sent.new_empty(sum(of), sent.shape[1]), sent, of, to)
             lap()
 
-        ((seconds, spread),) = watch.laps(run, budget_s / len(parts))
+        ((seconds, spread),) = watch.laps(run, budget_s / (len(rows) + 1))
         points.append(
             Point(
                 kind="exchange across nodes" if across else "exchange", seconds=seconds, spread=spread, exchanges=_REPEATS,
@@ -123,9 +111,7 @@ def exchange_points(
 def _shares(num: int, rank: int, node_of_rank: Sequence[int], across: bool, uneven: bool) -> list[int]:
     """Rows from a rank to every rank."""
     to = [g for g, node in enumerate(node_of_rank) if g == rank or (node != node_of_rank[rank]) == across]
-    out = [0] * len(node_of_rank)
-    for g in to:
-        out[g] = max(1, num // len(to))
+    out = [max(1, num // len(to)) if g in to else 0 for g in range(len(node_of_rank))]
     if uneven and len(to) > 1:  # a rank alone in its node has nobody else there
         first = next(g for g in to if g != rank)
         out[first] += num // 2
@@ -139,7 +125,7 @@ def copy_points(copies: Copies, watch: Stopwatch, kind: str, budget_s: float) ->
         for num in (1, _AT_ONCE):
 
             def run(lap: Lap, layer: int = layer, num: int = num) -> None:
-                copies.wait(copies.start(layer, num))
+                copies.backend.wait(copies.start(layer, num), _TIMEOUT_S)
                 lap()
 
             ((seconds, spread),) = watch.laps(run, budget_s / (2 * len(sizes)))
@@ -161,7 +147,7 @@ def beside_point(
             handle = copies.start(layer, _AT_ONCE)
             for _ in range(loops):
                 compute()
-            copies.wait(handle)
+            copies.backend.wait(handle, _TIMEOUT_S)
         lap()
 
     seconds = watch.repeats(run, budget_s)

@@ -16,7 +16,7 @@ from foremoe.calibrate.case import Case, require_time
 from foremoe.calibrate.computing import ExpertCompute, Layers, draw_routing
 from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
 from foremoe.calibrate.points import Measured, Point
-from foremoe.calibrate.stopwatch import Lap, Stopwatch
+from foremoe.calibrate.stopwatch import Stopwatch, one_lap
 from foremoe.distributed.group import Group
 
 # Letters: G ranks.
@@ -55,7 +55,7 @@ def measure(
     try:
         points += layers.points(watch, next_s("layers"))
     finally:
-        layers.close()
+        layers.runtime.close()
 
     # Link classes: inside nodes, across nodes.
     links = [across for across, there in ((False, len(set(nodes)) < len(nodes)), (True, len(set(nodes)) > 1)) if there]
@@ -75,7 +75,7 @@ def measure(
         with torch.no_grad():
             experts.forward(x_YH, num_S, 0)
 
-    compute_s = watch.laps(lambda lap: _then(compute, lap), beside_s / 10)[0][0]
+    compute_s = watch.laps(one_lap(compute), beside_s / 10)[0][0]
     for kind, step, on_host in ways:
         copies = Copies(group, case.model, device, step=step, on_host=on_host)
         try:
@@ -83,18 +83,13 @@ def measure(
             progress("copies beside compute", round(100 * done), 100)
             points += [*found, beside_point(copies, watch, kind, compute, found[-1].seconds, compute_s, beside_s)]
         finally:
-            copies.close()
+            copies.backend.close()
     progress("copies beside compute", 100, 100)
     return Measured(
         points=tuple(points), flops_per_s=peak, memory_bytes=_memory_bytes(device, nodes, group.rank), node_of_rank=nodes,
         hardware=_hardware(device),
         versions={"foremoe": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     )  # fmt: skip
-
-
-def _then(compute: Callable[[], object], lap: Lap) -> None:
-    compute()
-    lap()
 
 
 def _step(nodes: Sequence[int], across: bool) -> int:
@@ -110,7 +105,7 @@ def _step(nodes: Sequence[int], across: bool) -> int:
 def _peak(watch: Stopwatch, dtype: torch.dtype, budget_s: float) -> float:
     n = 8192 if watch.device.type == "cuda" else 768
     left, right = (torch.randn(n, n, dtype=dtype, device=watch.device) for _ in range(2))
-    ((seconds, _),) = watch.laps(lambda lap: _then(lambda: torch.mm(left, right), lap), budget_s)
+    ((seconds, _),) = watch.laps(one_lap(lambda: torch.mm(left, right)), budget_s)
     return 2.0 * n**3 / seconds
 
 

@@ -37,8 +37,7 @@ def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Ar
             if rest < best * (1.0 - 1e-12):
                 best_F, best = np.zeros(F), rest
                 best_F[list(chosen)] = found
-    out: Array = best_F / scale_F
-    return out
+    return best_F / scale_F
 
 
 def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> Array:
@@ -55,5 +54,4 @@ def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> 
 
 def residuals(fitted_N: Array, seconds_N: Array) -> Array:
     """float64 [N]: (fitted - measured) / measured."""
-    out: Array = (np.asarray(fitted_N) - seconds_N) / seconds_N
-    return out
+    return (fitted_N - seconds_N) / seconds_N

@@ -57,7 +57,6 @@ class Measured:
     """All points of one machine.
 
     Attributes:
-        points: `Point`.
         flops_per_s: What one large matrix product reaches on a rank while all ranks run one.
         memory_bytes: Memory of one rank.
         node_of_rank: Node of every rank.

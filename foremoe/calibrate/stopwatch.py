@@ -16,6 +16,16 @@ _FEWEST, _MOST = 3, 40
 Lap = Callable[[], None]
 
 
+def one_lap(run: Callable[[], object]) -> Callable[[Lap], None]:
+    """`run` as a function of a single lap."""
+
+    def timed(lap: Lap) -> None:
+        run()
+        lap()
+
+    return timed
+
+
 class Stopwatch:
     """Times functions on all ranks of a group, synchronised with a device; every method is collective."""
 
@@ -37,17 +47,11 @@ class Stopwatch:
         first_s = max(self.group.gather(time.perf_counter() - begin_s))
         repeats = int(np.clip(budget_s / max(first_s, 1e-9) - 1, _FEWEST, _MOST))
         mine = [self._once(run) for _ in range(repeats)]
-        slowest: Array = np.array(self.group.gather(mine)).max(axis=0)
-        return slowest
+        return np.array(self.group.gather(mine)).max(axis=0)
 
     def second(self, run: Callable[[], object]) -> float:
         """Seconds of the slowest rank, the second time."""
-
-        def timed(lap: Lap) -> None:
-            run()
-            lap()
-
-        return max(self.group.gather([self._once(timed)[0] for _ in range(2)][1]))
+        return max(self.group.gather([self._once(one_lap(run))[0] for _ in range(2)][1]))
 
     def _once(self, run: Callable[[Lap], None]) -> list[float]:
         found: list[float] = []

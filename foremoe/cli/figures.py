@@ -14,8 +14,9 @@ from foremoe.plan.text import static_load_MLG
 from foremoe.plan.transfers import Link
 from foremoe.planner.summary import PlanSummary, count_stops
 from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.dealing import Dealt
 from foremoe.workload.skew import skew, skew_statistics
-from foremoe.workload.workload import Dealt, Workload
+from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
 
@@ -84,8 +85,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
 
 def summary_figures(summary: PlanSummary) -> dict[str, Any]:
     """Times of planning, and what each level brought."""
-    names = ("plan_s", "levels", "rows", "rows_kept_at_start", "warnings")
-    return {name: getattr(summary, name) for name in names}
+    return {name: getattr(summary, name) for name in ("plan_s", "levels", "rows", "rows_kept_at_start", "warnings")}
 
 
 def trace_text(figures: dict[str, Any]) -> list[str]:

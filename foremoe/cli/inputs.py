@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
@@ -29,23 +28,14 @@ from foremoe.workload.workload import Workload
 # Letters: L layers, E experts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What a command works on.
+class Case(NamedTuple):
+    """What a command works on."""
 
-    Attributes:
-        problem: What to plan.
-        workload: The counts behind it.
-        history_LE: Load of an earlier step, int64 [L, E], or None.
-        record: The case in plain values, for JSON.
-        line: The same in one line.
-    """
-
-    problem: Problem
-    workload: Workload
-    history_LE: Array | None
-    record: dict[str, Any]
-    line: str
+    problem: Problem  # what to plan
+    workload: Workload  # the counts behind it
+    history_LE: Array | None  # load of an earlier step, int64
+    record: dict[str, Any]  # the case in plain values, for JSON
+    line: str  # the same in one line
 
     @property
     def cost_model(self) -> str:
@@ -75,12 +65,13 @@ def build_groups(options: CaseOptions, group_size: int | None, progress: Progres
 
 
 def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) -> Case:
+    if options.layers is not None:
+        work = work.layers(layer_range(options.layers, work.L))
     # A cluster file decides on the ranks where no option does.
     ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
     cluster = cluster_of(options.cluster, ranks, options.ranks_per_node)
-    schedule = options.schedule
-    if schedule is None:
-        schedule = "accumulate" if work.stage == "update" else "forward"
+    default = "accumulate" if work.stage == "update" else "forward"
+    schedule = default if options.schedule is None else options.schedule
     problem = Problem.of(
         work, cluster, model=model, redundant=options.redundant, cost=CostModel(objective=options.objective),
         schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
@@ -129,7 +120,7 @@ def require_one_source(options: CaseOptions) -> None:
 def _workload(
     options: CaseOptions, packer: PackSolver | None, group_size: int | None, num_threads: int | None, progress: Progress | None
 ) -> tuple[Workload, Model, list[str]]:
-    """The counts of the chosen layers, their model, and the names of their files."""
+    """The counts of all layers, their model, and the names of their files."""
     require_one_source(options)
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
@@ -142,7 +133,7 @@ def _workload(
             model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
             regime=options.regime or DEFAULT_REGIME, seed=options.seed, stage=stage,
         )  # fmt: skip
-        return _chosen_layers(work, options), model, []
+        return work, model, []
     model = None if options.model is None else model_of(options.model)
     names = [file_name(path) for path in options.traces]
     if any(kind_of(path) == "workload" for path in options.traces):
@@ -167,11 +158,7 @@ def _workload(
     for remark in _remarks(work, options):
         if progress is not None:
             progress.note(f"warning: {remark}")
-    return _chosen_layers(work, options), model, names
-
-
-def _chosen_layers(work: Workload, options: CaseOptions) -> Workload:
-    return work if options.layers is None else work.layers(layer_range(options.layers, work.L))
+    return work, model, names
 
 
 def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:

@@ -80,8 +80,8 @@ class CommandLine(OneSentence, click.Group):
         """The command of that name, imported now."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"foremoe.cli.{name.replace('-', '_')}"), name.replace("-", "_"))
-        return command
+        name = name.replace("-", "_")
+        return getattr(importlib.import_module(f"foremoe.cli.{name}"), name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands without importing them."""

@@ -77,8 +77,7 @@ def reforwarded_alone(plan: Plan) -> Array:
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:
         return np.full(plan.L, schedule.reforward)
-    alone_L: Array = np.bincount(schedule.block_L)[schedule.block_L] == 1
-    return alone_L
+    return np.bincount(schedule.block_L)[schedule.block_L] == 1
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:

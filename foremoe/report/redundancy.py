@@ -12,19 +12,14 @@ from foremoe.base.arrays import Array
 from foremoe.plan.figures import peak_bytes, stage_seconds
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
+from foremoe.simulate import simulate
 from foremoe.solvers.home.keep import Keep
 
 
 def what_if(
-    problem: Problem,
-    planner: Planner,
-    redundant: Sequence[int] = (0, 1, 2, 4),
-    *,
-    history_LE: Array | None = None,
-    simulated: bool = False,
-    num_threads: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> list[dict[str, Any]]:
+    problem: Problem, planner: Planner, redundant: Sequence[int] = (0, 1, 2, 4), *, history_LE: Array | None = None,
+    simulated: bool = False, num_threads: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Plans `problem` with every number of redundant slots per rank.
 
     Args:
@@ -37,8 +32,6 @@ def what_if(
         One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``predicted_stage_s``, ``replicas_per_rank`` (mean per row),
         ``peak_bytes`` (of the fullest rank, by the cost model) and, simulated, ``simulated_stage_s``.
     """
-    if simulated:
-        from foremoe.simulate import simulate
     # The problem's homes are decided, whatever R they were decided for.
     settled = dataclasses.replace(planner, home=Keep())
     rows = []
@@ -48,13 +41,10 @@ def what_if(
         report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
         plan, _ = settled.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
         row = {
-            "redundant": slots,
-            "skew_mean": float(plan.skew_ML.mean()),
-            "skew_p99": float(np.quantile(plan.skew_ML, 0.99)),
-            "predicted_stage_s": stage_seconds(plan)[0],
-            "replicas_per_rank": plan.num_replicas / (plan.N * plan.G),
+            "redundant": slots, "skew_mean": float(plan.skew_ML.mean()), "skew_p99": float(np.quantile(plan.skew_ML, 0.99)),
+            "predicted_stage_s": stage_seconds(plan)[0], "replicas_per_rank": plan.num_replicas / (plan.N * plan.G),
             "peak_bytes": peak_bytes(varied, plan),
-        }
+        }  # fmt: skip
         if simulated:
             row["simulated_stage_s"] = simulate(varied, plan).total_s
         rows.append(row)

@@ -25,28 +25,17 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    path: str | os.PathLike[str],
-    problem: Problem,
-    plan: Plan,
-    *,
-    planner_report: PlanSummary | None = None,
-    simulation: Any = None,
-    timelines: Sequence[Timeline] | None = None,
-    strategies: Sequence[Mapping[str, Any]] | None = None,
-    what_if: Sequence[Mapping[str, Any]] | None = None,
-    source: str = "",
-    date: str = "",
-    posed: Problem | None = None,
+    path: str | os.PathLike[str], problem: Problem, plan: Plan, *, planner_report: PlanSummary | None = None,
+    simulation: Any = None, timelines: Sequence[Timeline] | None = None, strategies: Sequence[Mapping[str, Any]] | None = None,
+    what_if: Sequence[Mapping[str, Any]] | None = None, source: str = "", date: str = "", posed: Problem | None = None,
     moves_s: float = 0.0,
-) -> None:
+) -> None:  # fmt: skip
     """Writes a plan's report as one HTML page that opens from disk and asks nothing of any network.
 
     The same arguments give the same bytes.
 
     Args:
-        path: The file to write.
-        problem: The problem.
-        plan: A plan of it.
+        plan: A plan of `problem`.
         planner_report: Summary that `Planner.plan` returned with the plan.
         simulation: A `Simulation` of the plan, or None.
         timelines: What engines measured, one `Timeline` per rank, or None.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from foremoe.simulate.stage import StageRun
 # Letters: L layers, X passes, M micro-steps.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRank:
+class PipelineRank(NamedTuple):
     """One pipeline rank: the problem and the plan of its layers."""
 
     problem: Problem
@@ -52,14 +51,9 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
 
 
 def simulate_pipeline(
-    ranks: Sequence[PipelineRank],
-    *,
-    prefetch: int = 2,
-    known: str = "rollout",
-    plan_s: float = 0.0,
-    share_links: bool = True,
+    ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None,
-) -> list[Simulation]:
+) -> list[Simulation]:  # fmt: skip
     """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
 
     A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
@@ -73,10 +67,12 @@ def simulate_pipeline(
         InputError: Orders of micro-steps differ, or the schedules wait for each other.
     """
     pp = len(ranks)
-    options = {"prefetch": prefetch, "known": known, "plan_s": plan_s, "share_links": share_links}
     if any((rank.plan.order_M != ranks[0].plan.order_M).any() for rank in ranks):
         raise InputError("the pipeline ranks run their micro-steps in different orders; plan them without an order level.")
-    runs = [StageRun(rank.problem, rank.plan, **options) for rank in ranks]  # type: ignore[arg-type]
+    runs = [
+        StageRun(rank.problem, rank.plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
+        for rank in ranks
+    ]
     vpp = ranks[0].plan.header.schedule.num_chunks
     last = pp * vpp - 1
     done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> when it was over
@@ -105,8 +101,7 @@ def simulate_pipeline(
 
 def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
     """Plans every pipeline rank."""
-    posed = pipeline_problems(problem, pp, vpp)
-    return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in posed]
+    return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 
 def _message_s(problem: Problem, micro_step: int) -> float:

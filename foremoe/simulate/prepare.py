@@ -50,8 +50,7 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
         copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / rate_3 + latency_3,
         plan_s=float(plan_s), shares_links=share_links,
     )  # fmt: skip
-    peer_G, rdma_G = sent.peer_busy_G, sent.rdma_busy_G
-    return stage, np.stack([peer_G, peer_G, rdma_G, rdma_G, np.zeros(problem.G)])
+    return stage, np.stack([sent.peer_busy_G, sent.peer_busy_G, sent.rdma_busy_G, sent.rdma_busy_G, np.zeros(problem.G)])
 
 
 def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:

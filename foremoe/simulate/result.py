@@ -83,7 +83,6 @@ class Simulation(ArrayValue):
         return_end_A: When it is home.
         link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
         peak_bytes_G: Expert weights, gradients and buffers, and the activations of experts kept for backward, int64.
-        parts: `Parts`.
     """
 
     micro_step_U: Array = array(np.int32)

@@ -24,15 +24,9 @@ from foremoe.simulate.result import PARTS, Parts, Simulation
 
 
 def simulate(
-    problem: Problem,
-    plan: Plan,
-    *,
-    prefetch: int = 2,
-    known: str = "rollout",
-    plan_s: float = 0.0,
-    share_links: bool = True,
+    problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None,
-) -> Simulation:
+) -> Simulation:  # fmt: skip
     """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
     Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank and for replicas' weights,
@@ -75,8 +69,7 @@ def even_routing(problem: Problem) -> Problem:
     # Each source goes on where the one before it stopped, so that experts differ by one pair at most.
     first_MLG = np.cumsum(pairs_MLG, axis=2) - pairs_MLG
     E = problem.E
-    place_E = np.arange(E)
-    rest_MLGE = (place_E - first_MLG[..., None]) % E < (pairs_MLG % E)[..., None]
+    rest_MLGE = (np.arange(E) - first_MLG[..., None]) % E < (pairs_MLG % E)[..., None]
     load_MLGE = (pairs_MLG // E)[..., None] + rest_MLGE
     return dataclasses.replace(
         problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2), redundant=0, resident_LGS=None, slots=SharedSlots(),

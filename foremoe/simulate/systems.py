@@ -81,15 +81,9 @@ def foremoe_planner() -> Planner:
 
 
 def simulate_systems(
-    groups: Sequence[Problem],
-    systems: Mapping[str, System],
-    *,
-    pp: int = 1,
-    vpp: int = 1,
-    history_LE: Array | Sequence[Array] | None = None,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+    groups: Sequence[Problem], systems: Mapping[str, System], *, pp: int = 1, vpp: int = 1,
+    history_LE: Array | Sequence[Array] | None = None, num_threads: int | None = None, progress: Progress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
     EP groups meet at the end of the stage (gradients are synchronised), so the slowest one is its length. Homes are decided for
@@ -97,11 +91,9 @@ def simulate_systems(
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        systems: Systems by name.
         pp: Pipeline ranks that the layers are split over.
         vpp: Chunks of each pipeline rank.
         history_LE: As in `compare`, or one for each group.
-        num_threads: Threads of the planner.
         progress: Called with (system, groups done, groups in all).
 
     Returns:
