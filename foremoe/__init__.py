@@ -12,62 +12,22 @@ from foremoe.base.lazy import lazy
 from foremoe.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from foremoe import calibrate as calibrate
-    from foremoe import distributed as distributed
-    from foremoe import integrations as integrations
-    from foremoe import levels as levels
-    from foremoe import machine as machine
-    from foremoe import plan as plan
-    from foremoe import planner as planner
-    from foremoe import problem as problem
-    from foremoe import report as report
-    from foremoe import routing as routing
-    from foremoe import runtime as runtime
-    from foremoe import simulate as simulate
-    from foremoe import solvers as solvers
-    from foremoe import synthetic as synthetic
-    from foremoe import testing as testing
-    from foremoe import transfer as transfer
-    from foremoe import workload as workload
-    from foremoe.base.errors import InputError as InputError
-    from foremoe.base.errors import PlanError as PlanError
-    from foremoe.base.errors import StaleWeights as StaleWeights
-    from foremoe.base.errors import TransferError as TransferError
-    from foremoe.machine import Cluster as Cluster
-    from foremoe.machine import Model as Model
-    from foremoe.plan import Link as Link
-    from foremoe.plan import Plan as Plan
-    from foremoe.plan import PlanKey as PlanKey
-    from foremoe.plan import TransferList as TransferList
-    from foremoe.planner import STRATEGIES as STRATEGIES
-    from foremoe.planner import LevelSummary as LevelSummary
-    from foremoe.planner import Planner as Planner
-    from foremoe.planner import PlanStream as PlanStream
-    from foremoe.planner import PlanSummary as PlanSummary
-    from foremoe.planner import ablate as ablate
-    from foremoe.planner import compare as compare
-    from foremoe.planner import parse as parse
-    from foremoe.planner import resolve as resolve
-    from foremoe.planner import row_solver as row_solver
-    from foremoe.problem import Cost as Cost
-    from foremoe.problem import CostModel as CostModel
-    from foremoe.problem import Noisy as Noisy
-    from foremoe.problem import Phase as Phase
-    from foremoe.problem import Placement as Placement
-    from foremoe.problem import Problem as Problem
-    from foremoe.problem import ResidentSlots as ResidentSlots
-    from foremoe.problem import Schedule as Schedule
-    from foremoe.problem import SharedSlots as SharedSlots
-    from foremoe.problem import Stop as Stop
-    from foremoe.routing import RoutingTrace as RoutingTrace
-    from foremoe.synthetic import Regime as Regime
-    from foremoe.synthetic import synthetic_trace as synthetic_trace
-    from foremoe.synthetic import synthetic_workload as synthetic_workload
-    from foremoe.warm import warm_up as warm_up
-    from foremoe.workload import Workload as Workload
-    from foremoe.workload import count_workload as count_workload
-    from foremoe.workload import from_routed_experts as from_routed_experts
-    from foremoe.workload import skew_statistics as skew_statistics
+    from foremoe import calibrate, distributed, integrations, levels, machine, plan, planner, problem, report, routing
+
+    # isort: split
+    from foremoe import runtime, simulate, solvers, synthetic, testing, transfer, workload
+    from foremoe.base.errors import InputError, PlanError, StaleWeights, TransferError
+    from foremoe.machine import Cluster, Model
+    from foremoe.plan import Link, Plan, PlanKey, TransferList
+    from foremoe.planner import STRATEGIES, LevelSummary, Planner, PlanStream, PlanSummary
+
+    # isort: split
+    from foremoe.planner import ablate, compare, parse, resolve, row_solver
+    from foremoe.problem import Cost, CostModel, Noisy, Phase, Placement, Problem, ResidentSlots, Schedule, SharedSlots, Stop
+    from foremoe.routing import RoutingTrace
+    from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
+    from foremoe.warm import warm_up
+    from foremoe.workload import Workload, count_workload, from_routed_experts, skew_statistics
 
 _NAMES = {
     "base.errors": ("InputError", "PlanError", "StaleWeights", "TransferError"),

@@ -56,7 +56,7 @@ class PlanningTask:
         """The problem of some of the layers, whose counts `workload` holds."""
         return Problem.of(
             workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slots=self.slots,
-            schedule=self.schedule.select(layers), replicas=self.replicas,
+            schedule=self.schedule.cut(L=layers), replicas=self.replicas,
             home_LE=None if self.home_LE is None else self.home_LE[layers],
         )  # fmt: skip
 

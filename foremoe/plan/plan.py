@@ -165,7 +165,7 @@ class Plan(ArrayValue):
         index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
             raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
-        passes = self.header.schedule.select(index) if schedule is None else schedule
+        passes = self.header.schedule.cut(L=index) if schedule is None else schedule
         header = dataclasses.replace(self.header, moe_layer_L=self.header.moe_layer_L[index], schedule=passes)
         cost_ML = self.cost_ML.each(lambda part_ML: part_ML[:, index])
         return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()

@@ -8,14 +8,5 @@ from foremoe.planner.streaming import PlanStream
 from foremoe.planner.summary import LevelSummary, PlanSummary
 
 __all__ = [
-    "STRATEGIES",
-    "LevelSummary",
-    "PlanStream",
-    "PlanSummary",
-    "Planner",
-    "ablate",
-    "compare",
-    "parse",
-    "resolve",
-    "row_solver",
-]
+    "STRATEGIES", "LevelSummary", "PlanStream", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve", "row_solver",
+]  # fmt: skip

@@ -24,13 +24,9 @@ def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
     proven_N: Array | None = None, order_M: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of finished rows.
+    """The plan of finished rows, whose quotas are on the problem's load.
 
     Args:
-        header: Header of the plan.
-        path: Chooses the link of every copy.
-        problem: What was planned.
-        placement: Placement of every row, with quotas on the problem's load.
         stop_N: Why each row stopped, uint8 [N].
         proven_N: Lower bounds on the objective that solvers proved, float64 [N].
         order_M: Order that the order level chose, int32 [M]; its plans are priced as their weights are sent.
@@ -48,19 +44,12 @@ def assemble(
             settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & header.keeps_homes
             stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
     plan = Plan(
-        header=header,
-        home_LE=problem.home_LE,
-        load_MLE=problem.load_MLE,
-        expert_MLGS=placement.expert_NGS.reshape(M, L, G, S),
-        quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
-        transfers=TransferList.none(),
-        order_M=np.arange(problem.M, dtype=np.int32) if order_M is None else order_M,
-        cost_ML=price_rows(problem, placement).reshape(M, L),
-        bound_ML=bound_N.reshape(M, L),
-        load_bound_ML=load_bound_N.reshape(M, L),
-        stop_ML=stop_N.reshape(M, L),
-        resident_LGS=problem.resident_LGS,
-    )
+        header=header, home_LE=problem.home_LE, load_MLE=problem.load_MLE,
+        expert_MLGS=placement.expert_NGS.reshape(M, L, G, S), quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
+        transfers=TransferList.none(), order_M=np.arange(M) if order_M is None else order_M,
+        cost_ML=price_rows(problem, placement).reshape(M, L), bound_ML=bound_N.reshape(M, L),
+        load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L), resident_LGS=problem.resident_LGS,
+    )  # fmt: skip
     if not header.keeps_homes:
         return plan
     plan = plan.rederived()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,7 @@ from foremoe.workload.packing import AsGiven
 
 
 def whole_step(problems: Sequence[Problem]) -> Problem:
-    """One problem with the micro-steps of all stages, for the home level.
-
-    Raises:
-        InputError: No problem, or problems of different layers, experts or ranks.
-    """
+    """One problem with the micro-steps of all stages, for the home level."""
     if not problems:
         raise InputError("homes needs at least one problem.")
     first = problems[0]
@@ -33,21 +28,12 @@ def whole_step(problems: Sequence[Problem]) -> Problem:
             )
     if len(problems) == 1:
         return first
-    load_MLE = np.concatenate([p.load_MLE for p in problems])
-    make = Schedule.accumulate if first.stage == "update" else Schedule.forward_only
-    known: dict[str, Any] = {}
-    for name in ("load_MLGE", "tokens_MG", "attention_MG"):
-        parts = [getattr(p, name) for p in problems]
-        known[name] = None if any(part is None for part in parts) else np.concatenate(parts)
-    return dataclasses.replace(first, load_MLE=load_MLE, schedule=make(len(load_MLE)), **known)
+    arrays = Problem.join_arrays(problems, "M")
+    return dataclasses.replace(first, schedule=Schedule.plain(first.stage, len(arrays["load_MLE"])), **arrays)
 
 
 def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
-    """`pack`, or `AsGiven()` where nothing says how the load was dealt.
-
-    Raises:
-        InputError: Another pack level dealt this problem.
-    """
+    """`pack`, or `AsGiven()` where nothing says how the load was dealt; raises InputError if another one dealt this problem."""
     if problem.dealt is None:
         return AsGiven()
     if pack != AsGiven() and problem.dealt.packer != repr(pack):

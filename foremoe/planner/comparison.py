@@ -5,10 +5,11 @@ Figures come from the finished plans' arrays, not from the planner's own summari
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import importlib.util
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,23 +34,16 @@ EXACT_BUDGET_S = 15.0
 
 
 def compare(
-    problem: Problem,
-    planners: Mapping[str, Planner],
-    *,
-    history_LE: Array | None = None,
-    leave_first_out: bool | None = None,
-    exact_budget_s: float = EXACT_BUDGET_S,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+    problem: Problem, planners: Mapping[str, Planner], *, history_LE: Array | None = None, leave_first_out: bool | None = None,
+    exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, progress: Progress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Plans `problem` with every planner, as it is (baselines have no guard), on one thread.
 
     Args:
         problem: What to plan; each planner plans it with the homes that its own home level decides.
         planners: Planners by name, for example `STRATEGIES`.
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it a planner with this foresight has
-            no history in the first micro-step, which is then left out of all lines (if there is more than one), so that all
-            lines speak of the same micro-steps; the note of that planner's line says so.
+            no history in the first micro-step, which is then left out of all lines (if there is more than one).
         leave_first_out: Overrules that choice.
         exact_budget_s: Seconds for a planner with an exact solver. It plans a sample of rows; its line speaks of those that it
             proves optimal, and ``same_rows`` holds the other planners' mean skew on them.
@@ -102,9 +96,9 @@ def _require_part(name: str, planner: Planner, problem: Problem) -> None:
 def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, homes_moved: bool) -> tuple[dict[str, Any], Plan]:
     """The line of a planner that plans all rows, and its plan."""
     history_LE, counted_ML = shared.history_LE, shared.counted_ML
-    rows_alone = dataclasses.replace(planner, home=Keep())
-    report = None if shared.progress is None else lambda done, total: shared.report(name, done, total)
-    plan, summary = rows_alone.plan(posed, history_LE=history_LE, progress=report)
+    rows_alone = replace(planner, home=Keep())
+    progress = None if shared.progress is None else functools.partial(shared.progress, name)
+    plan, summary = rows_alone.plan(posed, history_LE=history_LE, progress=progress)
     static_s = stage_seconds(shared.static, counted_ML)[0]
     line = plan_figures(name, posed, plan, static_s=static_s, counted_ML=counted_ML)
     # Solvers and their splits alone, on one thread; the kernels are compiled already.
@@ -128,7 +122,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
 def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
     """The problem with the homes that a home level decides; the same object where they stay."""
     home_LE = home.solve(problem)
-    return problem if np.array_equal(home_LE, problem.home_LE) else dataclasses.replace(problem, home_LE=home_LE)
+    return problem if np.array_equal(home_LE, problem.home_LE) else replace(problem, home_LE=home_LE)
 
 
 def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
@@ -137,17 +131,13 @@ def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], hist
 
 
 def ablate(
-    problem: Problem,
-    planner: Planner,
-    *,
-    redundant: Sequence[int] = (0, 1, 2, 4),
-    foresight: Sequence[Foresight] = ("exact", "previous", "step"),
-    history_LE: Array | None = None,
+    problem: Problem, planner: Planner, *, redundant: Sequence[int] = (0, 1, 2, 4),
+    foresight: Sequence[Foresight] = ("exact", "previous", "step"), history_LE: Array | None = None,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
 
-    The first micro-step is left out of all lines where any foresight has no history for it (see `compare`).
+    The first micro-step is left out of all lines where any foresight has no history for it. Errors are those of `compare`.
 
     Args:
         problem: What to plan; its own number of redundant slots does not matter.
@@ -159,26 +149,20 @@ def ablate(
 
     Returns:
         One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight`` and compare's figures.
-
-    Raises:
-        InputError: As `compare`.
     """
     variants = {"all": planner}
     if len(planner.rank) > 1:
         for i, solver in enumerate(planner.rank):
-            variants[f"without {short(solver)}"] = dataclasses.replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
+            variants[f"without {short(solver)}"] = replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
     if planner.home != Keep():
-        variants[f"without {short(planner.home)}"] = dataclasses.replace(planner, home=Keep())
+        variants[f"without {short(planner.home)}"] = replace(planner, home=Keep())
     if planner.guard:
-        variants["without the guard"] = dataclasses.replace(planner, guard=False)
+        variants["without the guard"] = replace(planner, guard=False)
     rows = []
     blind = problem.M > 1 and history_LE is None and "previous" in foresight
     for slots, view in itertools.product(redundant, foresight):
-        varied = dataclasses.replace(problem, redundant=slots)
-        planners = {
-            name: dataclasses.replace(p, foresight=view, order=p.order if slots else None) for name, p in variants.items()
-        }
+        varied = replace(problem, redundant=slots)
+        planners = {name: replace(p, foresight=view, order=p.order if slots else None) for name, p in variants.items()}
         for row in compare(varied, planners, history_LE=history_LE, leave_first_out=blind, progress=progress):
-            levels = row.pop("solver")
-            rows.append({"levels": levels, "redundant": slots, "foresight": str(view), **row})
+            rows.append({"levels": row.pop("solver"), "redundant": slots, "foresight": str(view), **row})
     return rows

@@ -41,7 +41,6 @@ def parse(text: str, *, builtin: bool = False) -> Any:
     (``"package.module:Class(option=1)"``). Of the last two only what the text names is imported.
 
     Args:
-        text: Literals and calls.
         builtin: Know foremoe's own classes only: nothing is imported for a text of unknown origin.
 
     Raises:
@@ -61,11 +60,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
 
 
 def load_place(place: str) -> Any:
-    """What stands at ``package.module:name``.
-
-    Raises:
-        InputError: There is no such module, or no such name in it.
-    """
+    """What stands at ``package.module:name``; raises InputError where nothing does."""
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -109,18 +104,17 @@ class _Reader:
             values = [self.value(item) for item in node.elts]
             return tuple(values) if isinstance(node, ast.Tuple) else values
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            name = node.right.func if isinstance(node.right, ast.Call) else node.right
-            found = self.at(node.left, name)
-            return self.call(found, node.right) if isinstance(node.right, ast.Call) else found
+            if isinstance(node.right, ast.Call):
+                return self.call(self.at(node.left, node.right.func), node.right)
+            return self.at(node.left, node.right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return self.call(self.known(node.func.id), node)
         try:
             return ast.literal_eval(node)
         except ValueError:
             # literal_eval's own message shows the address of a syntax node.
-            raise InputError(
-                f"{ast.unparse(node)} in {self.text!r} is not of the form Name(option=value, ...) with plain values."
-            ) from None
+            shown = f"{ast.unparse(node)} in {self.text!r}"
+            raise InputError(f"{shown} is not of the form Name(option=value, ...) with plain values.") from None
 
     def known(self, name: str) -> Any:
         """The built-in class or the entry point of that name."""
@@ -146,9 +140,8 @@ class _Reader:
             raise InputError(f"{self.text!r} uses **; write the options out.")
         options = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
         if not isinstance(found, type) and not dataclasses.is_dataclass(found):
-            raise InputError(
-                f"{name} in {self.text!r} is {type(found).__name__}, which takes no options; leave the brackets out."
-            )
+            what = f"{name} in {self.text!r} is {type(found).__name__}"
+            raise InputError(f"{what}, which takes no options; leave the brackets out.")
         try:
             return found(*arguments, **options) if isinstance(found, type) else dataclasses.replace(found, *arguments, **options)
         except TypeError as error:

@@ -101,40 +101,31 @@ class Planner:
         return dataclasses.replace(self, **changed)
 
     def workload(self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, **options: Any) -> Workload:
-        """Deals a trace to micro-steps and source ranks with this planner's pack level; options as `Workload.from_trace`."""
+        """Deals a trace to micro-steps and source ranks with the pack level; options as for `Workload.from_trace`."""
         return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
 
     def homes(self, *problems: Problem, num_threads: int | None = None) -> Array:
         """Decides home slots for a whole step over all its stages together; `plan` never calls it.
 
         Args:
-            problems: One problem per stage, of the same layers, experts and ranks.
+            problems: One problem per stage, of the same layers, experts and ranks; otherwise an InputError.
             num_threads: Default: every core; the result is the same.
 
         Returns:
-            Home slot g*B + b of every expert, int32 [L, E], to be given to the problems as ``home_LE``.
-
-        Raises:
-            InputError: No problem, or problems of different sizes.
+            Home slot g*B + b of every expert, int32 [L, E]: the problems' ``home_LE``.
         """
         with row_runner(num_threads):
             return self.home.solve(whole_step(problems))
 
     def plan(
-        self,
-        problem: Problem,
-        start: Plan | Placement | None = None,
-        *,
-        key: PlanKey | None = None,
-        history_LE: Array | None = None,
-        num_threads: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        cancel: Event | None = None,
-    ) -> tuple[Plan, PlanSummary]:
+        self, problem: Problem, start: Plan | Placement | None = None, *, key: PlanKey | None = None,
+        history_LE: Array | None = None, num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None, cancel: Event | None = None,
+    ) -> tuple[Plan, PlanSummary]:  # fmt: skip
         """Plans every layer of every micro-step with the levels rank, split, order and path.
 
         Never raises for a hard instance: rows that a limit or a cancel cut short hold the best valid placement found, and
-        ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels, before.
+        ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels.
 
         Args:
             problem: What to plan.
@@ -198,9 +189,8 @@ class Planner:
     def what_ran(self, problem: Problem) -> Planner:
         """The planner whose pack and home levels made `problem`; `plan` records it in the plan.
 
-        `workload` runs the pack level and `homes` the home level; `plan` runs neither. A pack level is left out where nothing
-        says how the load was dealt. A home level counts as run where homes are no longer in order, or where it would leave them
-        so.
+        A pack level is left out where nothing says how the load was dealt. A home level counts as run where homes are no longer
+        in order, or where it would leave them so.
 
         Raises:
             InputError: Another pack level dealt this problem, or the home level has not run and would move experts.
@@ -229,9 +219,7 @@ class Planner:
         shape = (problem.N, problem.G, problem.S)
         self._refuse(solver, slot_violations(placement.expert_NGS, shape, problem.E, problem.L))
         if placement.quota_NGS is None or self.split is not None:
-            split = self.split or ExactSplit()
-            filled = with_quotas(problem, placement.expert_NGS, split, solver.keeps_homes)
-            placement = dataclasses.replace(filled, bound_N=placement.bound_N, stop_N=placement.stop_N)
+            return with_quotas(problem, placement, self.split or ExactSplit(), solver.keeps_homes)
         return placement
 
     def _verify(self, solver: RankSolver | OrderSolver, problem: Problem, placement: Placement) -> None:
@@ -247,21 +235,18 @@ class Planner:
         if self.foresight == "previous" and history_LE is None:
             expert_NGS = expert_NGS.copy()
             expert_NGS[: problem.L] = problem.static().expert_NGS[: problem.L]
-        return with_quotas(problem, expert_NGS, self.split or ExactSplit(), self.keeps_homes)
+        return with_quotas(problem, Placement(expert_NGS=expert_NGS), self.split or ExactSplit(), self.keeps_homes)
 
     def in_order(
         self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
         cancel: Event | None,
     ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
-        """The plan that the order level makes of finished rows; None without such a level, or with a warning that says why.
+        """The plan that the order level makes of finished rows; None without such a level, or with the reason in `warnings`.
 
         Args:
-            problem: What is planned.
             placement: Placement of every row by itself.
             stop_N: Why each row stopped, uint8 [N].
             start_N: Objective of the start, float64 [N].
-            key: Key of the plan.
-            warnings: Takes the reason where the level is left out.
             cancel: Leaves the level out when set.
         """
         if self.order is None:

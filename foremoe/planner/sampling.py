@@ -44,11 +44,6 @@ class Comparison(NamedTuple):
     seed: int
     progress: Progress | None
 
-    def report(self, name: str, done: int, total: int) -> None:
-        """Reports progress, if anybody asked for it."""
-        if self.progress is not None:
-            self.progress(name, done, total)
-
 
 class _Proven(NamedTuple):
     """Rows that an exact planner proved optimal: their numbers and one-row plans, and what the attempt took."""
@@ -102,8 +97,7 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
     foreseen = planner.foresight != "exact"
     # A row alone has no micro-steps to foresee from: what the planner would see becomes its history.
     seen_MLE = predicted_load(problem.load_MLE, planner.foresight, shared.history_LE)
-    trains = problem.stage == "update"
-    schedule = Schedule.accumulate(1, problem.schedule.reforward) if trains else Schedule.forward_only(1)
+    schedule = Schedule.plain(problem.stage, 1, problem.schedule.reforward)
     rows, plans, num_tried, cpu_s = list[int](), list[Plan](), 0, 0.0
     end = time.perf_counter() + shared.exact_budget_s
     for n in np.random.default_rng(shared.seed).permutation(np.flatnonzero(shared.counted_ML)):
@@ -112,22 +106,20 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
             break
         m, l = divmod(int(n), problem.L)  # noqa: E741
         one = dataclasses.replace(problem[m : m + 1], schedule=schedule).layers([l])
-        limited = dataclasses.replace(
-            planner,
-            rank=tuple(_within(solver, left_s) for solver in planner.rank),
-            foresight="previous" if foreseen else "exact",
-        )
+        solvers = tuple(_within(solver, left_s) for solver in planner.rank)
+        limited = dataclasses.replace(planner, rank=solvers, foresight="previous" if foreseen else "exact")
         plan, summary = limited.plan(one, history_LE=seen_MLE[m, l : l + 1] if foreseen else None, num_threads=1)
         num_tried += 1
         cpu_s += sum(level.cpu_s for level in summary.levels)
         if plan.stop_ML[0, 0] == (Stop.DONE if foreseen else Stop.OPTIMAL):
             rows.append(int(n))
             plans.append(plan)
-        shared.report(name, int(1000 * min(1.0, 1 - left_s / shared.exact_budget_s)), 1000)
+        if shared.progress is not None:
+            shared.progress(name, int(1000 * min(1.0, 1 - left_s / shared.exact_budget_s)), 1000)
     return _Proven(rows, plans, num_tried, cpu_s)
 
 
 def _within(solver: Any, seconds: float) -> Any:
     """The solver with its time limit set, if it has one."""
-    limited = dataclasses.is_dataclass(solver) and any(f.name == "time_limit_s" for f in dataclasses.fields(solver))
+    limited = dataclasses.is_dataclass(solver) and hasattr(solver, "time_limit_s")
     return dataclasses.replace(solver, time_limit_s=seconds) if limited else solver

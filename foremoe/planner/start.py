@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from foremoe.base.arrays import Array
+import dataclasses
+
 from foremoe.base.errors import InputError, PlanError
 from foremoe.levels import SplitSolver
 from foremoe.plan.plan import Plan
@@ -27,24 +28,22 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
     if not isinstance(start, Placement):
         raise InputError(f"the start must be a Plan or a Placement; got {type(start).__name__}.")
     broken = slot_violations(start.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
-    if broken:
-        raise InputError(f"the start is not valid for this problem: {broken[0]}")
-    if start.quota_NGS is None or placement_violations(problem, start):
-        start = with_quotas(problem, start.expert_NGS, split, True)
-    broken = placement_violations(problem, start)
+    if not broken and (start.quota_NGS is None or placement_violations(problem, start)):
+        start = with_quotas(problem, Placement(expert_NGS=start.expert_NGS), split, True)
+        broken = placement_violations(problem, start)
     if broken:
         raise InputError(f"the start is not valid for this problem: {broken[0]}")
     return start
 
 
-def with_quotas(problem: Problem, expert_NGS: Array, split: SplitSolver, keeps_homes: bool) -> Placement:
+def with_quotas(problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool) -> Placement:
     """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
+    expert_NGS = placement.expert_NGS
     quota_NGS = split.solve(problem, expert_NGS)
     if quota_NGS.shape != expert_NGS.shape:
         have, want = list(quota_NGS.shape), list(expert_NGS.shape)
         raise PlanError("quota", "", f"{split!r} returned quotas of shape {have} for slots of shape {want}.")
     if keeps_homes and not isinstance(problem.slots, ResidentSlots):
         expert_NGS = expert_NGS.copy()
-        redundant = expert_NGS[:, :, problem.B :]
-        redundant[quota_NGS[:, :, problem.B :] == 0] = -1
-    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+        expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
+    return dataclasses.replace(placement, expert_NGS=expert_NGS, quota_NGS=quota_NGS)

@@ -34,20 +34,17 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
 
 
 def resolve(text: str | Planner | Any) -> Planner:
-    """The planner that `text` names.
+    """The planner that `text` names; raises InputError, which lists the names, where there is none.
 
     Args:
         text: One of
 
             * a strategy: ``"quota"``;
             * a solver of another package (entry-point group ``foremoe.solvers``), with or without options: ``"theirs(depth=2)"``;
-            * a place in a module, with or without options: ``"package.module:Class(depth=2)"``. It holds a solver, a solver
-              class, a planner or a per-row function;
+            * a place in a module that holds a solver, a solver class, a planner or a per-row function, with or without options:
+              ``"package.module:Class(depth=2)"``;
             * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Chain(), package.module:Class()))"``;
             * a planner or solver.
-
-    Raises:
-        InputError: Nothing of that name; the sentence lists what there is.
     """
     if not isinstance(text, str):
         return _planner_of(text, repr(text))
@@ -86,10 +83,5 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
         compiled: Run it through numba; False runs plain Python, with the same result.
     """
     name = getattr(edit, "__name__", "row_solver")
-    body = {
-        "edit": staticmethod(edit),
-        "compiled": compiled,
-        "__repr__": lambda self: f"row_solver({name})",
-        "__module__": getattr(edit, "__module__", __name__),
-    }
-    return type(name, (RowSolver,), body)()
+    body = {"edit": staticmethod(edit), "compiled": compiled, "__repr__": lambda self: f"row_solver({name})"}
+    return type(name, (RowSolver,), body | {"__module__": getattr(edit, "__module__", __name__)})()

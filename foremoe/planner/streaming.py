@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -59,15 +58,9 @@ class PlanStream:
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        cluster: Cluster,
-        *,
-        reforward: bool = False,
-        key: PlanKey | None = None,
-        num_threads: int | None = None,
-        **options: Any,
-    ) -> None:
+        self, planner: Planner, cluster: Cluster, *,
+        reforward: bool = False, key: PlanKey | None = None, num_threads: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if not isinstance(planner, Planner) or planner.foresight != "exact":
             raise InputError(f"a PlanStream needs a Planner with foresight='exact'; got {planner!r}.")
         unknown = set(options) - {"redundant", "model", "home_LE", "cost", "slots", "replicas", "resident_LGS"}
@@ -87,7 +80,7 @@ class PlanStream:
 
     @property
     def problem(self) -> Problem:
-        """The problem of all micro-steps, once `finish` is through."""
+        """The problem of all micro-steps, once `finish` has returned."""
         if self._problem is None:
             raise InputError("the problem is known once finish() is through; call it first.")
         return self._problem
@@ -99,8 +92,7 @@ class PlanStream:
             InputError: They do not fit those before, or the stream is closed.
             Exception: What planning earlier ones raised.
         """
-        if self._closed:
-            raise InputError("this PlanStream is finished; make a new one for the next stage.")
+        self._require_open()
         if not isinstance(work, Workload):
             raise InputError(f"add takes a Workload, such as work[0:1] or Workload.from_counts(...); got {type(work).__name__}.")
         if self._works:
@@ -110,7 +102,9 @@ class PlanStream:
                     raise InputError(f"the first micro-steps have {name} {getattr(first, name)!r}; got {getattr(work, name)!r}.")
             if not np.array_equal(work.moe_layer_L, first.moe_layer_L):
                 raise InputError("these micro-steps have other layers than the first ones; plan them in a stream of their own.")
-        self._raise_failure()
+        for future in self._parts:
+            if future.done():
+                future.result()  # raises what planning raised
         self._works.append(work)
         self._parts.append(self._pool.submit(self._plan_waiting))
 
@@ -127,13 +121,12 @@ class PlanStream:
             InputError: Nothing was added, the schedule does not fit, or the stream is closed.
             Exception: What planning raised.
         """
-        if self._closed:
-            raise InputError("this PlanStream is finished; make a new one for the next stage.")
+        self._require_open()
         if not self._works:
             raise InputError("no micro-steps were added; add some before finish().")
         whole = _joined(self._works)
         if schedule is None:
-            schedule = self._passes(whole)
+            schedule = Schedule.plain(whole.stage, whole.M, self._reforward)
         if schedule.reforward != self._reforward:
             raise InputError(f"this stream was made with reforward={self._reforward}; the schedule has {schedule.reforward}.")
         problem = Problem.of(whole, self._cluster, schedule=schedule, **self._options)
@@ -149,7 +142,7 @@ class PlanStream:
         return plan, report
 
     def close(self) -> None:
-        """Ends planning; what is not finished is given up. Safe to call more than once."""
+        """Ends planning and gives up what is not finished; may be called again."""
         self._closed = True
         self._cancel.set()
         self._pool.shutdown(cancel_futures=True)
@@ -157,7 +150,7 @@ class PlanStream:
     def __enter__(self) -> PlanStream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _plan_waiting(self) -> tuple[Plan, PlanSummary] | None:
@@ -171,18 +164,15 @@ class PlanStream:
         if not works:
             return None
         work = _joined(works)
-        problem = Problem.of(work, self._cluster, schedule=self._passes(work), **options)
+        schedule = Schedule.plain(work.stage, work.M, self._reforward)
+        problem = Problem.of(work, self._cluster, schedule=schedule, **options)
         # Homes hold for the whole step; `finish` compares them with the planner's home level.
         rows = dataclasses.replace(self._planner, order=None, home=Keep())
         return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
 
-    def _passes(self, work: Workload) -> Schedule:
-        return Schedule.accumulate(work.M, self._reforward) if work.stage == "update" else Schedule.forward_only(work.M)
-
-    def _raise_failure(self) -> None:
-        for future in self._parts:
-            if future.done():
-                future.result()
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InputError("this PlanStream is finished; make a new one for the next stage.")
 
     def _join(self, problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, LevelSummary | None, list[str]]:
         ran, warnings = self._planner.what_ran(problem), list[str]()
@@ -201,25 +191,15 @@ class PlanStream:
 def _joined(works: Sequence[Workload]) -> Workload:
     """One workload of consecutive micro-steps.
 
-    Slices of one workload keep its trace and how it was dealt (the last one's: the first slice speaks of what it leaves out);
-    workloads of several traces have none in common.
+    Slices of one workload keep its trace and how it was dealt (the last one's: the first slice speaks of what it leaves out).
     """
     last = works[-1]
     if len(works) == 1:
         return last
-    same = all(work.trace_id == last.trace_id for work in works)
-    cat = lambda name: np.concatenate([getattr(work, name) for work in works])  # noqa: E731
-    return dataclasses.replace(
-        last,
-        load_MLGE=cat("load_MLGE"),
-        tokens_MG=cat("tokens_MG"),
-        attention_MG=cat("attention_MG"),
-        unknown_ML=cat("unknown_ML"),
-        micro_step_Q=None,
-        rank_Q=None,
-        trace_id=last.trace_id if same else "",
-        dealt=last.dealt if same else None,
-    )
+    of_trace: dict[str, Any] = {"micro_step_Q": None, "rank_Q": None}
+    if any(work.trace_id != last.trace_id for work in works):
+        of_trace |= {"trace_id": "", "dealt": None}
+    return dataclasses.replace(last, **Workload.join_arrays(works, "M"), **of_trace)
 
 
 def _merged(
@@ -228,24 +208,18 @@ def _merged(
     """The summary of the whole from those of its parts."""
     levels = []
     for parts in zip(*(report.levels for report in reports), strict=True):
-        weights = [report.rows / plan.N for report in reports]
-        levels.append(
-            LevelSummary(
-                solver=parts[0].solver,
-                seconds=sum(part.seconds for part in parts),
-                cpu_s=sum(part.cpu_s for part in parts),
-                skew_mean=sum(part.skew_mean * weight for part, weight in zip(parts, weights, strict=True)),
-                objective_sum=sum(part.objective_sum for part in parts),
-                rows_improved=sum(part.rows_improved for part in parts),
-            )
-        )
+        sums = {name: _sum(parts, name) for name in ("seconds", "cpu_s", "objective_sum", "rows_improved")}
+        skew_mean = sum(part.skew_mean * report.rows for part, report in zip(parts, reports, strict=True)) / plan.N
+        levels.append(LevelSummary(solver=parts[0].solver, skew_mean=skew_mean, **sums))
+    if sequenced is not None:
+        levels.append(sequenced)
     all_warnings = dict.fromkeys([*(text for report in reports for text in report.warnings), *warnings])
     return PlanSummary(
-        plan_s=sum(report.plan_s for report in reports) + finish_s,
-        levels=tuple(levels if sequenced is None else [*levels, sequenced]),
-        rows=plan.N,
-        rows_kept_at_start=sum(report.rows_kept_at_start for report in reports),
-        stops=count_stops(plan.stop_ML),
-        warnings=tuple(all_warnings),
-        compile_s=sum(report.compile_s for report in reports),
-    )
+        plan_s=_sum(reports, "plan_s") + finish_s, levels=tuple(levels), rows=plan.N,
+        rows_kept_at_start=_sum(reports, "rows_kept_at_start"), stops=count_stops(plan.stop_ML),
+        warnings=tuple(all_warnings), compile_s=_sum(reports, "compile_s"),
+    )  # fmt: skip
+
+
+def _sum(parts: Sequence[Any], name: str) -> Any:
+    return sum(getattr(part, name) for part in parts)

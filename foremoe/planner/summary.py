@@ -42,7 +42,6 @@ class PlanSummary:
     Attributes:
         plan_s: Wall seconds for the whole plan, without those of `compile_s`.
         levels: `LevelSummary` of the start and of every level, in order.
-        rows: Number of rows.
         rows_kept_at_start: Rows where no level beat the start (0 without the guard).
         stops: Rows by name of the `Stop` that ended them.
         warnings: Sentences for the user.

@@ -10,19 +10,6 @@ from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 __all__ = [
-    "Cost",
-    "CostModel",
-    "Noisy",
-    "Phase",
-    "Placement",
-    "Problem",
-    "ResidentSlots",
-    "Schedule",
-    "SharedSlots",
-    "Stop",
-    "load_bound",
-    "peak_bytes",
-    "price_rows",
-    "row_bound",
-    "row_objective",
-]
+    "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "ResidentSlots", "Schedule", "SharedSlots", "Stop",
+    "load_bound", "peak_bytes", "price_rows", "row_bound", "row_objective",
+]  # fmt: skip

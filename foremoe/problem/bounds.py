@@ -26,11 +26,9 @@ def row_bound(problem: Problem, load_bound_N: Array | None = None) -> Array:
     """float64 [N]: no placement has a smaller objective.
 
     Args:
-        problem: The rows.
         load_bound_N: Of `load_bound`, if it is known already.
     """
-    if load_bound_N is None:
-        load_bound_N = load_bound(problem)
+    load_bound_N = load_bound(problem) if load_bound_N is None else load_bound_N
     if problem.cost.objective == "balance":
         return load_bound_N
     return seconds_bound(problem, problem_rates(problem), load_bound_N)
@@ -40,7 +38,7 @@ def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row takes less at `rates`, all parts together."""
     # Rounding: the bound adds up in another order than `price_rows`, so it gives way by some units in the last place.
     base_N = row_times(problem).base_N
-    bound_N: Array = base_N + time_bound(problem, rates, load_bound_N)
+    bound_N = base_N + time_bound(problem, rates, load_bound_N)
     return bound_N - 1e-12 * (np.abs(base_N) + np.abs(bound_N))
 
 

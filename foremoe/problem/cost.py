@@ -41,17 +41,13 @@ class Cost(ArrayValue):
             object.__setattr__(self, part.name, frozen_array(getattr(self, part.name), np.float64, part.name, shape))
 
     def parts(self) -> dict[str, Array]:
-        """Part name to seconds."""
+        """Seconds of each part by its name."""
         return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
     @property
     def total_s(self) -> Array:
         """Seconds over all parts, same shape as a part."""
         return np.asarray(sum(self.parts().values()))
-
-    def __add__(self, other: Cost) -> Cost:
-        theirs = other.parts()
-        return Cost(**{name: part + theirs[name] for name, part in self.parts().items()})
 
     def each(self, change: Callable[[Array], Array]) -> Cost:
         """A Cost of every part changed in the same way."""
@@ -77,9 +73,9 @@ class CostModel:
 
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
-        overlap: Share of the time before the experts are needed under which copies hide, 0 (nothing is hidden, as when planning
-            on line) to 1. That time is the window and the balanced expert compute of as many layers as copies may be ahead
-            (`objective.PREFETCH`, if slots have buffers enough; with a single one, the window alone).
+        overlap: Share of the time before the experts are needed under which copies hide, 0 (as when planning online) to 1. That
+            time is the window and the balanced expert compute of as many layers as copies may be ahead (`objective.PREFETCH`, if
+            slots have buffers enough; with a single one, the window alone).
     """
 
     objective: str = "time"

@@ -83,13 +83,8 @@ def _row_times(problem: Problem) -> RowTimes:
     # With room to prefetch, copies also run under the layers before; their balanced time stands for it.
     ahead = min(PREFETCH, problem.slots.depth - 1) if isinstance(problem.slots, SharedSlots) else PREFETCH
     hide_N = problem.cost.overlap * (ahead * (window_N + _pair_seconds(problem) * mean_N) if ahead else window_N)
-    return RowTimes(
-        window_N=all_passes_N,
-        mean_N=mean_N,
-        base_N=all_passes_N - problem_rates(problem).late_s * mean_N,
-        hide_forward_N=hide_N,
-        hide_backward_N=(cluster.backward_ratio + reforward) * hide_N,
-    )
+    base_N = all_passes_N - problem_rates(problem).late_s * mean_N
+    return RowTimes(all_passes_N, mean_N, base_N, hide_N, (cluster.backward_ratio + reforward) * hide_N)
 
 
 def row_objective(problem: Problem, placement: Placement) -> Array:
@@ -117,19 +112,15 @@ def price_rows(problem: Problem, placement: Placement) -> Cost:
         back_N = np.maximum(f.peer_fan_N * r.gradient_peer_s, f.rdma_fan_N * r.gradient_rdma_s)
         gradient_N = np.maximum(0.0, back_N - times.hide_backward_N)
     return Cost(
-        window_s=times.window_N,
-        dispatch_s=exchange_N,
-        compute_s=slowest_N - late_N,
-        combine_s=exchange_N,
-        transfer_s=transfer_N,
-        gradient_s=gradient_N,
-    )
+        window_s=times.window_N, dispatch_s=exchange_N, compute_s=slowest_N - late_N, combine_s=exchange_N,
+        transfer_s=transfer_N, gradient_s=gradient_N,
+    )  # fmt: skip
 
 
 def peak_bytes(problem: Problem, placement: Placement) -> Array:
     """int64 [G]: expert weights and gradients at home, slot buffers, and the activations of the rank's busiest row.
 
-    Attention, optimizer state and activations kept for backward are the trainer's and not counted.
+    Does not count the trainer's own: attention, optimizer state and activations kept for backward.
     """
     busiest_G = placement.load_NG().max(axis=0)
     return fixed_bytes(problem) + np.ceil(busiest_G * activation_bytes(problem.model)).astype(np.int64)

@@ -52,13 +52,11 @@ class Placement(ArrayValue):
 
     def load_NG(self) -> Array:
         """int64 [N, G]: pairs that each rank serves."""
-        load_NG: Array = self.quotas_NGS.sum(axis=2, dtype=np.int64)
-        return load_NG
+        return self.quotas_NGS.sum(axis=2, dtype=np.int64)
 
     def num_replicas_N(self, num_base: int) -> Array:
         """int64 [N]: redundant slots in use."""
-        count_N: Array = (self.expert_NGS[:, :, num_base:] >= 0).sum(axis=(1, 2))
-        return count_N
+        return (self.expert_NGS[:, :, num_base:] >= 0).sum(axis=(1, 2))
 
     def where(self, mask_N: Array, other: Placement) -> Placement:
         """Rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
@@ -81,5 +79,4 @@ def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
 def repeated(expert_GS: Array) -> Array:
     """bool, True for ranks that hold an expert more than once; the last axis are a rank's slots, -1 empty."""
     sorted_GS = np.sort(expert_GS, axis=-1)
-    twice: Array = ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)
-    return twice
+    return ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)

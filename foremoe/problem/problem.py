@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.counts import Counts, count
-from foremoe.problem.derived import Derived
 from foremoe.problem.placement import Placement, repeated
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
@@ -27,6 +27,19 @@ from foremoe.workload.workload import STAGES, Workload
 
 _OF_WORKLOAD = ("load_MLE", "load_MLGE", "tokens_MG", "attention_MG", "stage", "moe_layer_L", "trace_id", "dealt")
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
+T = TypeVar("T")
+
+
+class Derived:
+    """Room for what a problem works out once; no field, so copies and files leave it out."""
+
+    __slots__ = ("_counts", "_rates", "_row_times")
+
+    def once(self, slot: str, make: Callable[[], T]) -> T:
+        """What `make` returns, made at the first call and kept in `slot`."""
+        if not hasattr(self, slot):
+            object.__setattr__(self, slot, make())
+        return getattr(self, slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,9 +103,8 @@ class Problem(ArrayValue, Derived):
         if self.schedule.M != self.M:
             raise InputError(f"the schedule runs {self.schedule.M} micro-steps but the load has {self.M}; make them equal.")
         if self.schedule.trains != (self.stage == "update"):
-            raise InputError(
-                f"stage {self.stage} needs a schedule {'with' if self.stage == 'update' else 'without'} backward passes."
-            )
+            needs = "with" if self.stage == "update" else "without"
+            raise InputError(f"stage {self.stage} needs a schedule {needs} backward passes.")
         self.schedule.uses(self.L)
         wrong_L = (np.sort(self.home_LE, axis=1) != np.arange(self.E)).any(axis=1)
         if wrong_L.any():
@@ -134,32 +146,20 @@ class Problem(ArrayValue, Derived):
 
     @classmethod
     def of(
-        cls,
-        workload: Workload,
-        cluster: Cluster,
-        *,
-        redundant: int = 1,
-        model: Model | None = None,
-        home_LE: Array | None = None,
-        cost: CostModel | None = None,
-        schedule: Schedule | None = None,
-        slots: Slots | None = None,
-        replicas: str = "any",
-        resident_LGS: Array | None = None,
-    ) -> Problem:
-        """The problem of balancing `workload` on `cluster`.
+        cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | None = None,
+        home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
+        slots: Slots | None = None, replicas: str = "any", resident_LGS: Array | None = None,
+    ) -> Problem:  # fmt: skip
+        """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
             workload: The load by source rank.
             cluster: The EP group's ranks and links.
-            redundant: R, slots per rank for replicas.
             model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
             home_LE: Default: contiguous, expert e at home slot e.
-            cost: What to minimise; default ``CostModel(objective="time")``, the other is ``CostModel(objective="balance")``.
+            cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.
             schedule: Default: forward only for recompute, gradient accumulation for update.
             slots: Default `SharedSlots`.
-            replicas: ``"any"``, or ``"node"``: inside their home's node.
-            resident_LGS: What `ResidentSlots` hold at the start.
 
         Raises:
             InputError: No model of the workload's shape, another number of ranks, or what `Problem` refuses.
@@ -170,21 +170,12 @@ class Problem(ArrayValue, Derived):
             raise InputError(
                 f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}; make them equal."
             )
-        if schedule is None:
-            update = workload.stage == "update"
-            schedule = Schedule.accumulate(workload.M) if update else Schedule.forward_only(workload.M)
         return cls(
-            model=model,
-            cluster=cluster,
-            cost=cost or CostModel(),
-            schedule=schedule,
-            redundant=redundant,
-            slots=slots or SharedSlots(),
-            replicas=replicas,
+            model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slots=slots or SharedSlots(),
+            schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas, resident_LGS=resident_LGS,
             home_LE=np.tile(np.arange(workload.E), (workload.L, 1)) if home_LE is None else home_LE,
-            resident_LGS=resident_LGS,
             **{name: getattr(workload, name) for name in _OF_WORKLOAD},
-        )
+        )  # fmt: skip
 
     M = Length("load_MLE")
     """Micro-steps."""
@@ -244,8 +235,7 @@ class Problem(ArrayValue, Derived):
         """int16 [N, G, B]: the expert at home in every base slot."""
         base_LE = np.empty((self.L, self.E), np.int16)
         np.put_along_axis(base_LE, self.home_LE, np.arange(self.E, dtype=np.int16)[None], axis=1)
-        base_NGB: Array = np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
-        return base_NGB
+        return np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
 
     def static(self) -> Placement:
         """Every expert served at home, redundant slots empty."""
@@ -253,8 +243,8 @@ class Problem(ArrayValue, Derived):
         quota_NGS = np.zeros((self.N, self.G, self.S), np.int32)
         base_NGB = self.base_NGB
         expert_NGS[:, :, : self.B] = base_NGB
-        flat_NE = base_NGB.reshape(self.N, self.E)
-        quota_NGS[:, :, : self.B] = np.take_along_axis(self.load_NE, flat_NE.astype(np.int64), axis=1).reshape(base_NGB.shape)
+        load_NE = np.take_along_axis(self.load_NE, base_NGB.reshape(self.N, self.E).astype(np.int64), axis=1)
+        quota_NGS[:, :, : self.B] = load_NE.reshape(base_NGB.shape)
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
     def with_load(self, load_MLE: Array) -> Problem:

@@ -69,33 +69,14 @@ class Schedule(ArrayValue):
 
     def __post_init__(self) -> None:
         self.freeze()
-        num_passes = len(self.micro_step_X)
-        if num_passes == 0:
+        if not len(self.micro_step_X):
             raise InputError("a Schedule needs at least one pass; got none.")
         if self.num_chunks < 1 or self.chunk_X.min() < 0 or self.chunk_X.max() >= self.num_chunks:
             raise InputError(f"chunk_X must lie in [0, {self.num_chunks}); got {self.chunk_X.min()} to {self.chunk_X.max()}.")
         if self.phase_X.max() > Phase.BACKWARD or self.micro_step_X.min() < 0:
             raise InputError("a Schedule's phases are 0 (forward) or 1 (backward) and its micro-steps start at 0.")
         self._check_layers()
-        key_X = self.micro_step_X.astype(np.int64) * self.num_chunks + self.chunk_X
-        num_keys = (int(self.micro_step_X.max()) + 1) * self.num_chunks
-        position = np.arange(num_passes)
-        first = {}
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            count_K = np.bincount(key_X[self.phase_X == phase], minlength=num_keys)
-            at_K = np.full(num_keys, -1)
-            at_K[key_X[self.phase_X == phase]] = position[self.phase_X == phase]
-            first[phase] = (count_K, at_K)
-        (num_forward_K, forward_K), (num_backward_K, backward_K) = first[Phase.FORWARD], first[Phase.BACKWARD]
-        if (num_forward_K != 1).any() or (num_backward_K > 1).any():
-            bad = int(np.argmax((num_forward_K != 1) | (num_backward_K > 1)))
-            raise InputError(
-                f"micro-step {bad // self.num_chunks}, chunk {bad % self.num_chunks} has {num_forward_K[bad]} forward and "
-                f"{num_backward_K[bad]} backward passes; a Schedule needs exactly one forward and at most one backward."
-            )
-        if ((backward_K >= 0) & (backward_K < forward_K)).any():
-            bad = int(np.argmax((backward_K >= 0) & (backward_K < forward_K)))
-            raise InputError(f"micro-step {bad // self.num_chunks} runs backward before forward; reorder the passes.")
+        self._check_passes()
 
     @property
     def M(self) -> int:
@@ -106,6 +87,24 @@ class Schedule(ArrayValue):
     def trains(self) -> bool:
         """True if there is a backward pass."""
         return bool((self.phase_X == Phase.BACKWARD).any())
+
+    def _check_passes(self) -> None:
+        key_X = self.micro_step_X.astype(np.int64) * self.num_chunks + self.chunk_X
+        at_F, at_B = (np.flatnonzero(self.phase_X == phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+        num_keys = self.M * self.num_chunks
+        num_forward_K, num_backward_K = (np.bincount(key_X[at], minlength=num_keys) for at in (at_F, at_B))
+        wrong_K = (num_forward_K != 1) | (num_backward_K > 1)
+        if wrong_K.any():
+            step, chunk = divmod(bad := int(np.argmax(wrong_K)), self.num_chunks)
+            raise InputError(
+                f"micro-step {step}, chunk {chunk} has {num_forward_K[bad]} forward and {num_backward_K[bad]} backward passes; "
+                "a Schedule needs exactly one forward and at most one backward."
+            )
+        forward_K = at_F[np.argsort(key_X[at_F])]
+        early_B = at_B < forward_K[key_X[at_B]]
+        if early_B.any():
+            step = int(self.micro_step_X[at_B[early_B]].min())
+            raise InputError(f"micro-step {step} runs backward before forward; reorder the passes.")
 
     def _check_layers(self) -> None:
         for name in ("chunk_L", "block_L"):
@@ -125,22 +124,20 @@ class Schedule(ArrayValue):
         """
         for layer_L in (self.chunk_L, self.block_L):
             if layer_L is not None and len(layer_L) != num_layers:
-                raise InputError(
-                    f"the schedule is for {len(layer_L)} layers, the plan has {num_layers}; make it for these layers."
-                )
+                has = f"the schedule is for {len(layer_L)} layers, the plan has {num_layers}"
+                raise InputError(f"{has}; make it for these layers.")
         if self.chunk_L is not None:
             return self.chunk_L
         if num_layers % self.num_chunks:
-            raise InputError(
-                f"{num_layers} layers do not divide into {self.num_chunks} chunks; give chunk_L, the chunk of every layer."
-            )
+            have = f"{num_layers} layers do not divide into {self.num_chunks} chunks"
+            raise InputError(f"{have}; give chunk_L, the chunk of every layer.")
         return np.repeat(np.arange(self.num_chunks, dtype=np.int32), num_layers // self.num_chunks)
 
     def uses(self, num_layers: int) -> Uses:
         """All uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
 
         Raises:
-            InputError: As for `chunks`, or a block of re-forward reaches over chunks.
+            InputError: As for `chunks`, or a block of re-forward spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L
@@ -156,10 +153,6 @@ class Schedule(ArrayValue):
         layer_U, phase_U = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Uses(np.arange(len(pass_U)), self.micro_step_X[pass_U], layer_U, phase_U.astype(np.uint8), pass_U)
 
-    def select(self, layers: Array) -> Schedule:
-        """The schedule of some of the layers, for those it was made for."""
-        return self.cut(L=layers)
-
     def __getitem__(self, micro_steps: slice) -> Schedule:
         """The passes of a range of micro-steps, in the same order, numbered from 0."""
         start, stop, step = micro_steps.indices(self.M)
@@ -168,10 +161,6 @@ class Schedule(ArrayValue):
         keep_X = (self.micro_step_X >= start) & (self.micro_step_X < stop)
         columns = self.cut_arrays(X=keep_X)
         return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
-
-    def with_chunks(self, chunk_L: Array) -> Schedule:
-        """The same passes for chunks of these layers, which may differ in number."""
-        return dataclasses.replace(self, chunk_L=chunk_L)
 
     def without_backward(self) -> Schedule:
         """The forward passes alone, in their order: what a forward-only stage of the same pipeline runs."""
@@ -203,26 +192,29 @@ class Schedule(ArrayValue):
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
+    def plain(stage: str, num_micro_steps: int, reforward: bool = False) -> Schedule:
+        """The default of a stage: `accumulate` for ``"update"``, otherwise `forward_only`, which ignores `reforward`."""
+        return Schedule.accumulate(num_micro_steps, reforward) if stage == "update" else Schedule.forward_only(num_micro_steps)
+
+    @staticmethod
     def one_f_one_b(num_micro_steps: int, pp: int, pp_rank: int, reforward: bool = False) -> Schedule:
-        """1F1B of pipeline stage `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
+        """1F1B of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
         _require_rank(pp, pp_rank)
-        warmup = min(pp - pp_rank - 1, _at_least_one(num_micro_steps, "micro-steps"))
-        return _interleave(
-            [(m, 0) for m in range(num_micro_steps)], [(m, 0) for m in range(num_micro_steps)], warmup, 1, reforward
-        )
+        order = [(m, 0) for m in range(_at_least_one(num_micro_steps, "micro-steps"))]
+        return _interleave(order, order, min(pp - pp_rank - 1, len(order)), 1, reforward)
 
     @staticmethod
     def interleaved(num_micro_steps: int, pp: int, vpp: int, pp_rank: int, reforward: bool = False) -> Schedule:
         """Interleaved 1F1B with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
 
         Raises:
-            InputError: The number of micro-steps is no multiple of `pp` (the schedule is not defined then).
+            InputError: The number of micro-steps is not a multiple of `pp`, for which the schedule is defined.
         """
         _require_rank(pp, pp_rank)
         if _at_least_one(vpp, "chunks") > _MAX_CHUNKS:
             raise InputError(f"{vpp} chunks are more than the {_MAX_CHUNKS} layers that plans can number; give fewer.")
         if _at_least_one(num_micro_steps, "micro-steps") % pp:
-            raise InputError(f"an interleaved schedule needs micro-steps in multiples of {pp} stages; got {num_micro_steps}.")
+            raise InputError(f"an interleaved schedule needs micro-steps in multiples of {pp} ranks; got {num_micro_steps}.")
         order = [(group * pp + i, chunk) for group in range(num_micro_steps // pp) for chunk in range(vpp) for i in range(pp)]
         warmup = min((pp - pp_rank - 1) * 2 + (vpp - 1) * pp, len(order))
         return _interleave(order, [(m, vpp - 1 - c) for m, c in order], warmup, vpp, reforward)
@@ -237,17 +229,16 @@ class Schedule(ArrayValue):
         if match is not None:
             name, reforward = match[1], match[3] is not None
             args = [int(a) for a in (match[2] or "").split(",") if a]
-            wanted = {"forward": 0, "accumulate": 0, "1f1b": 2, "interleaved": 3}[name]
-            if len(args) == wanted and not (name == "forward" and reforward):
-                if name == "forward":
-                    return Schedule.forward_only(num_micro_steps)
-                if name == "accumulate":
-                    return Schedule.accumulate(num_micro_steps, reforward)
-                if name == "1f1b":
-                    return Schedule.one_f_one_b(num_micro_steps, args[0], args[1], reforward)
+            if (name, len(args), reforward) == ("forward", 0, False):
+                return Schedule.forward_only(num_micro_steps)
+            if (name, len(args)) == ("accumulate", 0):
+                return Schedule.accumulate(num_micro_steps, reforward)
+            if (name, len(args)) == ("1f1b", 2):
+                return Schedule.one_f_one_b(num_micro_steps, args[0], args[1], reforward)
+            if (name, len(args)) == ("interleaved", 3):
                 return Schedule.interleaved(num_micro_steps, args[0], args[1], args[2], reforward)
         raise InputError(
-            f"{text!r} is no schedule; write forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK, "
+            f"{text!r} is not a valid schedule; write forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK, "
             "with +reforward behind all but forward where activations are recomputed."
         )
 
@@ -289,4 +280,4 @@ def _at_least_one(value: int, what: str) -> int:
 
 def _require_rank(pp: int, pp_rank: int) -> None:
     if pp < 1 or not 0 <= pp_rank < pp:
-        raise InputError(f"pipeline stage {pp_rank} of {pp} does not exist; stages count from 0.")
+        raise InputError(f"pipeline rank {pp_rank} of {pp} does not exist; ranks count from 0.")

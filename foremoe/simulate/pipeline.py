@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
             schedule = Schedule.one_f_one_b(problem.M, pp, rank, reforward)
         else:
             chunk_L = np.repeat(np.arange(vpp), [len(chunk) for chunk in mine])
-            schedule = Schedule.interleaved(problem.M, pp, vpp, rank, reforward).with_chunks(chunk_L)
+            schedule = replace(Schedule.interleaved(problem.M, pp, vpp, rank, reforward), chunk_L=chunk_L)
         if not trains:
             schedule = schedule.without_backward()
         out.append(problem.layers(np.concatenate(mine).tolist(), schedule))

@@ -116,9 +116,8 @@ class HomeSolverTests:
         assert describe(problem) == before, f"{self.solver!r} wrote to arrays of the problem."
         assert home_LE.shape == (problem.L, problem.E) and home_LE.dtype == np.int32
         right = np.sort(home_LE, axis=1) == np.arange(problem.E)
-        assert right.all(), (
-            f"{self.solver!r} gave layer {int((~right.all(axis=1)).argmax())} homes that are not a permutation of the home slots."
-        )
+        layer = int(right.all(axis=1).argmin())
+        assert right.all(), f"{self.solver!r} gave layer {layer} homes that are not a permutation of the home slots."
         dataclasses.replace(problem, home_LE=home_LE).static()
 
     @law
@@ -150,22 +149,15 @@ class Batch:
         bias_QLE = 3.0 * rng.random((len(self.seq_len_Q), self.num_layers, self.num_experts))
         noise_TLE = rng.gumbel(size=(sum(self.seq_len_Q), self.num_layers, self.num_experts))
         topk_TLK = np.argsort(-(np.repeat(bias_QLE, self.seq_len_Q, axis=0) + noise_TLE), axis=2)[..., :num_topk]
-        return RoutingTrace(
-            topk_TLK=topk_TLK,
-            num_experts=self.num_experts,
-            seq_len_Q=np.array(self.seq_len_Q),
-            known_T=rng.random(len(topk_TLK)) < 0.7 if self.unknown else None,
-        )
+        known_T = rng.random(len(topk_TLK)) < 0.7 if self.unknown else None
+        return RoutingTrace(topk_TLK=topk_TLK, num_experts=self.num_experts, seq_len_Q=np.array(self.seq_len_Q), known_T=known_T)
 
     def pack(self, solver: PackSolver, trace: RoutingTrace | None = None) -> tuple[Array, Array]:
         """What the solver makes of it."""
         return solver.solve(
-            self.trace() if trace is None else trace,
-            num_ranks=self.num_ranks,
-            tokens_per_rank=self.tokens_per_rank,
-            sample_group_Q=np.array(self.group_Q),
-            seed=self.seed,
-        )
+            trace or self.trace(), num_ranks=self.num_ranks, tokens_per_rank=self.tokens_per_rank,
+            sample_group_Q=np.array(self.group_Q), seed=self.seed,
+        )  # fmt: skip
 
 
 @st.composite

@@ -19,8 +19,8 @@ from foremoe.workload.dealing import Dealt
 def describe(problem: Problem) -> str:
     """An expression that evaluates to the same problem, byte for byte.
 
-    The names it uses are foremoe's public ones, and `Dealt` from ``foremoe.workload`` where sequences were dealt whole. Fields
-    at their default are left out; arrays are written as lists, whose dtype the constructors restore.
+    Uses foremoe's public names, and `Dealt` from ``foremoe.workload`` where sequences were dealt whole. Fields at their default
+    are left out; arrays are written as lists, whose dtype the constructors restore.
     """
     return _text(problem)
 
@@ -41,13 +41,7 @@ def _text(value: Any) -> str:
     parts = []
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
-        if not field.init or held is None or (not isinstance(held, np.ndarray) and held == _default(field)):
-            continue
-        parts.append(f"{field.name}={_text(held)}")
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and held is not None and (isinstance(held, np.ndarray) or held != default):
+            parts.append(f"{field.name}={_text(held)}")
     return f"{type(value).__name__}({', '.join(parts)})"
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default

@@ -117,14 +117,9 @@ class RankPool:
             raise RankDied(self.unusable)
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        num_ranks: int | None = None,
-        timeout_s: float = 30.0,
-        limit_s: float = 120.0,
-        errors: bool = False,
-    ) -> list[Any]:
+        self, fn: Callable[..., Any], *args: Any,
+        num_ranks: int | None = None, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False,
+    ) -> list[Any]:  # fmt: skip
         """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
 
         Args:

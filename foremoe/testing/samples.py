@@ -10,11 +10,14 @@ from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
+from foremoe.planner import start
+from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots
+from foremoe.solvers.split.exact import ExactSplit
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, C copies.
 
@@ -29,11 +32,7 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
     static = problem.static()
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
     for n in range(problem.N):
-        layer = n % problem.L
-        for g in range(problem.G):
-            allowed = _experts_to_copy(problem, layer, g)
-            filled = np.flatnonzero(rng.random(problem.R) < density)[: len(allowed)]
-            expert_NGS[n, g, problem.B + filled] = rng.permutation(allowed)[: len(filled)]
+        _fill(problem, n % problem.L, expert_NGS[n], rng, density)
         for e in range(problem.E):
             at = np.nonzero(expert_NGS[n] == e)
             shares = rng.dirichlet(np.full(len(at[0]), evenness))
@@ -51,10 +50,7 @@ def random_residency(problem: Problem, rng: np.random.Generator, *, density: flo
     resident_LGS = np.full((problem.L, problem.G, problem.S), -1, np.int16)
     resident_LGS[:, :, : problem.B] = problem.base_NGB[: problem.L]
     for layer in range(problem.L):
-        for g in range(problem.G):
-            allowed = _experts_to_copy(problem, layer, g)
-            filled = np.flatnonzero(rng.random(problem.R) < density)[: len(allowed)]
-            resident_LGS[layer, g, problem.B + filled] = rng.permutation(allowed)[: len(filled)]
+        _fill(problem, layer, resident_LGS[layer], rng, density)
     return resident_LGS
 
 
@@ -72,25 +68,13 @@ def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = N
     Args:
         order_M: A permutation, the micro-step that runs m-th; default: in order.
     """
-    from foremoe.planner.planner import Planner
-
     plan, _ = Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)
-    if order_M is None:
-        return plan
-    return dataclasses.replace(plan, order_M=order_M).rederived()
+    return plan if order_M is None else dataclasses.replace(plan, order_M=order_M).rederived()
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:
-    """Quotas for solvers that only place, as the planner fills them; idle redundant slots are then emptied."""
-    if placement.quota_NGS is not None:
-        return placement
-    from foremoe.solvers.split.exact import ExactSplit
-
-    expert_NGS = placement.expert_NGS.copy()
-    quota_NGS = ExactSplit().solve(problem, expert_NGS)
-    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
-        expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
-    return dataclasses.replace(placement, expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    """Fills quotas as the planner does where a solver only places."""
+    return placement if placement.quota_NGS is not None else start.with_quotas(problem, placement, ExactSplit(), keeps_homes)
 
 
 def many_row_problem(num_rows: int) -> Problem:
@@ -106,11 +90,13 @@ def many_row_problem(num_rows: int) -> Problem:
     )  # fmt: skip
 
 
-def _experts_to_copy(problem: Problem, layer: int, rank: int) -> Array:
-    """Experts of `layer` that `rank` may hold a replica of."""
-    home_rank_E = problem.home_LE[layer] // problem.B
-    node_G = problem.cluster.node_of_rank_G
-    allowed_E = home_rank_E != rank
-    if problem.replicas == "node":
-        allowed_E &= node_G[home_rank_E] == node_G[rank]
-    return np.flatnonzero(allowed_E)
+def _fill(problem: Problem, layer: int, expert_GS: Array, rng: np.random.Generator, density: float) -> None:
+    """Puts random experts that may be copied there into the redundant slots of a row."""
+    home_rank_E, node_G = problem.home_LE[layer] // problem.B, problem.cluster.node_of_rank_G
+    for g in range(problem.G):
+        allowed_E = home_rank_E != g
+        if problem.replicas == "node":
+            allowed_E &= node_G[home_rank_E] == node_G[g]
+        allowed = np.flatnonzero(allowed_E)
+        filled = np.flatnonzero(rng.random(problem.R) < density)[: len(allowed)]
+        expert_GS[g, problem.B + filled] = rng.permutation(allowed)[: len(filled)]

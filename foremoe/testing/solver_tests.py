@@ -11,7 +11,6 @@ A failure is a sentence that names the law, with the problem as an expression to
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import threading
 from typing import Any, ClassVar
 
@@ -55,9 +54,8 @@ class SolverTests:
 
     @pytest.fixture(autouse=True)
     def _needs_its_modules(self) -> None:
-        missing = [name for name in self.solver.requires if importlib.util.find_spec(name) is None]
-        if missing:
-            pytest.skip(f"{self.solver!r} needs {', '.join(missing)}")
+        for name in self.solver.requires:
+            pytest.importorskip(name, reason=f"{self.solver!r} needs {name}")
 
     def problems(self, **options: Any) -> st.SearchStrategy[Problem]:
         """Problems a rank-level solver may be called with: at least two ranks and one redundant slot."""
@@ -116,7 +114,8 @@ class SolverTests:
             assert same, f"{self.solver!r} gave two results for one input; set deterministic = False if it must."
 
     def test_any_number_of_threads_gives_the_same_bytes(self) -> None:
-        self._skip_unless_deterministic()
+        if not self.solver.deterministic:
+            pytest.skip(f"{self.solver!r} does not claim to be deterministic")
         if self.many_rows == 0:
             pytest.skip("many_rows = 0: too slow for several blocks of rows")
         problem = many_row_problem(self.many_rows)
@@ -185,19 +184,12 @@ class SolverTests:
             copy: Any = dataclasses.replace(self.solver)  # type: ignore[type-var]
             assert copy == self.solver, f"{self.solver!r} does not equal a copy of itself; a solver is its configuration."
 
-    def _skip_unless_deterministic(self) -> None:
-        if not self.solver.deterministic:
-            pytest.skip(f"{self.solver!r} does not claim to be deterministic")
-
 
 def plain_python(solver: RowSolver) -> RowSolver:
     """The same row solver, run by the interpreter."""
     edit: Any = solver.edit
     body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False, "rows": RowSolver.rows}
     plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)
-    names: list[str] = (
-        [field.name for field in dataclasses.fields(solver) if field.init] if dataclasses.is_dataclass(solver) else []
-    )
-    made = plain(**{name: getattr(solver, name) for name in names})
-    assert isinstance(made, RowSolver)
+    fields: Any = dataclasses.fields(solver) if dataclasses.is_dataclass(solver) else ()
+    made: RowSolver = plain(**{field.name: getattr(solver, field.name) for field in fields if field.init})
     return made

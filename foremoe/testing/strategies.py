@@ -11,6 +11,7 @@ Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn see
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,12 +32,9 @@ from foremoe.workload.workload import STAGES
 
 # What only a fit knows of a cluster.
 _FITTED: dict[str, Any] = {
-    "attention_efficiency": 0.25,
-    "backward_ratio": 1.5,
-    "attention_backward_ratio": 1.25,
-    "layer_overhead_s": 1e-6,
+    "attention_efficiency": 0.25, "backward_ratio": 1.5, "attention_backward_ratio": 1.25, "layer_overhead_s": 1e-6,
     "pair_overhead_s": 1e-10,
-}
+}  # fmt: skip
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.
 
@@ -112,7 +110,6 @@ def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int) -> Schedule:
     chunk_L = np.sort(np.array(draw(_lists(schedule.num_chunks, num_layers)), np.int32))
     if num_layers % schedule.num_chunks == 0 and draw(st.booleans()):
         chunk_L = schedule.chunks(num_layers)
-        schedule = dataclasses.replace(schedule, chunk_L=None)
     else:
         schedule = dataclasses.replace(schedule, chunk_L=chunk_L)
     if not schedule.reforward or draw(st.booleans()):
@@ -133,27 +130,12 @@ def slot_policies() -> st.SearchStrategy[Slots]:
 
 @st.composite
 def problems(
-    draw: st.DrawFn,
-    *,
-    min_ranks: int = 1,
-    max_ranks: int = 6,
-    max_base: int = 3,
-    min_redundant: int = 0,
-    max_redundant: int = 3,
-    min_micro_steps: int = 1,
-    max_micro_steps: int = 4,
-    min_layers: int = 1,
-    max_layers: int = 4,
-    max_pairs: int = 40,
-    stages: Sequence[str] = STAGES,
-    objectives: Sequence[str] = ("balance", "time"),
-    replicas: Sequence[str] = ("any", "node"),
-    slots: Slots | None = None,
-    row_kinds: Sequence[str] = ROW_KINDS,
-    sources: bool | None = None,
-    symmetric: bool = False,
+    draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, max_base: int = 3, min_redundant: int = 0, max_redundant: int = 3,
+    min_micro_steps: int = 1, max_micro_steps: int = 4, min_layers: int = 1, max_layers: int = 4, max_pairs: int = 40,
+    stages: Sequence[str] = STAGES, objectives: Sequence[str] = ("balance", "time"), replicas: Sequence[str] = ("any", "node"),
+    slots: Slots | None = None, row_kinds: Sequence[str] = ROW_KINDS, sources: bool | None = None, symmetric: bool = False,
     uneven: bool = True,
-) -> Problem:
+) -> Problem:  # fmt: skip
     """Problems of every kind the library takes.
 
     Args:
@@ -195,13 +177,9 @@ def problems(
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
     """Random valid placements of `problem`, from static to every redundant slot filled."""
     return st.builds(
-        lambda seed, density, evenness: random_placement(
-            problem, np.random.default_rng(seed), density=density, evenness=evenness
-        ),
-        st.integers(0, 2**32 - 1),
-        st.sampled_from([1.0, 0.6, 0.2, 0.0]),
-        st.sampled_from([0.1, 1.0, 50.0]),
-    )
+        functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
+        density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
+    )  # fmt: skip
 
 
 @st.composite

@@ -11,7 +11,7 @@ which bytes of which copy are wrong.
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -93,10 +93,8 @@ class TransferTests:
 
     @pytest.fixture(autouse=True)
     def _needs_its_modules(self) -> None:
-        requires = () if isinstance(self.backend, str) else self.backend.requires
-        missing = [name for name in requires if importlib.util.find_spec(name) is None]
-        if missing:
-            pytest.skip(f"{self.backend!r} needs {', '.join(missing)}")
+        for name in () if isinstance(self.backend, str) else self.backend.requires:
+            pytest.importorskip(name, reason=f"{self.backend!r} needs {name}")
 
     def on_ranks(self, fn: Callable[..., list[str]], num_ranks: int, *args: Any) -> None:
         """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank; what it returns is wrong with the backend."""
@@ -109,9 +107,16 @@ class TransferTests:
         wrong = [text for texts in found for text in texts]
         assert not wrong, f"{self.backend!r} breaks a law:\n" + "\n".join(wrong)
 
-    def drill(self, fn: Callable[..., list[str]]) -> None:
-        """Runs a drill on the smallest group there can be."""
-        self.on_ranks(fn, min(num for num in self.ranks if num > 1))
+    def drill(self, fn: Callable[..., list[str]], one_sided: bool | None = None) -> None:
+        """Runs a drill on the smallest group there can be, if it is for backends of this kind."""
+        if one_sided is not None and self.one_sided != one_sided:
+            pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
+        self.on_ranks(fn, self.few_ranks)
+
+    @property
+    def few_ranks(self) -> int:
+        """The smallest number of ranks with copies between them."""
+        return min(num for num in self.ranks if num > 1)
 
     @property
     def one_sided(self) -> bool:
@@ -131,51 +136,41 @@ class TransferTests:
     def test_every_dtype_travels_bit_for_bit(self, dtype: str) -> None:
         if dtype not in self.dtypes:
             pytest.skip(f"{self.backend!r} does not claim {dtype}")
-        num_ranks = min(num for num in self.ranks if num > 1)
-        rounds = drills.DRILL.rounds * 2
-        self._run(TransferCase(num_ranks, ((0, 0, 1, 1),), 2, dtype, (1, 0, 97), rounds, 3))
+        self._run_drill(dtype=dtype, sizes=(1, 0, 97), rounds=drills.DRILL.rounds * 2, seed=3)
 
     @corner
     @given(st.data())
     def test_large_experts_arrive(self, data: st.DataObject) -> None:
-        num_ranks = min(num for num in self.ranks if num > 1)
         sizes = data.draw(st.sampled_from([(300_000,), (1, 100_001, 0, 65_536)]))
-        self._run(TransferCase(num_ranks, ((0, 0, 1, 1),), 2, "float32", sizes, drills.DRILL.rounds * 2, 1))
+        self._run_drill(dtype="float32", sizes=sizes, rounds=drills.DRILL.rounds * 2, seed=1)
 
     def test_no_copies_at_all(self) -> None:
         for num_ranks in self.ranks:
             self._run(TransferCase(num_ranks, ((0,),), 1, "float32", (4,), (Round(((), ())), Round(())), 0))
 
     def test_experts_without_elements(self) -> None:
-        num_ranks = min(num for num in self.ranks if num > 1)
-        self._run(TransferCase(num_ranks, ((0, 0, 1, 1),), 2, "float32", (0, 0), drills.DRILL.rounds, 0))
+        self._run_drill(dtype="float32", sizes=(0, 0))
 
     def test_a_slow_peer_is_waited_for(self) -> None:
         self.drill(drills.slow_peer)
 
     def test_a_source_is_free_once_it_has_waited_itself(self) -> None:
-        self._only(one_sided=False)
-        self.drill(drills.early_source)
+        self.drill(drills.early_source, one_sided=False)
 
     def test_a_silent_peer_is_named(self) -> None:
-        self._only(one_sided=False)
-        self.drill(drills.silent_peer)
+        self.drill(drills.silent_peer, one_sided=False)
 
     def test_pulls_need_no_help_of_the_home(self) -> None:
-        self._only(one_sided=True)
-        self.drill(drills.no_help)
+        self.drill(drills.no_help, one_sided=True)
 
     def test_pulls_see_the_weights_of_the_last_publish(self) -> None:
-        self._only(one_sided=True)
-        self.drill(drills.publish_again)
+        self.drill(drills.publish_again, one_sided=True)
 
     def test_weights_of_an_older_version_are_stale(self) -> None:
-        self._only(one_sided=True)
-        self.drill(drills.pull_stale)
+        self.drill(drills.pull_stale, one_sided=True)
 
     def test_weights_that_were_never_published_are_an_error(self) -> None:
-        self._only(one_sided=True)
-        self.drill(drills.pull_unpublished)
+        self.drill(drills.pull_unpublished, one_sided=True)
 
     def test_close_is_safe_at_any_time(self) -> None:
         self.drill(drills.close_in_flight)
@@ -190,6 +185,5 @@ class TransferTests:
             error.add_note(str(case))
             raise
 
-    def _only(self, *, one_sided: bool) -> None:
-        if self.one_sided != one_sided:
-            pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
+    def _run_drill(self, **changes: Any) -> None:
+        self._run(dataclasses.replace(drills.DRILL, num_ranks=self.few_ranks, **changes))

@@ -38,7 +38,7 @@ def complete_plan() -> Plan:
     mix = np.arange(M * L * G * E).reshape(M, L, G, E)
     load_MLGE = ((mix * 7919 + 13) % 23 + 40 * ((mix * 31) % 17 == 0)).astype(np.int32)
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=2, model="tiny", moe_layer_L=np.arange(1, 1 + L, dtype=np.int32))
-    schedule = foremoe.Schedule.interleaved(M, 2, 2, 0, reforward=True).with_chunks(np.array([0, 0, 0, 1]))
+    schedule = dataclasses.replace(foremoe.Schedule.interleaved(M, 2, 2, 0, reforward=True), chunk_L=np.array([0, 0, 0, 1]))
     schedule = dataclasses.replace(schedule, block_L=np.array([0, 0, 1, 2]))
     resident_LGS = np.full((L, G, E // G + 1), -1, np.int16)
     resident_LGS[:, :, :2] = np.arange(E).reshape(G, 2)

@@ -77,7 +77,7 @@ def test_chunks_may_have_different_numbers_of_layers() -> None:
     """As with leading dense layers: the first chunk of a stage has fewer MoE layers."""
     schedule = dataclasses.replace(Schedule.interleaved(2, 2, 2, 0), chunk_L=[0, 1, 1])
     assert [len(schedule.uses(3).layer_U[schedule.uses(3).pass_U == x]) for x in range(4)] == [1, 1, 2, 2]
-    assert schedule.select(np.array([1, 2])).chunks(2).tolist() == [1, 1]
+    assert schedule.cut(L=np.array([1, 2])).chunks(2).tolist() == [1, 1]
     assert not schedule.without_backward().trains
     assert schedule.without_backward().uses(3).micro_step_U.tolist() == [0, 1, 0, 0, 1, 1]
 
@@ -153,8 +153,8 @@ def make(micro_step: list[int], phase: list[int], chunk: list[int] | None = None
         (lambda: make([0], [0], [1]), "chunk_X must lie in [0, 1)"),
         (lambda: make([-1], [0]), "start at 0"),
         (lambda: Schedule.forward_only(0), "micro-steps, at least one; got 0"),
-        (lambda: Schedule.one_f_one_b(2, 2, 2), "stage 2 of 2 does not exist"),
-        (lambda: Schedule.interleaved(3, 2, 2, 0), "multiples of 2 stages; got 3"),
+        (lambda: Schedule.one_f_one_b(2, 2, 2), "rank 2 of 2 does not exist"),
+        (lambda: Schedule.interleaved(3, 2, 2, 0), "multiples of 2 ranks; got 3"),
         (lambda: Schedule.interleaved(2, 2, 2, 0).uses(3), "3 layers do not divide into 2 chunks"),
         (lambda: dataclasses.replace(Schedule.accumulate(1), chunk_L=[0, 1]), "chunk_L must lie in [0, 1)"),
         (lambda: dataclasses.replace(Schedule.accumulate(1), block_L=[0, 1]), "set reforward=True"),
@@ -165,9 +165,9 @@ def make(micro_step: list[int], phase: list[int], chunk: list[int] | None = None
             "a block lies in one chunk",
         ),
         (lambda: Schedule.accumulate(2)[2:], "cannot be cut"),
-        (lambda: Schedule.parse("forward+reforward", 2), "is no schedule"),
-        (lambda: Schedule.parse("1f1b:2", 2), "is no schedule"),
-        (lambda: Schedule.parse("gpipe", 2), "is no schedule"),
+        (lambda: Schedule.parse("forward+reforward", 2), "is not a valid schedule"),
+        (lambda: Schedule.parse("1f1b:2", 2), "is not a valid schedule"),
+        (lambda: Schedule.parse("gpipe", 2), "is not a valid schedule"),
         (lambda: Schedule.join([Schedule.accumulate(1), Schedule.accumulate(1, True)]), "cannot be joined"),
     ],
 )

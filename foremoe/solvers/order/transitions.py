@@ -104,7 +104,7 @@ def _mean_of(problem: Problem) -> Problem:
     return dataclasses.replace(
         problem,
         cost=_KeptCopies(overlap=problem.cost.overlap),
-        schedule=Schedule.accumulate(1, problem.schedule.reforward) if problem.schedule.trains else Schedule.forward_only(1),
+        schedule=Schedule.plain(problem.stage, 1, problem.schedule.reforward),
         load_MLGE=load_MLGE,
         load_MLE=mean(problem.load_MLE) if load_MLGE is None else load_MLGE.sum(axis=2),
         tokens_MG=mean(problem.tokens_MG),
