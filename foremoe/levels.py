@@ -85,8 +85,4 @@ class OrderSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
-        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement, which may have changed.
-
-        Args:
-            placement: of every row by itself.
-        """
+        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement of single rows, which may have changed."""

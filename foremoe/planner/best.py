@@ -14,16 +14,13 @@ from foremoe.problem.problem import Problem
 
 
 class BestRows:
-    """What planning holds while rank solvers run.
+    """What planning holds while rank solvers run: the best placement of every row, and a summary of every level so far.
 
     Attributes:
-        placement: Best placement of every row.
-        objective_N: Its objective, float64 [N].
+        objective_N: Objective of the best placement, float64 [N].
         start_N: Objective of the start, float64 [N].
-        stop_N: `Stop` of every row, uint8 [N].
         kept_N: Rows where no level beat the start, bool [N].
         proven_N: Lower bounds that solvers proved, float64 [N]; -inf without one.
-        levels: `LevelSummary` of the start and of every solver so far.
     """
 
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:

@@ -51,11 +51,11 @@ def compare(
         progress: Called with (planner, rows done, rows in all).
 
     Returns:
-        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and
-        ``note`` where something must be said. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
-        or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
-        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
-        ``predicted_stage_s`` leaves their weight transfer out, which stands in ``transfer_s``.
+        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and perhaps
+        a ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made, or slots that changed their
+        expert since the micro-step before where homes move. ``max_fanout`` is the largest number of copies that leave one rank
+        for one row. Planning time is CPU time of the solvers alone. For planners that move homes ``predicted_stage_s`` leaves
+        out their weight transfer, which is in ``transfer_s``.
 
     Raises:
         InputError: A planner has a pack level that did not deal the problem, or an order level that the problem leaves no part.
@@ -113,9 +113,8 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
         elif not counted_ML[0].any():
             notes.append("micro-step 0 has no history and is left out of every line; give history_LE to count it")
     if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
-        notes.append(
-            f"placed once, in micro-step 0: {traffic(posed, plan)[0] * plan.M:.1f} moves per layer that no figure counts"
-        )
+        moves = traffic(posed, plan)[0] * plan.M
+        notes.append(f"placed once, in micro-step 0: {moves:.1f} moves per layer that no figure counts")
     return line | ({"note": "; ".join(notes)} if notes else {}), plan
 
 

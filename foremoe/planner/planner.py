@@ -18,9 +18,8 @@ from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.header import PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.assembly import assemble
-from foremoe.planner.before import pack_that_ran, require_decided, whole_step
 from foremoe.planner.best import BestRows
-from foremoe.planner.start import starting_placement, with_quotas
+from foremoe.planner.start import pack_that_ran, require_decided, starting_placement, whole_step, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, predicted_load, require_foresight
 from foremoe.problem.laws import placement_violations, slot_violations

@@ -26,32 +26,14 @@ Progress = Callable[[str, int, int], None]
 
 
 class Comparison(NamedTuple):
-    """What all lines of one comparison share.
+    """What all lines of one comparison share."""
 
-    Attributes:
-        history_LE: Load of an earlier step, or None.
-        counted_ML: Rows in the figures, bool [M, L].
-        static: The static plan, which speed-ups are over.
-        exact_budget_s: Seconds of one exact planner.
-        seed: Seed of the rows that it plans.
-        progress: Called with (planner, rows done, rows in all), or None.
-    """
-
-    history_LE: Array | None
-    counted_ML: Array
-    static: Plan
-    exact_budget_s: float
-    seed: int
+    history_LE: Array | None  # load of an earlier step
+    counted_ML: Array  # bool, rows in the figures
+    static: Plan  # the static plan, which speed-ups are over
+    exact_budget_s: float  # of one exact planner
+    seed: int  # of the rows that it plans
     progress: Progress | None
-
-
-class _Proven(NamedTuple):
-    """Rows that an exact planner proved optimal: their numbers and one-row plans, and what the attempt took."""
-
-    rows: list[int]
-    plans: list[Plan]
-    num_tried: int
-    cpu_s: float
 
 
 def line_without_figures(name: str, note: str) -> dict[str, Any]:
@@ -66,39 +48,38 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
     fastest of `plans`.
     """
     planner = dataclasses.replace(planner, home=Keep())
-    proven = _prove(name, planner, problem, shared)
+    proven, num_tried, cpu_s = _prove(name, planner, problem, shared)
     budget = f"{shared.exact_budget_s:g} s"
-    if not proven.rows:
-        return line_without_figures(name, f"left out: none of {proven.num_tried} sampled rows was proven optimal within {budget}")
+    if not proven:
+        return line_without_figures(name, f"left out: none of {num_tried} sampled rows was proven optimal within {budget}")
     others = [plan for plan in plans.values() if plan.executable and (plan.home_LE == problem.home_LE).all()]
     rest = min(others, key=lambda plan: stage_seconds(plan)[0], default=None)
     around = problem.static() if rest is None else Placement(expert_NGS=rest.expert_NGS, quota_NGS=rest.quota_NGS)
     expert_NGS, quota_NGS = around.expert_NGS.copy(), around.quotas_NGS.copy()
     bound_N, stop_N = np.full(problem.N, -np.inf), np.full(problem.N, Stop.DONE, np.uint8)
-    for n, one in zip(proven.rows, proven.plans, strict=True):
+    for n, one in proven.items():
         expert_NGS[n], quota_NGS[n] = one.expert_NGS[0], one.quota_NGS[0]
         bound_N[n], stop_N[n] = one.bound_ML[0, 0], one.stop_ML[0, 0]
     placement = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
     plan = assemble(planner.header(problem, None), planner.path, problem, placement, stop_N, proven_N=bound_N)
     counted_ML = np.zeros((problem.M, problem.L), bool)
-    counted_ML.ravel()[proven.rows] = True
+    counted_ML.ravel()[list(proven)] = True
     static_s = stage_seconds(shared.static, counted_ML)[0]
     optimal = "optimal" if planner.foresight == "exact" else "optimal for the load foreseen"
     return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML) | {
-        "plan_us_per_layer": 1e6 * proven.cpu_s / proven.num_tried,
+        "plan_us_per_layer": 1e6 * cpu_s / num_tried,
         "same_rows": {other: float(plan.skew_ML[counted_ML].mean()) for other, plan in plans.items()},
-        "note": f"{len(proven.rows)} of {proven.num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs"
-        " alone",
+        "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs alone",
     }
 
 
-def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) -> _Proven:
-    """Plans sampled rows one at a time until the budget is spent."""
+def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) -> tuple[dict[int, Plan], int, float]:
+    """Plans sampled rows one at a time until the budget is spent: plans of proven rows by row, rows tried, and CPU seconds."""
     foreseen = planner.foresight != "exact"
     # A row alone has no micro-steps to foresee from: what the planner would see becomes its history.
     seen_MLE = predicted_load(problem.load_MLE, planner.foresight, shared.history_LE)
     schedule = Schedule.plain(problem.stage, 1, problem.schedule.reforward)
-    rows, plans, num_tried, cpu_s = list[int](), list[Plan](), 0, 0.0
+    proven, num_tried, cpu_s = dict[int, Plan](), 0, 0.0
     end = time.perf_counter() + shared.exact_budget_s
     for n in np.random.default_rng(shared.seed).permutation(np.flatnonzero(shared.counted_ML)):
         left_s = end - time.perf_counter()
@@ -112,11 +93,10 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
         num_tried += 1
         cpu_s += sum(level.cpu_s for level in summary.levels)
         if plan.stop_ML[0, 0] == (Stop.DONE if foreseen else Stop.OPTIMAL):
-            rows.append(int(n))
-            plans.append(plan)
+            proven[int(n)] = plan
         if shared.progress is not None:
             shared.progress(name, int(1000 * min(1.0, 1 - left_s / shared.exact_budget_s)), 1000)
-    return _Proven(rows, plans, num_tried, cpu_s)
+    return proven, num_tried, cpu_s
 
 
 def _within(solver: Any, seconds: float) -> Any:

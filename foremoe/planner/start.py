@@ -1,26 +1,28 @@
-"""What planning starts from, and quotas for placements that have none."""
+"""What planning starts from: the problem of a whole step, levels that have run, the first placement, missing quotas."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 
 from foremoe.base.errors import InputError, PlanError
-from foremoe.levels import SplitSolver
+from foremoe.levels import HomeSolver, PackSolver, SplitSolver
 from foremoe.plan.plan import Plan
 from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots
+from foremoe.solvers.home.keep import Keep
+from foremoe.workload.packing import AsGiven
 
 # Letters: N rows, G ranks, S slots.
 
 
 def starting_placement(problem: Problem, start: Plan | Placement | None, split: SplitSolver) -> Placement:
-    """The static placement, or `start` with its quotas split again if they do not fit the problem's load.
-
-    Raises:
-        InputError: The start is of another shape, or not valid for this problem whatever its quotas.
-    """
+    """The static placement, or `start` with its quotas split again if they do not fit the problem's load."""
     if start is None:
         return problem.static()
     if isinstance(start, Plan):
@@ -47,3 +49,43 @@ def with_quotas(problem: Problem, placement: Placement, split: SplitSolver, keep
         expert_NGS = expert_NGS.copy()
         expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
     return dataclasses.replace(placement, expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def whole_step(problems: Sequence[Problem]) -> Problem:
+    """One problem with the micro-steps of all stages, for the home level."""
+    if not problems:
+        raise InputError("homes needs at least one problem.")
+    first = problems[0]
+    for other in problems[1:]:
+        if (other.L, other.E, other.G) != (first.L, first.E, first.G):
+            raise InputError(
+                f"homes are decided for one set of layers, experts and ranks; got {first.L}, {first.E}, {first.G} and"
+                f" {other.L}, {other.E}, {other.G}."
+            )
+    if len(problems) == 1:
+        return first
+    arrays = Problem.join_arrays(problems, "M")
+    return dataclasses.replace(first, schedule=Schedule.plain(first.stage, len(arrays["load_MLE"])), **arrays)
+
+
+def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
+    """`pack`, or `AsGiven()` where nothing says how the load was dealt; raises InputError if another one dealt this problem."""
+    if problem.dealt is None:
+        return AsGiven()
+    if pack != AsGiven() and problem.dealt.packer != repr(pack):
+        raise InputError(
+            f"{problem.dealt.packer} dealt this problem, not pack={pack!r}; deal it with Planner.workload, or leave pack out."
+        )
+    return pack
+
+
+def require_decided(home: HomeSolver, problem: Problem) -> None:
+    """Raises InputError if homes are still in order and `home` would move experts: it has not run."""
+    if home == Keep() or (problem.home_LE != np.arange(problem.E)).any():
+        return
+    moved = int((home.solve(problem) != problem.home_LE).sum())
+    if moved:
+        raise InputError(
+            f"home={home!r} has not run: it would move {moved} experts; decide homes with Planner.homes and give them to the"
+            " problem as home_LE, or leave home out."
+        )

@@ -33,9 +33,8 @@ _SAME = ("L", "G", "E", "num_topk", "stage", "model")
 class PlanStream:
     """Plans the micro-steps of one stage in a background thread as they are added.
 
-    The plan is, byte for byte, what the planner makes of all micro-steps at once, as long as its rank solvers treat every row by
-    itself, as the built-in ones do (a solver with a wall-clock limit is not even equal to itself). The order level runs over all
-    micro-steps in `finish`.
+    The plan is, byte for byte, what the planner makes of all micro-steps at once, if its rank solvers treat every row by itself,
+    as the built-in ones do, and have no wall-clock limit. The order level runs over all micro-steps in `finish`.
 
     Example::
 
@@ -71,8 +70,8 @@ class PlanStream:
         self._planner, self._cluster, self._options = planner, cluster, options
         self._reforward, self._key, self._num_threads = reforward, key, num_threads
         self._works: list[Workload] = []
-        self._taken = 0  # works that are planned or being planned
-        self._lock, self._cancel = threading.Lock(), threading.Event()
+        self._taken = 0  # works that are planned or being planned; the background thread alone reads and writes it
+        self._cancel = threading.Event()
         self._parts: list[Future[tuple[Plan, PlanSummary] | None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-plan")
         self._closed = False
@@ -86,7 +85,7 @@ class PlanStream:
         return self._problem
 
     def add(self, work: Workload) -> None:
-        """Takes the next micro-steps, one or more, and returns at once; they are planned in the background.
+        """Takes the next micro-steps, one or more, to be planned in the background, and returns at once.
 
         Raises:
             InputError: They do not fit those before, or the stream is closed.
@@ -155,14 +154,13 @@ class PlanStream:
 
     def _plan_waiting(self) -> tuple[Plan, PlanSummary] | None:
         """Plans all that has been added since the last time, in one call: many small parts cost more than one."""
-        with self._lock:
-            works = self._works[self._taken :]
-            options = dict(self._options)
-            if self._taken:
-                options.pop("resident_LGS", None)  # it is there before the first micro-step only
-            self._taken += len(works)
+        works = self._works[self._taken :]
         if not works:
             return None
+        options = dict(self._options)
+        if self._taken:
+            options.pop("resident_LGS", None)  # it is there before the first micro-step only
+        self._taken += len(works)
         work = _joined(works)
         schedule = Schedule.plain(work.stage, work.M, self._reforward)
         problem = Problem.of(work, self._cluster, schedule=schedule, **options)

@@ -46,10 +46,8 @@ def predicted_load(load_MLE: Array, foresight: Foresight, history_LE: Array | No
     """int32 [M, L, E]: the load that solvers and the guard see.
 
     Args:
-        load_MLE: The real load.
         foresight: ``"exact"``; ``"previous"``: the micro-step before (the first sees `history_LE`, or zeros: nothing is known);
             ``"step"``: the step's sum in every micro-step; or `Noisy`.
-        history_LE: Load of an earlier step.
     """
     if isinstance(foresight, Noisy):
         noise = [np.random.default_rng([foresight.seed, m]).standard_normal(load_MLE.shape[1:]) for m in range(len(load_MLE))]

@@ -46,11 +46,8 @@ def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int,
     """What makes slots unreadable for compiled code, which looks up what they hold without a check. Cheap where nothing does."""
     found = Violations(num_layers)
     if expert_NGS.shape != shape or expert_NGS.dtype.kind != "i":
-        found.add(
-            "slots",
-            f"expert_NGS is {expert_NGS.dtype} of shape {list(expert_NGS.shape)}; this problem has integers of shape "
-            f"[N, G, S] = {list(shape)}.",
-        )
+        have = f"expert_NGS is {expert_NGS.dtype} of shape {list(expert_NGS.shape)}"
+        found.add("slots", f"{have}; this problem has integers of shape [N, G, S] = {list(shape)}.")
     elif expert_NGS.size and not (expert_NGS.min() >= -1 and expert_NGS.max() < num_experts):
         wrong = (expert_NGS < -1) | (expert_NGS >= num_experts)
         found.mask("canonical", wrong, "NGS", lambda i: f"expert {expert_NGS[i]} does not exist; there are {num_experts}")
@@ -95,15 +92,10 @@ def check_placement(
     empty = expert_NGS < 0
     found.mask("quota", empty & (quota_NGS > 0), "NGS", lambda i: f"an empty slot has a quota of {quota_NGS[i]} pairs")
     key_NGS = np.arange(N)[:, None, None] * E + np.where(empty, 0, expert_NGS)
-    served_NE = (
-        np.bincount(key_NGS.ravel(), np.where(empty, 0, quota_NGS).ravel(), minlength=N * E).astype(np.int64).reshape(N, E)
-    )
-    found.mask(
-        "tokens",
-        served_NE != load_NE,
-        "NE",
-        lambda i: f"{served_NE[i]} of {load_NE[i]} pairs are served; quotas must sum to the load",
-    )
+    served_X = np.bincount(key_NGS.ravel(), np.where(empty, 0, quota_NGS).ravel(), minlength=N * E)
+    served_NE = served_X.astype(np.int64).reshape(N, E)
+    wrong = served_NE != load_NE
+    found.mask("tokens", wrong, "NE", lambda i: f"{served_NE[i]} of {load_NE[i]} pairs are served; quotas must sum to the load")
     twice_NG = repeated(expert_NGS)
     found.mask("canonical", twice_NG, "NG", lambda i: f"an expert has two slots on one rank: {expert_NGS[i].tolist()}")
     if not keeps_homes:
@@ -116,22 +108,17 @@ def check_placement(
         "NGS",
         lambda i: f"a base slot holds expert {expert_NGS[i]} instead of its home {base_LGB[i[0] % L, i[1], i[2]]}",
     )
-    replica_NGR, quota_NGR = expert_NGS[:, :, B:], quota_NGS[:, :, B:]
-    home_rank_LE = home_LE // B
-    home_NGR = home_rank_LE[np.arange(N)[:, None, None] % L, np.where(replica_NGR < 0, 0, replica_NGR)]
-    found.mask(
-        "canonical",
-        (replica_NGR >= 0) & (home_NGR == np.arange(G)[:, None]),
-        "NGS",
-        lambda i: f"redundant slot {i[2] + B} copies expert {replica_NGR[i]} onto its own home rank",
-    )
+    replica_NGR = expert_NGS[:, :, B:]
+    filled = replica_NGR >= 0
+    home_NGR = (home_LE // B)[np.arange(N)[:, None, None] % L, np.where(filled, replica_NGR, 0)]
+
+    def of_slot(verb: str, fault: str) -> Callable[[tuple[int, ...]], str]:
+        return lambda i: f"redundant slot {i[2] + B} {verb} expert {replica_NGR[i]} {fault}"
+
+    at_home = filled & (home_NGR == np.arange(G)[:, None])
+    found.mask("canonical", at_home, "NGS", of_slot("copies", "onto its own home rank"))
     if not resident:
-        found.mask(
-            "canonical",
-            (replica_NGR >= 0) & (quota_NGR == 0),
-            "NGS",
-            lambda i: f"redundant slot {i[2] + B} holds expert {replica_NGR[i]} without a quota",
-        )
+        found.mask("canonical", filled & (quota_NGS[:, :, B:] == 0), "NGS", of_slot("holds", "without a quota"))
     if within_G is not None:
-        far = (replica_NGR >= 0) & (within_G[home_NGR] != within_G[None, :, None])
+        far = filled & (within_G[home_NGR] != within_G[None, :, None])
         found.mask("node", far, "NGS", lambda i: f"expert {replica_NGR[i]} is copied across nodes, but replicas='node'")

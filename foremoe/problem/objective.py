@@ -16,7 +16,7 @@ from foremoe.problem.cost import Cost
 from foremoe.problem.kernels.features import Features, Held, feature_rows
 from foremoe.problem.laws import require_slots
 from foremoe.problem.placement import Placement
-from foremoe.problem.problem import Problem
+from foremoe.problem.problem import Problem, once
 from foremoe.problem.rates import Rates, RowTimes
 from foremoe.problem.slots import SharedSlots
 
@@ -26,12 +26,9 @@ PREFETCH = 2
 # Letters: N rows, M micro-steps, G ranks.
 
 
+@once
 def problem_rates(problem: Problem) -> Rates:
     """The coefficients of the closed form for `problem`, without what differs by row; worked out once and kept."""
-    return problem.once("_rates", lambda: _rates(problem))
-
-
-def _rates(problem: Problem) -> Rates:
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
@@ -69,12 +66,9 @@ def _rates(problem: Problem) -> Rates:
     return problem.cost.adjust(rates)
 
 
+@once
 def row_times(problem: Problem) -> RowTimes:
     """What of the closed form differs by row; worked out once and kept."""
-    return problem.once("_row_times", lambda: _row_times(problem))
-
-
-def _row_times(problem: Problem) -> RowTimes:
     cluster = problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,13 +34,20 @@ T = TypeVar("T")
 class Derived:
     """Room for what a problem works out once; no field, so copies and files leave it out."""
 
-    __slots__ = ("_counts", "_rates", "_row_times")
+    __slots__ = ("_counts", "_problem_rates", "_row_times")
 
-    def once(self, slot: str, make: Callable[[], T]) -> T:
-        """What `make` returns, made at the first call and kept in `slot`."""
-        if not hasattr(self, slot):
-            object.__setattr__(self, slot, make())
-        return getattr(self, slot)
+
+def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Keeps what a function of a problem returns at the first call in the problem, under the function's name."""
+    slot = f"_{work_out.__name__}"
+
+    @functools.wraps(work_out)
+    def kept(problem: Any) -> T:
+        if not hasattr(problem, slot):
+            object.__setattr__(problem, slot, work_out(problem))
+        return getattr(problem, slot)
+
+    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -221,9 +229,10 @@ class Problem(ArrayValue, Derived):
         """int32 [N, G, E], a view of `load_MLGE`."""
         return None if self.load_MLGE is None else self.load_MLGE.reshape(self.N, self.G, self.E)
 
+    @once
     def counts(self) -> Counts:
         """The load as compiled functions read it; summed once and kept."""
-        return self.once("_counts", lambda: count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G))
+        return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property
     def layer_N(self) -> Array:

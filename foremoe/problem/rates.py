@@ -69,13 +69,7 @@ def row_rates(rates, times, n):  # type: ignore[no-untyped-def]
 
 @kernel
 def exposed_s(peer_fan, rdma_fan, rates):  # type: ignore[no-untyped-def]
-    """Seconds of copies and gradients that do not hide in a row.
-
-    Args:
-        peer_fan: Most copies on peer links through one rank and direction.
-        rdma_fan: The same on RDMA links.
-        rates: `Rates` of the row.
-    """
+    """Exposed seconds of copies and gradients in a row, with at most these copies through one rank and direction."""
     copy_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
     late_s = max(0.0, copy_s - rates.hide_forward_s)
     if rates.sends_backward:

@@ -12,6 +12,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 
 # Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
 
@@ -183,12 +184,12 @@ class Schedule(ArrayValue):
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
         """Recompute stage: every micro-step forward, in order."""
-        return _schedule([(m, Phase.FORWARD, 0) for m in range(_at_least_one(num_micro_steps, "micro-steps"))])
+        return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])
 
     @staticmethod
     def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
         """Gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
-        steps = range(_at_least_one(num_micro_steps, "micro-steps"))
+        steps = range(whole(num_micro_steps, "num_micro_steps"))
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
@@ -200,7 +201,7 @@ class Schedule(ArrayValue):
     def one_f_one_b(num_micro_steps: int, pp: int, pp_rank: int, reforward: bool = False) -> Schedule:
         """1F1B of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
         _require_rank(pp, pp_rank)
-        order = [(m, 0) for m in range(_at_least_one(num_micro_steps, "micro-steps"))]
+        order = [(m, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))]
         return _interleave(order, order, min(pp - pp_rank - 1, len(order)), 1, reforward)
 
     @staticmethod
@@ -211,9 +212,8 @@ class Schedule(ArrayValue):
             InputError: The number of micro-steps is not a multiple of `pp`, for which the schedule is defined.
         """
         _require_rank(pp, pp_rank)
-        if _at_least_one(vpp, "chunks") > _MAX_CHUNKS:
-            raise InputError(f"{vpp} chunks are more than the {_MAX_CHUNKS} layers that plans can number; give fewer.")
-        if _at_least_one(num_micro_steps, "micro-steps") % pp:
+        whole(vpp, "vpp", 1, _MAX_CHUNKS)
+        if whole(num_micro_steps, "num_micro_steps") % pp:
             raise InputError(f"an interleaved schedule needs micro-steps in multiples of {pp} ranks; got {num_micro_steps}.")
         order = [(group * pp + i, chunk) for group in range(num_micro_steps // pp) for chunk in range(vpp) for i in range(pp)]
         warmup = min((pp - pp_rank - 1) * 2 + (vpp - 1) * pp, len(order))
@@ -270,12 +270,6 @@ def _backward(layer_P: Array, block_L: Array) -> tuple[Array, Array]:
         layers.append(mine[::-1])
         phases.append(np.full(len(mine), Phase.BACKWARD))
     return np.concatenate(layers), np.concatenate(phases)
-
-
-def _at_least_one(value: int, what: str) -> int:
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"a Schedule needs a whole number of {what}, at least one; got {value!r}.")
-    return int(value)
 
 
 def _require_rank(pp: int, pp_rank: int) -> None:

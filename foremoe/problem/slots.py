@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,7 @@ class SharedSlots:
     depth: int = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or not 1 <= self.depth <= 1024:
-            raise InputError(f"SharedSlots needs a depth from 1 to 1024; got {self.depth!r}.")
+        object.__setattr__(self, "depth", whole(self.depth, "depth of SharedSlots", 1, 1024))
 
     def num_buffers(self, redundant: int, num_layers: int) -> int:
         """Buffers on one rank, each as large as one expert."""
@@ -38,8 +38,7 @@ class ResidentSlots:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.copies, bool) or not isinstance(self.copies, int) or not 1 <= self.copies <= 1024:
-            raise InputError(f"ResidentSlots needs from 1 to 1024 copies; got {self.copies!r}.")
+        object.__setattr__(self, "copies", whole(self.copies, "copies of ResidentSlots", 1, 1024))
 
     def num_buffers(self, redundant: int, num_layers: int) -> int:
         """Buffers on one rank, each as large as one expert."""
@@ -50,11 +49,7 @@ Slots = SharedSlots | ResidentSlots
 
 
 def slots_of(text: str) -> Slots:
-    """The slot policy of ``shared:DEPTH`` or ``resident:COPIES`` (3 and 1 where the number is left out).
-
-    Raises:
-        InputError: Neither.
-    """
+    """The slot policy of ``shared:DEPTH`` or ``resident:COPIES`` (3 and 1 where the number is left out)."""
     kind, colon, count = text.strip().lower().partition(":")
     kinds: dict[str, Callable[..., Slots]] = {"shared": SharedSlots, "resident": ResidentSlots}
     if kind not in kinds or (colon and not (count.isascii() and count.isdigit() and len(count) <= 9)):

@@ -43,12 +43,9 @@ def run_threads(
 
     Args:
         timeout_s: Seconds a rank waits for another one (`Group.timeout_s`).
-        limit_s: Seconds for the whole call.
+        limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank is left behind.
         errors: Return exceptions as results. Otherwise the first error is raised, with a note that names the rank; the
             `TransferError`s that it causes on other ranks are not.
-
-    Raises:
-        RankDied: A rank is still busy after `limit_s`; its thread is left behind.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 
@@ -78,8 +75,7 @@ def _on_threads(
         if thread.is_alive():
             failed.append((until, g))
     results = [found[g] for g in range(num_ranks)]
-    # The frames in an error's traceback hold `found`; were the error still in it, what the ranks held would live on until some
-    # garbage collection.
+    # The frames in an error's traceback hold `found`: with the error in it, what the ranks held would wait for the collector.
     found.clear()
     return results, failed
 
@@ -125,12 +121,12 @@ class RankPool:
         Args:
             fn: A function of a module, since it is pickled, like arguments and results.
             num_ranks: None: all ranks, of the shared pool as many as `get_pool` was last asked for.
-            timeout_s: Seconds a rank waits for another one, in the group and in the process group.
+            timeout_s: As for `run_threads`, in the process group too.
             limit_s: Seconds for the whole call.
             errors: As for `run_threads`; ranks that died have a `RankDied`.
 
         Raises:
-            RankDied: A rank ended or took longer than `limit_s`, or the pool is unusable since then.
+            RankDied: A rank ended or took longer than `limit_s`, now or in an earlier call.
         """
         num_ranks = self.asked_ranks if num_ranks is None else num_ranks
         if self.unusable:
@@ -213,12 +209,10 @@ class RankPool:
         self._store = None
 
 
-def run_processes(
-    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False
-) -> list[Any]:
-    """Like `RankPool.run` on `num_ranks` processes of its own: for drills that end a rank."""
+def run_processes(fn: Callable[..., Any], num_ranks: int, *args: Any, **options: Any) -> list[Any]:
+    """Calls `RankPool.run` with these options on `num_ranks` processes of its own: for drills that end a rank."""
     with RankPool(num_ranks) as pool:
-        return pool.run(fn, *args, timeout_s=timeout_s, limit_s=limit_s, errors=errors)
+        return pool.run(fn, *args, **options)
 
 
 _shared: RankPool | None = None

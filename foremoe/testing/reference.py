@@ -27,12 +27,12 @@ HIDDEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReferenceResult:
-    """What one stage computes.
+    """What one stage computes, float64.
 
     Attributes:
-        output_ZH: Outputs of all pairs, float64 [Z, H].
-        input_grad_ZH: Gradients of their inputs, float64 [Z, H]; zero without backward.
-        weight_grad_LE: float64 [L, E, 2, H, H], summed over micro-steps.
+        output_ZH: Outputs of all pairs.
+        input_grad_ZH: Gradients of their inputs; zero without backward.
+        weight_grad_LE: [L, E, 2, H, H], summed over micro-steps.
     """
 
     output_ZH: Array

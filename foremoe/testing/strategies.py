@@ -54,11 +54,7 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
 
 @st.composite
 def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
-    """Clusters with nodes of any sizes, ranks of a node not necessarily side by side.
-
-    Args:
-        symmetric: Every node has the same number of ranks, in order.
-    """
+    """Clusters with nodes of any sizes, ranks in any order; or with `symmetric` nodes of one size, ranks in order."""
     ranks = draw(st.integers(min_ranks, max_ranks))
     if symmetric:
         per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
@@ -123,11 +119,6 @@ def _lists(below: int, length: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, below - 1), min_size=length, max_size=length)
 
 
-def slot_policies() -> st.SearchStrategy[Slots]:
-    """Shared and resident slots, shallow and deep."""
-    return st.builds(SharedSlots, st.integers(1, 3)) | st.builds(ResidentSlots, st.integers(1, 3))
-
-
 @st.composite
 def problems(
     draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, max_base: int = 3, min_redundant: int = 0, max_redundant: int = 3,
@@ -151,7 +142,9 @@ def problems(
     G = cluster.num_ranks
     E = G * draw(st.integers(1, max_base))
     M, L = draw(st.integers(min_micro_steps, max_micro_steps)), draw(st.integers(min_layers, max_layers))
-    stage, slots = draw(st.sampled_from(list(stages))), draw(slot_policies()) if slots is None else slots
+    stage = draw(st.sampled_from(list(stages)))
+    if slots is None:
+        slots = draw(st.builds(SharedSlots, st.integers(1, 3)) | st.builds(ResidentSlots, st.integers(1, 3)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.lists(st.sampled_from(list(row_kinds)), min_size=M * L, max_size=M * L))
     load_MLGE = np.stack([_row(kind, G, E, max_pairs, rng) for kind in kinds]).reshape(M, L, G, E)

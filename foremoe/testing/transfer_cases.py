@@ -1,7 +1,4 @@
-"""Cases of the conformance suite for transfer backends: what every rank does in one, and what its memory must hold afterwards.
-
-Kept apart from the suite itself so that rank processes need neither pytest nor hypothesis.
-"""
+"""Cases of the conformance suite for transfer backends, apart from the suite: rank processes need no pytest or hypothesis."""
 
 from __future__ import annotations
 
@@ -41,35 +38,23 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Batches of copies that are all started before the memory is looked at; every batch is one handle on each rank.
-
-    Attributes:
-        new_weights: Home weights change before it.
-    """
+    """Batches of copies that are all started before the memory is looked at; every batch is one handle on each rank."""
 
     batches: tuple[tuple[Op, ...], ...]
-    new_weights: bool = True
+    new_weights: bool = True  # home weights change before it
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """What the ranks of one group copy, round by round.
-
-    Attributes:
-        home_LE: Home rank of every expert.
-        num_buffers: Buffers of every rank.
-        dtype: Dtype of an expert's tensors.
-        sizes: Elements of each of an expert's tensors.
-        seed: Decides the contents of memory, and when each rank waits for which handle.
-    """
+    """What the ranks of one group copy, round by round."""
 
     num_ranks: int
-    home_LE: tuple[tuple[int, ...], ...]
-    num_buffers: int
+    home_LE: tuple[tuple[int, ...], ...]  # home rank of every expert
+    num_buffers: int  # of every rank
     dtype: str
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # elements of each of an expert's tensors
     rounds: tuple[Round, ...]
-    seed: int = 0
+    seed: int = 0  # of the contents of memory, and of when each rank waits for which handle
 
     def __str__(self) -> str:
         head = f"{self.num_ranks} ranks, experts of {self.dtype} tensors with {self.sizes} elements, seed {self.seed}"
@@ -93,10 +78,7 @@ class TransferCase:
 
 
 class Memory:
-    """The `Buffers` of one rank: all of its tensors lie in one block, with gaps that may not be written to.
-
-    `expected` says what every byte of the block must be.
-    """
+    """The `Buffers` of one rank: tensors in one block, with gaps that may not be written to; `expected` is what it must hold."""
 
     def __init__(self, case: TransferCase, rank: int, device: str) -> None:
         self.case, self.rank, self.num_buffers, self.version = case, rank, case.num_buffers, 1
@@ -119,8 +101,8 @@ class Memory:
         self._tensors = {
             where: [self.block[place].view(self.dtype(where[0])) for place in places] for where, places in self._places.items()
         }
-        for place_of in self._places:
-            self.fill(place_of, self.version)
+        for kind in _KINDS:
+            self.refill(kind, self.version)
 
     def dtype(self, kind: str) -> torch.dtype:
         """Of the tensors of a kind."""
@@ -152,14 +134,12 @@ class Memory:
     def change_weights(self) -> None:
         """An optimizer step."""
         self.version += 1
-        for where in self._places:
-            if where[0] == "home":
-                self.fill(where, self.version)
+        self.refill("home", self.version)
 
-    def refill_gradients(self, version: int) -> None:
-        """A new backward."""
+    def refill(self, kind: str, version: int) -> None:
+        """Writes to all tensors of a kind."""
         for where in self._places:
-            if where[0] == "slot_grad":
+            if where[0] == kind:
                 self.fill(where, version)
 
     def wrong(self, where: tuple[str, int, int]) -> str:
@@ -234,7 +214,7 @@ def _rounds(group: Group, backend: TransferBackend, case: TransferCase, memory: 
             if step.new_weights:
                 memory.change_weights()
                 published.clear()
-            memory.refill_gradients(r + 1)
+            memory.refill("slot_grad", r + 1)
         if backend.one_sided:
             entries = set(entries_of(case, [op for ops in step.batches for op in ops]))
             new = entries - published if case.seed % 2 else entries

@@ -1,4 +1,4 @@
-"""Drills of the conformance suite for transfer backends: one function per rank and drill, each returns what was wrong.
+"""Drills of the conformance suite for transfer backends, run on every rank: each returns what was wrong.
 
 Every drill works on `DRILL`, two ranks or more; ranks above the first two only open and close.
 """
@@ -37,8 +37,8 @@ def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | s
     return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
 
 
-def _start(case: TransferCase, ops: Sequence[Op], memory: Memory, backend: TransferBackend) -> Any:
-    return backend.start([end for op in ops if (end := copy_of(case, op, memory, backend)) is not None])
+def _start(ops: Sequence[Op], memory: Memory, backend: TransferBackend) -> Any:
+    return backend.start([end for op in ops if (end := copy_of(DRILL, op, memory, backend)) is not None])
 
 
 def _publish(backend: TransferBackend, ops: Sequence[Op], memory: Memory) -> None:
@@ -73,7 +73,7 @@ def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: fl
         if group.rank == 1:
             time.sleep(0.3)
         if group.rank < 2:
-            backend.wait(_start(DRILL, FIRST, memory, backend), timeout_s)
+            backend.wait(_start(FIRST, memory, backend), timeout_s)
         group.barrier()
     return _check(memory, FIRST)
 
@@ -81,7 +81,7 @@ def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: fl
 def early_source(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
     """Two-sided: both ends start; the source waits and uses its memory for something else before the destination waits."""
     with _opened(group, backend, device) as memory:
-        handle = _start(DRILL, SECOND, memory, backend) if group.rank < 2 else None
+        handle = _start(SECOND, memory, backend) if group.rank < 2 else None
         if group.rank == 1:
             backend.wait(handle, timeout_s)
             for tensor in memory.home(0, 3):
@@ -99,18 +99,16 @@ def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: 
     with _opened(group, backend, device) as memory:
         if group.rank == 0:
             try:
-                backend.wait(_start(DRILL, SECOND, memory, backend), 0.5)
+                backend.wait(_start(SECOND, memory, backend), 0.5)
                 wrong.append("rank 0: wait returned, but its peer has not started the copy.")
             except TransferError as error:
                 if 1 not in error.ranks or "1" not in str(error):
-                    wrong.append(
-                        f"rank 0: the error must name rank 1, in its text and in `ranks`; it is {error!r} {error.ranks}."
-                    )
+                    wrong.append(f"rank 0: the error must name rank 1, in text and in `ranks`; it is {error!r} {error.ranks}.")
         group.barrier()
         if group.rank == 1:
             # What comes now comes too late; a backend that does not notice is fine, too.
             with contextlib.suppress(Exception):
-                backend.wait(_start(DRILL, SECOND, memory, backend), 0.5)
+                backend.wait(_start(SECOND, memory, backend), 0.5)
         group.barrier()
         late = memory.wrong_anywhere()
         if late and group.rank != 0:
@@ -126,7 +124,7 @@ def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: floa
     with _opened(group, backend, device) as memory:
         _publish(backend, SECOND, memory)
         if group.rank == 0:
-            backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
+            backend.wait(_start(SECOND, memory, backend), timeout_s)
         group.barrier()
     return _check(memory, SECOND)
 
@@ -140,11 +138,9 @@ def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: f
         memory.change_weights()
         _publish(backend, FIRST, memory)
         if group.rank == 0:
-            try:
-                backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
+            with contextlib.suppress(StaleWeights):
+                backend.wait(_start(SECOND, memory, backend), timeout_s)
                 wrong.append("rank 0: a pull of what was published with an older version only must raise StaleWeights.")
-            except StaleWeights:
-                pass
         group.barrier()
     return wrong
 
@@ -156,7 +152,7 @@ def publish_again(group: Group, backend: TransferBackend, device: str, timeout_s
         for _ in range(3):
             _publish(backend, FIRST, memory)
             if group.rank < 2:
-                backend.wait(_start(DRILL, FIRST, memory, backend), timeout_s)
+                backend.wait(_start(FIRST, memory, backend), timeout_s)
             wrong += _check(memory, FIRST)
             group.barrier()
             memory.change_weights()
@@ -169,11 +165,9 @@ def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeou
     with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 0:
-            try:
-                backend.wait(_start(DRILL, SECOND, memory, backend), timeout_s)
+            with contextlib.suppress(Exception):  # any error will do
+                backend.wait(_start(SECOND, memory, backend), timeout_s)
                 wrong.append("rank 0: a pull of what was never published must raise an error.")
-            except Exception:  # any error will do
-                pass
         group.barrier()
     return wrong
 
@@ -187,7 +181,7 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
         backend.open(group.rank, group, memory)
         _publish(backend, [*FIRST, *SECOND], memory)
         if group.rank == 0 or (group.rank == 1 and not backend.one_sided):
-            _start(DRILL, SECOND if group.rank == 0 else FIRST, memory, backend)
+            _start(SECOND if group.rank == 0 else FIRST, memory, backend)
         group.barrier()
         if group.rank == 0:
             backend.close()
@@ -197,14 +191,13 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
         if group.rank == 1 and not backend.one_sided:
             # A backend may refuse what the other end has given up; it must not write there.
             with contextlib.suppress(Exception):
-                _start(DRILL, SECOND, memory, backend)
+                _start(SECOND, memory, backend)
         group.barrier()
         if group.rank == 0 and not torch.equal(memory.block, before):
             wrong.append("rank 0: written to after close.")
         backend.close()
         group.barrier()
-    case = dataclasses.replace(DRILL, num_ranks=group.size)
-    return wrong + run_case(group, backend, case, device, timeout_s)
+    return wrong + run_case(group, backend, dataclasses.replace(DRILL, num_ranks=group.size), device, timeout_s)
 
 
 def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
@@ -236,10 +229,8 @@ def _grown(before: dict[str, int]) -> list[str]:
 def _holdings() -> dict[str, int]:
     """What a process holds, where this system shows it."""
     gc.collect()
-    found = {}
-    for what, folder in (("open files", "/proc/self/fd"), ("threads", "/proc/self/task"), ("files in /dev/shm", "/dev/shm")):
-        if os.path.isdir(folder):
-            found[what] = len(os.listdir(folder))
+    folders = {"open files": "/proc/self/fd", "threads": "/proc/self/task", "files in /dev/shm": "/dev/shm"}
+    found = {what: len(os.listdir(folder)) for what, folder in folders.items() if os.path.isdir(folder)}
     maps = Path("/proc/self/maps")
     if maps.exists():
         found["mappings of /dev/shm"] = maps.read_text().count("/dev/shm/")

@@ -152,7 +152,7 @@ def make(micro_step: list[int], phase: list[int], chunk: list[int] | None = None
         (lambda: make([0, 0], [0, 1, 1]), "shape"),
         (lambda: make([0], [0], [1]), "chunk_X must lie in [0, 1)"),
         (lambda: make([-1], [0]), "start at 0"),
-        (lambda: Schedule.forward_only(0), "micro-steps, at least one; got 0"),
+        (lambda: Schedule.forward_only(0), "num_micro_steps must be a whole number of at least 1; got 0"),
         (lambda: Schedule.one_f_one_b(2, 2, 2), "rank 2 of 2 does not exist"),
         (lambda: Schedule.interleaved(3, 2, 2, 0), "multiples of 2 ranks; got 3"),
         (lambda: Schedule.interleaved(2, 2, 2, 0).uses(3), "3 layers do not divide into 2 chunks"),

@@ -53,8 +53,7 @@ class Features(NamedTuple):
 def _read_row(n, counts, held, rates, served_VE, fan_4G):  # type: ignore[no-untyped-def]
     """Adds up what nodes serve and the copies of row `n`; both start at zero.
 
-    Returns:
-        Seconds of the slowest rank, the same without exchange, and pairs served on their own rank (if located).
+    Returns seconds of the slowest rank, the same without exchange, and pairs served on their own rank (if located).
     """
     expert_GS, quota_GS, node_G, num_base = held.expert_NGS[n], held.quota_NGS[n], held.node_G, held.num_base
     load_E, home_E, located = counts.load_NE[n], held.home_LE[n % held.home_LE.shape[0]], counts.located
@@ -84,16 +83,7 @@ def _read_row(n, counts, held, rates, served_VE, fan_4G):  # type: ignore[no-unt
 
 @kernel
 def feature_rows(low, high, counts, held, rates, out):  # type: ignore[no-untyped-def]
-    """Fills rows [low, high) of the `Features` `out`.
-
-    Args:
-        low: First row.
-        high: Row after the last.
-        counts: `Counts` of the problem.
-        held: `Held`, the placement.
-        rates: `Rates` of the problem.
-        out: Written; zero before.
-    """
+    """Fills rows [low, high) of the `Features` `out`, which are zero before."""
     G, E, ranks_V = held.node_G.size, counts.load_NE.shape[1], np.bincount(held.node_G)
     served_VE = np.zeros((ranks_V.size, E), np.int32)
     fan_4G = np.zeros((4, G), np.int64)  # peer out, peer in, rdma out, rdma in

@@ -89,10 +89,7 @@ def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
 def least_load(target, member_G, redundant, load_GB):  # type: ignore[no-untyped-def]
     """No placement that keeps the homes, with replicas only among the ranks of `member_G`, has a smaller maximum among them.
 
-    Args:
-        target: Returned if it is more.
-        member_G: bool, at least one of them set.
-        load_GB: int64, load of the experts at home.
+    Returns `target` if it is more. `load_GB`, int64, is the load of the experts at home.
     """
     G = load_GB.shape[0]
     load_G = np.empty(G, np.int64)
@@ -124,11 +121,7 @@ def least_load(target, member_G, redundant, load_GB):  # type: ignore[no-untyped
 
 @kernel
 def bound_row(target, member_G, num_base, quota_GS):  # type: ignore[no-untyped-def]
-    """`least_load` of a row whose experts have their whole load at home.
-
-    Args:
-        quota_GS: int32, every expert's whole load at home.
-    """
+    """`least_load` of a row whose experts have their whole load at home."""
     load_GB = quota_GS[:, :num_base].astype(np.int64)
     return least_load(np.int64(target), member_G, quota_GS.shape[1] - num_base, load_GB)
 

@@ -116,11 +116,8 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
 
 @kernel
 def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):  # type: ignore[no-untyped-def]
-    """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without what does not hide
-    of copies, `late_K` with what does not hide of k copies however they are spread over ranks.
-
-    Args:
-        far: Replicas may be in other nodes than the home's.
+    """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without exposed copies,
+    `late_K` with those of k copies however they are spread over ranks. With `far`, replicas may leave their home's node.
     """
     peer, rdma = rates.peer_pair_s, rates.rdma_pair_s
     # Where RDMA is faster than peer links, leaving the node costs less, and only a rank's own pairs save anything.
@@ -161,12 +158,7 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: igno
 
     Replicas are made one by one, each of the largest expert, or what is left of it, of the slowest rank: after j of them no
     choice of j replicas has a faster slowest rank, nor gets there with fewer copies from one home. No slot serves more than the
-    slowest rank.
-
-    Args:
-        floor_s: Compute takes no less, whatever the replicas.
-        load_GB: int64, load of the experts at home; overwritten.
-        near_G: The most copies that a rank can send inside its node.
+    slowest rank. Compute takes at least `floor_s`; a rank sends at most `near_G` copies inside its node.
     """
     G, B = load_GB.shape
     pair_s, slot_s = rates.pair_s, rates.slot_s
@@ -206,15 +198,7 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: igno
 def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N):  # type: ignore[no-untyped-def]
     """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
 
-    Args:
-        low: First row.
-        high: Row after the last.
-        counts: `Counts`; sources count as uniform where they are not known.
-        homes: `Homes`.
-        rates: `Rates` of the problem.
-        times: `RowTimes`.
-        load_bound_N: float64, the largest rank load is no smaller.
-        bound_N: Written.
+    The largest rank load is no smaller than `load_bound_N`. Sources count as uniform where they are not known.
     """
     node_G = homes.node_G
     G, B = homes.base_NGB.shape[1], homes.base_NGB.shape[2]
