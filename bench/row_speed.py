@@ -15,17 +15,27 @@ from pathlib import Path
 
 from bench.output import command_line, emit, hardware
 
-# Model, ranks, micro-steps, layers: some tenths of a second per plan.
-CASES = (("gpt-oss-20b", 16, 32, 24), ("qwen3-30b-a3b", 64, 8, 48), ("deepseek-v3", 256, 4, 24))
+# Model, ranks, micro-steps, layers, objective: some tenths of a second per plan.
+CASES = tuple(
+    (*case, objective)
+    for case in (
+        ("gpt-oss-20b", 8, 32, 24),
+        ("gpt-oss-20b", 16, 32, 24),
+        ("qwen3-30b-a3b", 16, 16, 48),
+        ("qwen3-30b-a3b", 64, 8, 48),
+        ("deepseek-v3", 256, 4, 24),
+    )
+    for objective in ("time", "balance")
+)
 # Runs in either checkout: names that both have. Prints CPU microseconds per row for every line that it reads.
 WORKER = """
 import dataclasses, sys, time
 import foremoe
 from foremoe import Cluster, Planner, Problem
-model, ranks, micro_steps, layers = sys.argv[1], *map(int, sys.argv[2:])
+model, ranks, micro_steps, layers, objective = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 sizes = dict(num_ranks=ranks, tokens_per_rank=4096, micro_steps=micro_steps, num_layers=layers)
 work = foremoe.synthetic_workload(model, **sizes)
-problem = Problem.of(work, Cluster.preset("8xh100", num_ranks=ranks), redundant=1)
+problem = Problem.of(work, Cluster.preset("8xh100", num_ranks=ranks), redundant=1, cost=foremoe.CostModel(objective=objective))
 Planner().plan(problem)
 print("ready", flush=True)
 for line in sys.stdin:
@@ -86,12 +96,12 @@ def main() -> None:
     lines = [
         "# CPU time of the default planner per row", "", f"{hardware()}; against commit {commit.stdout.strip() or 'unknown'}.",
         f"Medians of {arguments.times} plans each, alternated; the ratio is the median over neighbouring plans.", "",
-        "| model | ranks | rows | here us | there us | ratio |", "| --- | --- | --- | --- | --- | --- |",
+        "| model | ranks | rows | objective | here us | there us | ratio |", "| --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for case in CASES:
-        model, ranks, micro_steps, layers = case
+        model, ranks, micro_steps, layers, objective = case
         here_us, there_us, ratio = compare(this, other, case, arguments.times)
-        lines.append(f"| {model} | {ranks} | {micro_steps * layers} | {here_us:.0f} | {there_us:.0f} | {ratio:.3f} |")
+        lines.append(f"| {model} | {ranks} | {micro_steps * layers} | {objective} | {here_us:.0f} | {there_us:.0f} | {ratio:.3f} |")
     emit("\n".join(lines) + "\n", arguments.out)
 
 

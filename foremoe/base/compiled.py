@@ -29,7 +29,7 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
 
     Numba counts no references in them, which, where arrays come in tuples, costs more than the work of a small function.
     """
-    return kernel(function, _nrt=False)
+    return kernel(function, _nrt=False, forceinline=True)
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:

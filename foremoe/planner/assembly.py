@@ -33,7 +33,7 @@ def assemble(
     """
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
-    bound_N = row_bound(problem, load_bound_N) if order_M is None else sequence_bound(problem, load_bound_N)
+    bound_N = row_bound(problem) if order_M is None else sequence_bound(problem, load_bound_N)
     if proven_N is not None and order_M is None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
         objective_N = row_objective(problem, placement)

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.parallel import for_rows
 from foremoe.problem.kernels.load_bound import load_bound_rows
 from foremoe.problem.kernels.time_bound import Homes, time_bound_rows
 from foremoe.problem.objective import problem_rates, row_times
-from foremoe.problem.problem import Problem
+from foremoe.problem.problem import Problem, once
 from foremoe.problem.rates import Rates
 
 # Letters: N rows.
 
 
+@once
 def load_bound(problem: Problem) -> Array:
-    """float64 [N], whole numbers: the largest rank load cannot be smaller."""
+    """float64 [N], whole numbers: the largest rank load cannot be smaller; worked out once and kept."""
     bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
     for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, *homes, bound_N), problem.N, whole=True)
-    return bound_N.astype(np.float64)
+    return frozen_array(bound_N, np.float64, "load_bound_N")
 
 
-def row_bound(problem: Problem, load_bound_N: Array | None = None) -> Array:
-    """float64 [N]: no placement has a smaller objective.
-
-    Args:
-        load_bound_N: Of `load_bound`, if it is known already.
-    """
-    load_bound_N = load_bound(problem) if load_bound_N is None else load_bound_N
+@once
+def row_bound(problem: Problem) -> Array:
+    """float64 [N]: no placement has a smaller objective; worked out once and kept."""
     if problem.cost.objective == "balance":
-        return load_bound_N
-    return seconds_bound(problem, problem_rates(problem), load_bound_N)
+        return load_bound(problem)
+    return frozen_array(seconds_bound(problem, problem_rates(problem), load_bound(problem)), np.float64, "row_bound_N")
 
 
 def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:

@@ -29,6 +29,8 @@ class Violations:
 
     def mask(self, law: str, mask: Array, axes: str, message: Callable[[tuple[int, ...]], str]) -> None:
         """`axes` names the mask's axes by letter, the first being N (a row) or C (a copy)."""
+        if not mask.any():  # much faster than looking for places
+            return
         places = np.argwhere(mask)
         for place in places[:SHOWN_PER_LAW]:
             index = tuple(int(i) for i in place)

@@ -22,6 +22,8 @@ from foremoe.problem.slots import SharedSlots
 
 # Uses of a layer by which an engine's copies are ahead by default; see `transfer.Engine`.
 PREFETCH = 2
+# Pricing a row takes less than a microsecond: in smaller blocks the calls would cost as much.
+PRICED_PER_BLOCK = 1024
 
 # Letters: N rows, M micro-steps, G ranks.
 
@@ -154,5 +156,5 @@ def _features(problem: Problem, placement: Placement, rates: Rates) -> Features:
     held = Held(problem.home_LE, problem.cluster.node_of_rank_G, problem.B, expert_NGS, quota_NGS)
     counts = problem.counts()
     out = Features(*np.zeros((len(Features._fields), problem.N)))
-    for_rows(lambda low, high: feature_rows(low, high, counts, held, rates, out), problem.N, whole=True)
+    for_rows(lambda low, high: feature_rows(low, high, counts, held, rates, out), problem.N, PRICED_PER_BLOCK, whole=True)
     return out

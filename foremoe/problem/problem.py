@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Derived:
     """Room for what a problem works out once; no field, so copies and files leave it out."""
 
-    __slots__ = ("_counts", "_problem_rates", "_row_times")
+    __slots__ = ("_counts", "_load_bound", "_problem_rates", "_row_bound", "_row_times")
 
 
 def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: N rows, G ranks, E experts, V nodes.
 
 
-@kernel
-def demand_row(load_GE, node_G, demand_VE):  # type: ignore[no-untyped-def]
+@inner_kernel
+def demand_row(load_GE, node_G, demand_VE):
     """Fills `demand_VE`: pairs that the tokens of a node send to an expert."""
     demand_VE[:] = 0
     for g in range(node_G.size):
@@ -18,7 +18,7 @@ def demand_row(load_GE, node_G, demand_VE):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def demand_rows(low, high, load_NGE, node_G, demand_NVE):  # type: ignore[no-untyped-def]
+def demand_rows(low, high, load_NGE, node_G, demand_NVE):
     """`demand_row` for rows [low, high)."""
     for n in range(low, high):
         demand_row(load_NGE[n], node_G, demand_NVE[n])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank.
 
@@ -49,8 +49,8 @@ class Features(NamedTuple):
     rdma_copies_N: Array
 
 
-@kernel
-def _read_row(n, counts, held, rates, served_VE, fan_4G):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _read_row(n, counts, held, rates, served_VE, fan_4G):
     """Adds up what nodes serve and the copies of row `n`; both start at zero.
 
     Returns seconds of the slowest rank, the same without exchange, and pairs served on their own rank (if located).
@@ -81,33 +81,42 @@ def _read_row(n, counts, held, rates, served_VE, fan_4G):  # type: ignore[no-unt
     return slowest_s, compute_s, local_pairs
 
 
+@inner_kernel
+def _feature_row(n, counts, held, rates, ranks_V, served_VE, fan_4G, out):
+    """Fills row `n` of `out`, from memory for sums that starts at zero."""
+    G, num_nodes, pairs = held.node_G.size, ranks_V.size, np.int64(0)
+    load_E = counts.load_NE[n]
+    for e in range(load_E.size):
+        pairs += load_E[e]
+    out.slowest_N[n], out.compute_N[n], local_pairs = _read_row(n, counts, held, rates, served_VE, fan_4G)
+    if counts.located:
+        inside = np.int64(0)
+        for node in range(num_nodes):
+            demand_E, served_E = counts.demand_NVE[n, node], served_VE[node]
+            for e in range(load_E.size):
+                inside += min(demand_E[e], served_E[e])
+        out.peer_pairs_N[n], out.rdma_pairs_N[n] = inside - local_pairs, pairs - inside
+    else:
+        node_pairs = 0.0
+        for node in range(num_nodes):
+            node_pairs += pairs * (ranks_V[node] / G) * (ranks_V[node] / G)
+        out.peer_pairs_N[n], out.rdma_pairs_N[n] = node_pairs - pairs / G, pairs - node_pairs
+    peer_fan = rdma_fan = peers = rdmas = np.int64(0)
+    for g in range(G):
+        peer_fan = max(peer_fan, max(fan_4G[0, g], fan_4G[1, g]))
+        rdma_fan = max(rdma_fan, max(fan_4G[2, g], fan_4G[3, g]))
+        peers += fan_4G[0, g]
+        rdmas += fan_4G[2, g]
+    out.peer_fan_N[n], out.rdma_fan_N[n], out.peer_copies_N[n], out.rdma_copies_N[n] = peer_fan, rdma_fan, peers, rdmas
+
+
 @kernel
-def feature_rows(low, high, counts, held, rates, out):  # type: ignore[no-untyped-def]
-    """Fills rows [low, high) of the `Features` `out`, which are zero before."""
-    G, E, ranks_V = held.node_G.size, counts.load_NE.shape[1], np.bincount(held.node_G)
-    served_VE = np.zeros((ranks_V.size, E), np.int32)
-    fan_4G = np.zeros((4, G), np.int64)  # peer out, peer in, rdma out, rdma in
+def feature_rows(low, high, counts, held, rates, out):
+    """Fills rows [low, high) of the `Features` `out`."""
+    ranks_V = np.bincount(held.node_G)
+    served_VE = np.empty((ranks_V.size, counts.load_NE.shape[1]), np.int32)
+    fan_4G = np.empty((4, held.node_G.size), np.int64)  # peer out, peer in, rdma out, rdma in
     for n in range(low, high):
         served_VE[:] = 0
         fan_4G[:] = 0
-        pairs = np.int64(0)
-        for e in range(E):
-            pairs += counts.load_NE[n, e]
-        out.slowest_N[n], out.compute_N[n], local_pairs = _read_row(n, counts, held, rates, served_VE, fan_4G)
-        if counts.located:
-            inside = np.int64(0)
-            for node in range(ranks_V.size):
-                demand_E, served_E = counts.demand_NVE[n, node], served_VE[node]
-                for e in range(E):
-                    inside += min(demand_E[e], served_E[e])
-            out.peer_pairs_N[n], out.rdma_pairs_N[n] = inside - local_pairs, pairs - inside
-        else:
-            node_pairs = 0.0
-            for node in range(ranks_V.size):
-                node_pairs += pairs * (ranks_V[node] / G) * (ranks_V[node] / G)
-            out.peer_pairs_N[n], out.rdma_pairs_N[n] = node_pairs - pairs / G, pairs - node_pairs
-        for g in range(G):
-            out.peer_fan_N[n] = max(out.peer_fan_N[n], max(fan_4G[0, g], fan_4G[1, g]))
-            out.rdma_fan_N[n] = max(out.rdma_fan_N[n], max(fan_4G[2, g], fan_4G[3, g]))
-            out.peer_copies_N[n] += fan_4G[0, g]
-            out.rdma_copies_N[n] += fan_4G[2, g]
+        _feature_row(n, counts, held, rates, ranks_V, served_VE, fan_4G, out)

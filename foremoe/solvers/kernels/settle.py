@@ -25,7 +25,7 @@ class _Ranks(NamedTuple):
     first_X: Array  # where every node's ranks begin in `by_node_I`
     top_G: Array  # what is left of a rank's largest expert at home
     free_G: Array  # free slots
-    open_G: Array  # whether a rank can still be filled
+    open_G: Array  # 1 if a rank can still be filled, else 0
     giver_I: Array  # ranks above the target
     emptiest_V: Array  # every node's emptiest open rank, -1 without any
     spare_V: Array  # what may stay unfilled in all; a target above the mean leaves room for moves that settle two ranks at once
@@ -41,19 +41,19 @@ def _emptiest(target, rank_I, open_G, load_G):
     return emptiest
 
 
-@kernel
-def _by_node(num_nodes, node_G):
-    """int64 [G] and [V + 1]: the ranks of all nodes in order, and where every node's begin; counting beats a sort."""
-    rank_G, first_X = np.empty(node_G.size, np.int64), np.zeros(num_nodes + 1, np.int64)
+@inner_kernel
+def _by_node(node_G, by_node_I, first_X, next_V):
+    """Fills the ranks of all nodes in order, and where every node's begin; counting beats a sort. `next_V` is memory for it."""
+    for v in range(first_X.size):
+        first_X[v] = 0
     for v in node_G:
         first_X[v + 1] += 1
-    for v in range(1, num_nodes):
+    for v in range(next_V.size):
+        next_V[v] = first_X[v]
         first_X[v + 1] += first_X[v]
-    next_X = first_X.copy()
     for g in range(node_G.size):
-        rank_G[next_X[node_G[g]]] = g
-        next_X[node_G[g]] += 1
-    return rank_G, first_X
+        by_node_I[next_V[node_G[g]]] = g
+        next_V[node_G[g]] += 1
 
 
 @kernel
@@ -109,7 +109,7 @@ def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
         else:
             g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, load_G)
             if g < 0:  # nobody may give to this rank, and no giver will appear later
-                ranks.open_G[r] = False
+                ranks.open_G[r] = 0
                 _renew_emptiest(target, r, rule, ranks, load_G)
                 continue
             if rule.relay and far:
@@ -144,12 +144,12 @@ def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
 @kernel
 def _begin(target, rule, placed):
     """The state of `settle_on` before the first move, and the number of givers."""
-    G, num_nodes = placed.load_G.size, rule.node_G.max() + 1
-    by_node_I, first_X = _by_node(num_nodes, rule.node_G)
-    ranks = _Ranks(
-        by_node_I, first_X, np.empty(G, np.int64), np.zeros(G, np.int64), np.empty(G, np.bool_), np.empty(G, np.int64),
-        np.empty(num_nodes, np.int64), np.zeros(num_nodes, np.int64),
-    )  # fmt: skip
+    num_nodes = rule.node_G.max() + 1
+    of_rank_5G, of_node_3X = np.empty((5, placed.load_G.size), np.int64), np.empty((3, num_nodes + 1), np.int64)
+    by_node_I, top_G, free_G, open_G, giver_I = of_rank_5G[0], of_rank_5G[1], of_rank_5G[2], of_rank_5G[3], of_rank_5G[4]
+    emptiest_V, spare_V = of_node_3X[1, :num_nodes], of_node_3X[2, :num_nodes]
+    ranks = _Ranks(by_node_I, of_node_3X[0], top_G, free_G, open_G, giver_I, emptiest_V, spare_V)
+    _by_node(rule.node_G, by_node_I, ranks.first_X, emptiest_V)
     return ranks, _fill(target, rule, placed, ranks)
 
 
@@ -160,8 +160,10 @@ def _fill(target, rule, placed, ranks):
     node_G, num_base = rule.node_G, rule.num_base
     G, S = quota_GS.shape
     num_givers = np.int64(0)
+    for v in range(ranks.spare_V.size):
+        ranks.spare_V[v] = 0
     for g in range(G):
-        ranks.top_G[g] = top_left(g, num_base, quota_GS)
+        ranks.top_G[g], ranks.free_G[g] = top_left(g, num_base, quota_GS), 0
         for s in range(num_base, S):
             ranks.free_G[g] += expert_GS[g, s] < 0
         ranks.open_G[g] = ranks.free_G[g] > 0
