@@ -101,7 +101,9 @@ def main() -> None:
     for case in CASES:
         model, ranks, micro_steps, layers, objective = case
         here_us, there_us, ratio = compare(this, other, case, arguments.times)
-        lines.append(f"| {model} | {ranks} | {micro_steps * layers} | {objective} | {here_us:.0f} | {there_us:.0f} | {ratio:.3f} |")
+        lines.append(
+            f"| {model} | {ranks} | {micro_steps * layers} | {objective} | {here_us:.0f} | {there_us:.0f} | {ratio:.3f} |"
+        )
     emit("\n".join(lines) + "\n", arguments.out)
 
 

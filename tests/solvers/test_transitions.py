@@ -242,6 +242,9 @@ def test_an_investment_stays_where_later_micro_steps_pay_it_back() -> None:
     assert total_s(bold) < 0.99 * total_s(careful)
     first = int(bold.order_M[0])
     assert (bold.objective_ML[first] > careful.objective_ML[first]).all()
+    # Without replanning nothing may be invested either.
+    placement = problem.static()
+    assert Transitions(replan=False, invest=True).solve(problem, placement)[1] is placement
 
 
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(1, 7))

@@ -67,7 +67,7 @@ class Transitions(OrderSolver):
         hint_XNGR = np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
         for order_M in orders:
             found, cost_L = placement, self._layers(problem, placement, order_M)
-            for invest in (False, True)[: self.replan + self.invest]:
+            for invest in (False, True)[: self.replan * (1 + self.invest)]:
                 other = _walk(problem, placement, order_M, hint_XNGR, invest)
                 other_L = self._layers(problem, other, order_M)
                 found = other.where(np.tile(other_L < cost_L, problem.M), found)
