@@ -62,13 +62,13 @@ class RowTimes(NamedTuple):
 
 
 @kernel
-def row_rates(rates, times, n):  # type: ignore[no-untyped-def]
+def row_rates(rates, times, n):
     """The `Rates` of row `n`, with its own ``hide_*_s`` from `RowTimes`."""
     return Rates(times.hide_forward_N[n], times.hide_backward_N[n], *rates[2:])  # type: ignore[call-arg]
 
 
 @kernel
-def exposed_s(peer_fan, rdma_fan, rates):  # type: ignore[no-untyped-def]
+def exposed_s(peer_fan, rdma_fan, rates):
     """Exposed seconds of copies and gradients in a row, with at most these copies through one rank and direction."""
     copy_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
     late_s = max(0.0, copy_s - rates.hide_forward_s)

@@ -21,7 +21,7 @@ NOW, PEER_CLOCK, RDMA_CLOCK = range(3)
 
 
 @kernel
-def run_uses(low, high, stage, copies, returns, state, record):  # type: ignore[no-untyped-def]
+def run_uses(low, high, stage, copies, returns, state, record):
     """Runs uses [low, high); ranks are free at `state.free_at_G`."""
     clock, release_G = state.clock, np.empty(stage.node_G.size)
     for u in range(low, high):
@@ -37,7 +37,7 @@ def run_uses(low, high, stage, copies, returns, state, record):  # type: ignore[
 
 
 @kernel
-def _run_forward(u, issues, release_G, stage, copies, state, record):  # type: ignore[no-untyped-def]
+def _run_forward(u, issues, release_G, stage, copies, state, record):
     """Attention, then the experts; with `issues`, copies of the next use start."""
     n, m, phase = stage.row_U[u], stage.micro_step_U[u], stage.phase_U[u]
     clock, parts = state.clock, state.parts
@@ -74,7 +74,7 @@ def _run_forward(u, issues, release_G, stage, copies, state, record):  # type: i
 
 
 @kernel
-def _run_backward(u, release_G, stage, copies, returns, state, record):  # type: ignore[no-untyped-def]
+def _run_backward(u, release_G, stage, copies, returns, state, record):
     """The experts, then attention; gradients of replicas leave."""
     n, m, again = stage.row_U[u], stage.micro_step_U[u], stage.again_U[u]
     clock, parts = state.clock, state.parts
@@ -108,7 +108,7 @@ def _run_backward(u, release_G, stage, copies, returns, state, record):  # type:
 
 
 @kernel
-def _exchange(n, part, stage, state, record):  # type: ignore[no-untyped-def]
+def _exchange(n, part, stage, state, record):
     clock = state.clock
     if stage.node_G.size == 1:
         return
@@ -127,7 +127,7 @@ def _exchange(n, part, stage, state, record):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _compute(u, n, factor, stage, state, record, release_G):  # type: ignore[no-untyped-def]
+def _compute(u, n, factor, stage, state, record, release_G):
     begin = state.clock[NOW]
     for g in range(release_G.size):
         took = factor * stage.compute_NG[n, g]
@@ -138,13 +138,13 @@ def _compute(u, n, factor, stage, state, record, release_G):  # type: ignore[no-
 
 
 @kernel
-def _behind(link, state):  # type: ignore[no-untyped-def]
+def _behind(link, state):
     """How far the clock of a link class is behind the time."""
     return 0.0 if link == _HOST else state.clock[PEER_CLOCK] if link == _PEER else state.clock[RDMA_CLOCK]
 
 
 @kernel
-def _send(ready, src, dst, link, took, stage, state):  # type: ignore[no-untyped-def]
+def _send(ready, src, dst, link, took, stage, state):
     """Puts a copy on its links; returns when it starts."""
     if link == _HOST:
         start = max(ready, state.host_G[dst])
@@ -169,7 +169,7 @@ def _send(ready, src, dst, link, took, stage, state):  # type: ignore[no-untyped
 
 
 @kernel
-def _start_copy(c, ready_s, stage, copies, state):  # type: ignore[no-untyped-def]
+def _start_copy(c, ready_s, stage, copies, state):
     link = copies.link_C[c]
     ready = ready_s - _behind(link, state)
     parent = copies.parent_C[c]
@@ -181,7 +181,7 @@ def _start_copy(c, ready_s, stage, copies, state):  # type: ignore[no-untyped-de
 
 
 @kernel
-def _issue(u, release_G, stage, copies, state):  # type: ignore[no-untyped-def]
+def _issue(u, release_G, stage, copies, state):
     """Starts the copies that may start at the begin of use `u`: both ends are past the use before it."""
     if u >= copies.ahead_U.size - 1:
         return
@@ -194,14 +194,14 @@ def _issue(u, release_G, stage, copies, state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _issue_late(u, stage, copies, state):  # type: ignore[no-untyped-def]
+def _issue_late(u, stage, copies, state):
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
         if copies.late_C[copies.need_C[i]]:
             _start_copy(copies.need_C[i], state.clock[NOW], stage, copies, state)
 
 
 @kernel
-def _await_weights(u, copies, state):  # type: ignore[no-untyped-def]
+def _await_weights(u, copies, state):
     begin = state.clock[NOW]
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
         c = copies.need_C[i]
@@ -210,7 +210,7 @@ def _await_weights(u, copies, state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _await_buffers(n, stage, returns, state):  # type: ignore[no-untyped-def]
+def _await_buffers(n, stage, returns, state):
     """A gradient buffer is zeroed when what it held has left."""
     begin, layer = state.clock[NOW], stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
@@ -223,7 +223,7 @@ def _await_buffers(n, stage, returns, state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _send_gradients(n, release_G, stage, returns, state):  # type: ignore[no-untyped-def]
+def _send_gradients(n, release_G, stage, returns, state):
     layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         src, dst, r = returns.src_A[a], returns.dst_A[a], returns.slot_A[a]
@@ -238,7 +238,7 @@ def _send_gradients(n, release_G, stage, returns, state):  # type: ignore[no-unt
 
 
 @kernel
-def hold(until_s, part, state):  # type: ignore[no-untyped-def]
+def hold(until_s, part, state):
     """No rank goes on before `until_s`."""
     state.parts[part] += max(0.0, until_s - state.clock[NOW])
     state.clock[NOW] = max(state.clock[NOW], until_s)
@@ -247,7 +247,7 @@ def hold(until_s, part, state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def work(seconds_G, part, state):  # type: ignore[no-untyped-def]
+def work(seconds_G, part, state):
     """Every rank works for some seconds of its own."""
     begin = state.clock[NOW]
     for g in range(seconds_G.size):

@@ -82,7 +82,7 @@ class _Pairs(NamedTuple):
 
 
 @kernel
-def _exchange_rows(low, high, rows):  # type: ignore[no-untyped-def]
+def _exchange_rows(low, high, rows):
     """Writes the seconds of rows [low, high); returns int64 [2, G], the weighted pairs of every rank by link class."""
     G, S, E, V = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2], rows.load_NGE.shape[2], rows.node_G.max() + 1
     first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)
@@ -118,7 +118,7 @@ def _exchange_rows(low, high, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _send_to_one(load_G, rank, node_G, pairs):  # type: ignore[no-untyped-def]
+def _send_to_one(load_G, rank, node_G, pairs):
     """All pairs of an expert go to its only slot, on `rank`."""
     for source in range(node_G.size):
         num = load_G[source]
@@ -129,7 +129,7 @@ def _send_to_one(load_G, rank, node_G, pairs):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _send_to_several(load_G, node_G, pairs):  # type: ignore[no-untyped-def]
+def _send_to_several(load_G, node_G, pairs):
     """Tier 1 stays on its rank, tier 2 in its node (first in line first), what is left crosses nodes; uses up `quota_G`."""
     demand_G, quota_G, demand_V, quota_V, asked_V = pairs.demand_G, pairs.quota_G, pairs.demand_V, pairs.quota_V, pairs.asked_V
     demand_V[:] = 0

@@ -10,7 +10,7 @@ from foremoe.base.compiled import kernel
 
 
 @kernel
-def _insert(value, hot, count):  # type: ignore[no-untyped-def]
+def _insert(value, hot, count):
     """Puts `value` into the first `count` entries of `hot`, which descend."""
     i = count
     while i > 0 and hot[i - 1] < value:
@@ -20,7 +20,7 @@ def _insert(value, hot, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _many_slots(target, redundant, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
+def _many_slots(target, redundant, rank_I, load_G, load_GB):
     """`least_load` with several redundant slots per rank.
 
     The k most loaded ranks can only give into the slots of the others: those take at most as many of the largest experts at
@@ -42,7 +42,7 @@ def _many_slots(target, redundant, rank_I, load_G, load_GB):  # type: ignore[no-
 
 
 @kernel
-def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
+def _one_slot(target, rank_I, load_G, load_GB):
     """`least_load` with one redundant slot per rank.
 
     Let T be a maximum that can be reached, and H some of the ranks above T. Join the other ranks that hold replicas of each
@@ -86,7 +86,7 @@ def _one_slot(target, rank_I, load_G, load_GB):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def least_load(target, member_G, redundant, load_GB):  # type: ignore[no-untyped-def]
+def least_load(target, member_G, redundant, load_GB):
     """No placement that keeps the homes, with replicas only among the ranks of `member_G`, has a smaller maximum among them.
 
     Returns `target` if it is more. `load_GB`, int64, is the load of the experts at home.
@@ -120,14 +120,14 @@ def least_load(target, member_G, redundant, load_GB):  # type: ignore[no-untyped
 
 
 @kernel
-def bound_row(target, member_G, num_base, quota_GS):  # type: ignore[no-untyped-def]
+def bound_row(target, member_G, num_base, quota_GS):
     """`least_load` of a row whose experts have their whole load at home."""
     load_GB = quota_GS[:, :num_base].astype(np.int64)
     return least_load(np.int64(target), member_G, quota_GS.shape[1] - num_base, load_GB)
 
 
 @kernel
-def load_bound_rows(low, high, load_NE, base_NGB, node_G, node_only, redundant, bound_N):  # type: ignore[no-untyped-def]
+def load_bound_rows(low, high, load_NE, base_NGB, node_G, node_only, redundant, bound_N):
     """Fills ``bound_N[low:high]`` with `least_load`: of all ranks, or the largest of any node if replicas stay inside nodes."""
     G, B = base_NGB.shape[1:]
     num_domains = node_G.max() + 1 if node_only else 1

@@ -28,7 +28,7 @@ class Homes(NamedTuple):
 
 
 @kernel
-def fill_level(pairs, active_G, pair_s, slot_s):  # type: ignore[no-untyped-def]
+def fill_level(pairs, active_G, pair_s, slot_s):
     """The least ``max_g(pair_s * load_g + slot_s * active_g)`` over all loads >= 0 that sum to `pairs`, by water-filling."""
     floor_G = slot_s * np.sort(active_G)
     below = 0.0
@@ -41,7 +41,7 @@ def fill_level(pairs, active_G, pair_s, slot_s):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _top(value_E, out):  # type: ignore[no-untyped-def]
+def _top(value_E, out):
     """The largest of `value_E` into `out`, descending; zeros where there are no more."""
     out[:] = 0
     last = out.size - 1
@@ -64,7 +64,7 @@ def _top(value_E, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K, node_K):  # type: ignore[no-untyped-def]
+def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K, node_K):
     """Fills `own_K` and `node_K`: at most so many pairs are served on their own rank, inside their own node, with k replicas
     (for `node_K`: in other nodes than their home's).
 
@@ -115,7 +115,7 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
 
 
 @kernel
-def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):  # type: ignore[no-untyped-def]
+def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):
     """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without exposed copies,
     `late_K` with those of k copies however they are spread over ranks. With `far`, replicas may leave their home's node.
     """
@@ -144,7 +144,7 @@ def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):  # t
 
 
 @kernel
-def fan_s(fan, most_near, rates):  # type: ignore[no-untyped-def]
+def fan_s(fan, most_near, rates):
     """The least seconds that do not hide where a rank sends `fan` copies, at most `most_near` of them inside its node."""
     least = np.inf
     for near in range(min(fan, most_near) + 1):
@@ -153,7 +153,7 @@ def fan_s(fan, most_near, rates):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: ignore[no-untyped-def]
+def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):
     """The smallest sum of compute, dispatch and copies over how many replicas there are.
 
     Replicas are made one by one, each of the largest expert, or what is left of it, of the slowest rank: after j of them no
@@ -195,7 +195,7 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):  # type: igno
 
 
 @kernel
-def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N):  # type: ignore[no-untyped-def]
+def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N):
     """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
 
     The largest rank load is no smaller than `load_bound_N`. Sources count as uniform where they are not known.

@@ -64,7 +64,7 @@ class Change(NamedTuple):
 
 
 @kernel
-def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG):  # type: ignore[no-untyped-def]
+def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG):
     """Pairs of sequences [low, high) in the layers of `layer_J`, by the group of their expert (the rank it lives on, say).
 
     An empty `known_T` means that all tokens are known.
@@ -80,7 +80,7 @@ def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG
 
 
 @kernel
-def add_rows(amount_QC, row_Q, out_RC):  # type: ignore[no-untyped-def]
+def add_rows(amount_QC, row_Q, out_RC):
     """Adds the amounts of every sequence to its row of `out_RC`."""
     for q in range(row_Q.size):
         to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
@@ -89,7 +89,7 @@ def add_rows(amount_QC, row_Q, out_RC):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def largest_with(amount_G, a, more_a, b, more_b):  # type: ignore[no-untyped-def]
+def largest_with(amount_G, a, more_a, b, more_b):
     """Largest entry if ranks a and b (maybe the same) held that much more; at least 0."""
     largest = amount_G.dtype.type(0)
     for g in range(amount_G.size):
@@ -103,7 +103,7 @@ def largest_with(amount_G, a, more_a, b, more_b):  # type: ignore[no-untyped-def
 
 
 @kernel
-def tops(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
+def tops(load_LG, out_LG, in_LG):
     """Largest rank load, summed over layers, if one sequence left the micro-step and another came."""
     total = np.int64(0)
     for layer in range(load_LG.shape[0]):
@@ -117,7 +117,7 @@ def tops(load_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):  # type: ignore[no-untyped-def]
+def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):
     """Moves `out_LG` from micro-step m to n, and `in_LG` back, in place."""
     for layer in range(load_m_LG.shape[0]):
         for g in range(load_m_LG.shape[1]):
@@ -127,7 +127,7 @@ def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):  # type: ignore[no-untyp
 
 
 @kernel
-def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):  # type: ignore[no-untyped-def]
+def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):
     """A `Packing` over the given arrays, its other sums counted."""
     Q, (M, G) = micro_step_Q.size, tokens_MG.shape
     load_MLG = np.zeros((M, sequences.pairs_XLG.shape[1], G), np.int32)
@@ -145,7 +145,7 @@ def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):  # type: ignore[no-u
 
 
 @kernel
-def propose(state, sequences, packing):  # type: ignore[no-untyped-def]
+def propose(state, sequences, packing):
     """A random change, and whether it is one."""
     Q, G = packing.micro_step_Q.size, packing.tokens_MG.shape[1]
     q = random_below(state, Q)
@@ -172,7 +172,7 @@ def propose(state, sequences, packing):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def attention_and_dispatch_s(sequences, terms, packing, change):  # type: ignore[no-untyped-def]
+def attention_and_dispatch_s(sequences, terms, packing, change):
     """Seconds that a change adds, but for those of the largest rank loads; infinite where it breaks a limit."""
     Q, tokens_MG, attention_MG = packing.micro_step_Q.size, packing.tokens_MG, packing.attention_MG
     q, r, m, n, a, b, to_q, to_r = change
@@ -201,7 +201,7 @@ def attention_and_dispatch_s(sequences, terms, packing, change):  # type: ignore
 
 
 @kernel
-def apply(sequences, packing, change, top_m, top_n):  # type: ignore[no-untyped-def]
+def apply(sequences, packing, change, top_m, top_n):
     """Carries out a change; `top_m` and `top_n` are the largest rank loads after it."""
     Q, (q, r, m, n, a, b, to_q, to_r) = packing.micro_step_Q.size, change
     for moved, from_m, from_g, to_m, to_g in ((q, m, a, n, to_q), (r, n, b, m, to_r)):
@@ -223,7 +223,7 @@ def apply(sequences, packing, change, top_m, top_n):  # type: ignore[no-untyped-
 
 
 @kernel
-def anneal(sequences, terms, num_proposals, heat, seed, micro_step_Q, rank_Q, tokens_MG):  # type: ignore[no-untyped-def]
+def anneal(sequences, terms, num_proposals, heat, seed, micro_step_Q, rank_Q, tokens_MG):
     """Improves `micro_step_Q` and `rank_Q` in place, with `tokens_MG` as scratch; returns by how many seconds, as a number <= 0.
 
     They end at the best of the states seen after every sequence had one proposal on average, and of the last one.
