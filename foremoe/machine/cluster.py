@@ -23,11 +23,11 @@ _CHECKS = (
     (fields.text, ("name", "source")),
     (partial(fields.whole, high=_MAX_RANKS), ("num_ranks", "nic_sharing")),
     (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
-    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s")),
+    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s")),
     (fields.real, ("backward_ratio", "attention_backward_ratio")),
     (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
     (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
-    (partial(fields.real, open_low=False), ("peer_latency_s", "rdma_latency_s", "host_latency_s")),
+    (partial(fields.real, open_low=False), ("host_bytes_per_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")),
     (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
     (fields.flag, ("calibrated",)),
 )
@@ -55,7 +55,7 @@ class Cluster(ArrayValue):
         slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
         peer_bytes_per_s: One rank to or from another of its node.
         rdma_bytes_per_s: One NIC, to or from another node; `nic_sharing` ranks share it.
-        host_bytes_per_s: Pinned host memory to one rank.
+        host_bytes_per_s: Pinned host memory to one rank; 0 where there are no host stores.
         peer_latency_s: Fixed seconds per copy inside a node.
         rdma_latency_s: Fixed seconds per copy between nodes.
         host_latency_s: Fixed seconds per copy from host memory.

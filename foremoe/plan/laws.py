@@ -148,6 +148,9 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
         "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
         lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is not another rank (nor -1 by host)",
     )  # fmt: skip
+    if plan.header.cluster.host_bytes_per_s == 0:
+        lost = "comes from a host store, which the cluster has none of"
+        found.mask("residency", t.link_C == Link.HOST, "C", lambda i: f"expert {t.expert_C[i]} {lost}")
 
 
 def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:

@@ -23,7 +23,6 @@ def copy_seconds(cluster: Cluster, expert_bytes: int) -> tuple[float, float, flo
     return (
         expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s,
         expert_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s,
-        # A cluster without a host store has no host bandwidth.
         expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s if cluster.host_bytes_per_s > 0 else np.inf,
     )
 

@@ -38,8 +38,9 @@ def problem_rates(problem: Problem) -> Rates:
     rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
     copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
     # Across nodes a copy may also come from the node's host store, whichever is faster.
-    host_s = model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s
-    copy_rdma_s = min(model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s, host_s)
+    copy_rdma_s = model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+    if cluster.host_bytes_per_s > 0:
+        copy_rdma_s = min(copy_rdma_s, model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s)
     gradient_peer_s = model.gradient_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
     gradient_rdma_s = model.gradient_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)

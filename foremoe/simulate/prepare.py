@@ -37,7 +37,8 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
     pair_s = model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
     compute_NG = pair_s * plan.load_NG + cluster.slot_overhead_s * busy_NGS.sum(axis=2)
-    rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s])
+    # Without host stores nothing comes from one: a law.
+    rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
     latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
     stage = Stage(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,

@@ -94,6 +94,11 @@ class BackendSet:
         """The backend that brings gradients home, the first two-sided one that is not given up; `NONE` if there is none."""
         return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
 
+    def replaceable(self) -> bool:
+        """Whether a two-sided backend could be given up for another backend; the same on all ranks."""
+        left = [x for b, x in enumerate(self.backends) if b not in self.retired]
+        return len(left) > 1 and not all(x.one_sided for x in left)
+
     def other_pulls(self, failed: int) -> list[int]:
         """One-sided backends that a pull may use in place of `failed`."""
         return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self.sick]

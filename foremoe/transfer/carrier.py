@@ -113,6 +113,7 @@ class Carrier:
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
         """A pass boundary: two-sided backends that failed on any rank since the last one are given up on all; collective.
 
+        Nobody is asked where no other backend could take over: a row that lacks replicas runs at home by its own agreement.
         `position` is the use that comes next; `settle` waits for gradient returns, which must not be lost with their backend.
         Returns the names of the backends given up now; their copies take other links.
 
@@ -120,6 +121,8 @@ class Carrier:
             TransferError: Gradients were lost, on any rank.
         """
         self._reap(position)
+        if not self.backends.replaceable():
+            return []
         lost = self.backends.give_up([b for failed in self.group.gather(self.backends.failed()) for b in failed])
         if lost:
             agreed(self.group, settle, task="")

@@ -30,8 +30,17 @@ SMALL = {
     "memory_bytes": 1000,
     "source": "by hand",
 }
-SPEEDS = ["flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "host_bytes_per_s"]
-SECONDS = ["slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s", "pair_overhead_s"]
+SPEEDS = ["flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s"]
+# At least zero; no host stores where `host_bytes_per_s` is.
+SECONDS = [
+    "host_bytes_per_s",
+    "slot_overhead_s",
+    "peer_latency_s",
+    "rdma_latency_s",
+    "host_latency_s",
+    "layer_overhead_s",
+    "pair_overhead_s",
+]
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
 

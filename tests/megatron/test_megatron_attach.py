@@ -15,7 +15,9 @@ from layouts import Case
 from program import Layout, Program
 
 from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
 from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.testing.ranks import run_threads
 
 CASES = (
     Case(2, Layout(overlap_grad=True, overlap_param=True, shared_experts=True)),
@@ -203,3 +205,14 @@ def test_misuse_is_refused_in_one_sentence(pool):
     for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), SharedSlots(depth=2)), num_ranks=2):
         assert said.keys() == wanted.keys()
         assert all(part in said[name] for name, part in wanted.items()), said
+
+
+def test_plans_count_on_host_stores_only_where_a_backend_has_them():
+    from foremoe.integrations.megatron.layout import cluster_of
+
+    given = Cluster.preset("8xh100", num_ranks=2)
+    alone, beside = (
+        run_threads(lambda group, names=names: cluster_of(group, given, names).host_bytes_per_s, 2)
+        for names in (["collective"], ["collective", "pinned_host"])
+    )
+    assert alone == [0.0, 0.0] and beside == [given.host_bytes_per_s] * 2

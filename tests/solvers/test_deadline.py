@@ -13,6 +13,7 @@ from foremoe.plan.links import choose_links, copy_seconds
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
+from foremoe.problem.objective import problem_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.path.deadline import Deadline
@@ -180,6 +181,15 @@ def test_host_copies_relieve_a_home_that_feeds_many_ranks():
     # The first three peer copies end before one host copy would; the fourth ends with it, and the tie goes to the peer.
     forward_C = transfers.need_C == transfers.need_C[0]
     assert link_C[forward_C].tolist() == [Link.PEER] * 4 + [Link.HOST] * 3
+
+
+def test_a_cluster_without_host_stores_copies_from_ranks_alone():
+    problem, transfers = fan_out(8, peer_bytes_per_s=4e9, host_bytes_per_s=0.0)
+    assert (Deadline().solve(problem, transfers).link_C == Link.PEER).all()
+    problem, transfers = fan_out(9, alone=True, rdma_bytes_per_s=1e6, host_bytes_per_s=0.0)
+    assert (Deadline().solve(problem, transfers).link_C != Link.HOST).all()
+    rates = problem_rates(problem)
+    assert rates.copy_rdma_s == problem.model.expert_bytes / problem.cluster.rdma_bytes_per_s_per_rank
 
 
 def test_a_slow_host_link_is_left_alone():

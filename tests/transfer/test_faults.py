@@ -70,6 +70,32 @@ def test_a_pull_with_no_way_left_sends_the_row_home_on_all_ranks(stage):
         assert all(isinstance(error, TransferError) and "rank 1" in str(error) for error in results)
 
 
+def test_ranks_ask_each_other_at_a_pass_boundary_only_where_another_backend_could_take_over():
+    def gathers(group, micro_steps, backends):
+        asked, gather = [], group.gather
+        group.gather = lambda value: asked.append(value) or gather(value)
+        run(group, by_peer(a_plan(ranks=RANKS, micro_steps=micro_steps, stage="recompute")), backends)
+        return len(asked)
+
+    def per_boundary(*backends):
+        """Gathers that three more micro-steps take, less those of the test's own exchange."""
+        two, five = (run_threads(lambda group, m=m: gathers(group, m, [b() for b in backends]), RANKS) for m in (2, 5))
+        (more,) = {b - a for a, b in zip(two, five, strict=True)}
+        return more - 3 * a_plan(ranks=RANKS, micro_steps=2).L
+
+    assert per_boundary(Second) == 0 and per_boundary(Second, Local) == 3
+
+
+@pytest.mark.parametrize("stage", ["recompute", "update"])
+def test_the_only_backend_fails_on_one_rank_and_its_rows_run_at_home_or_one_error_names_it(stage):
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=4, stage=stage))
+    results = run_threads(lambda group: run(group, plan, (Flaky(1, 2),), timeout_s=0.5), RANKS, errors=True)
+    if stage == "recompute":
+        assert results[0][0] and all(fell_back == results[0][0] for fell_back, _ in results)
+    elif any(isinstance(result, Exception) for result in results):
+        assert all(isinstance(result, TransferError) and "Flaky" in str(result) for result in results)
+
+
 @pytest.mark.parametrize("starts", [0, 1, 3])
 def test_a_two_sided_backend_that_raises_is_given_up_by_all_ranks(starts):
     plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))

@@ -127,8 +127,8 @@ class Attached:
         self._buffers = MegatronBuffers(kinds, self.group.rank, num_base, num_buffers, sync, self._home_LE)
         self._planning = Planning(
             options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
-            cluster=cluster_of(self.group, options.cluster), weight_bytes=self._buffers.dtype.itemsize,
-            device=self._buffers.device,
+            cluster=cluster_of(self.group, options.cluster, engine_options["backends"]),
+            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         self._layers = [
             SlotLayer(place, i, kind, num_base, num_base + options.redundant, sync)

@@ -18,7 +18,10 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Schedule
+from foremoe.transfer.backends import resolve_backend
+from foremoe.transfer.base import TransferBackend
 
 # Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
 
@@ -157,8 +160,17 @@ def model_of(config: Any, num_layers: int, weight_bytes: float) -> Model:
     )  # fmt: skip
 
 
-def cluster_of(group: Group, cluster: Cluster | None) -> Cluster:
-    """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective."""
+def cluster_of(group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend]) -> Cluster:
+    """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective.
+
+    Plans are priced with host stores only where one of `backends` has them.
+    """
+    cluster = _given_or_found(group, cluster)
+    hosts = any(Link.HOST in resolve_backend(backend).links for backend in backends)
+    return cluster if hosts else dataclasses.replace(cluster, host_bytes_per_s=0.0)
+
+
+def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
     if cluster is None:
         hosts = group.gather(socket.gethostname())
         names = list(dict.fromkeys(hosts))
