@@ -16,6 +16,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.simulate import simulate
+from foremoe.solvers.pack.repack import repack
 from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.greedy import Greedy
 from foremoe.solvers.rank.least_loaded import LeastLoaded
@@ -35,7 +36,7 @@ _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int3
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
-    """Compiles what reading, the default planner and the simulator run, on tiny inputs; numba keeps it on disk.
+    """Compiles what reading, packing, the default planner and the simulator run, on tiny inputs; numba keeps it on disk.
 
     Covers both objectives and slot policies, replicas in nodes and anywhere, known and unknown source ranks.
 
@@ -53,6 +54,8 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
             plan.rows_for(work, 0)
             if problem.load_MLGE is not None:
                 simulate(problem, plan)
+        one_Q, rank_Q = np.ones(4, np.int64), np.arange(4) // 2
+        repack(one_Q, one_Q, np.ones((4, 1, 2), np.int64), rank_Q, one_Q, 2, np.arange(4) % 2)
     return time.perf_counter() - begin_s
 
 

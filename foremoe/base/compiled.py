@@ -58,18 +58,19 @@ class _Clock(event.Listener):  # type: ignore[misc]
     def __init__(self) -> None:
         self.wall_s, self.cpu_s = 0.0, dict[int, float]()
         self.watchers: list[Callable[[str], None]] = []
-        self._begun: list[tuple[float, float]] = []
+        self.begun: list[tuple[float, float]] = []
 
     # Numba compiles one function at a time, under a lock.
     def on_start(self, event: Any) -> None:
-        self._begun.append((time.perf_counter(), time.thread_time()))
+        self.begun.append((time.perf_counter(), time.thread_time()))
 
     def on_end(self, event: Any) -> None:
-        wall_s, cpu_s = self._begun.pop()
-        if not self._begun:
+        wall_s, cpu_s = self.begun[-1]
+        if len(self.begun) == 1:
             thread = threading.get_ident()
             self.wall_s += time.perf_counter() - wall_s
             self.cpu_s[thread] = self.cpu_s.get(thread, 0.0) + time.thread_time() - cpu_s
+        self.begun.pop()  # last: who asks meanwhile finds too much, not too little
         for watcher in self.watchers:
             watcher(event.data["dispatcher"].py_func.__name__)
 
@@ -79,8 +80,9 @@ event.register("numba:compile", _CLOCK)
 
 
 def compile_seconds() -> tuple[float, float]:
-    """Seconds that this process has spent compiling: wall time, and CPU time of this thread."""
-    return _CLOCK.wall_s, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
+    """Seconds that this process has spent compiling, up to now: wall time; and CPU time of this thread, of what is done."""
+    under_way = sum(time.perf_counter() - wall_s for wall_s, _ in _CLOCK.begun[:1])
+    return _CLOCK.wall_s + under_way, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
@@ -154,6 +156,28 @@ def test_a_planner_that_is_too_slow_is_told_to_stop() -> None:
     with patch.object(Planner, "plan", plan):
         errors = run_threads(limited, 2, errors=True)
     assert all(isinstance(error, InputError) and "planning took longer than 0.05 s" in str(error) for error in errors)
+
+
+def test_compiling_does_not_count_as_planning() -> None:
+    """A planner that compiles for much longer than it may plan."""
+    task, (load_MLGE, tokens_MG) = a_task(2, 1, 1), counts(2, 1, 1, seed=4)
+    limit_s, plan_here = 2.0, Planner.plan
+
+    def slow_to_compile(self: Planner, problem: Any, **options: Any) -> Any:
+        begin_s, n = time.perf_counter(), 0
+        while time.perf_counter() - begin_s < 3.0 * limit_s:
+            n += 1
+            scope: dict[str, Any] = {}
+            exec(f"def f(x):\n return x + {n}", scope)
+            assert njit(scope["f"])(1) == n + 1
+        return plan_here(self, problem, **options)
+
+    def limited(group: Group) -> Planned:
+        return plan_together(group, Planner(), task, load_MLGE[:, :, 0], tokens_MG[:, 0], limit_s=limit_s)
+
+    with patch.object(Planner, "plan", slow_to_compile):
+        (found,) = run_threads(limited, 1)
+    assert found.plan_s > 3.0 * limit_s
 
 
 @pytest.mark.parametrize("unknown", [0, 3])

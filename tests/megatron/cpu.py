@@ -44,6 +44,8 @@ class _NoCuda(TorchFunctionMode):
             return func(*args).replace("torch.", "torch.cuda.", 1)
         if "device" in kwargs:
             kwargs = kwargs | {"device": _here(kwargs["device"])}
+        if "pin_memory" in kwargs:
+            kwargs = kwargs | {"pin_memory": False}
         for arg in args:
             if arg.__class__ is str or arg.__class__ is torch.device:  # most calls have neither
                 args = tuple(map(_here, args))

@@ -47,4 +47,5 @@ def _take_down(ps):
     # does not see: hooks of gradient accumulators, nodes of autograd, a cache of rotary embeddings.
     for module in [module for wrapped in _wrapped for module in wrapped.modules()]:
         vars(module).clear()
+    _wrapped.clear()
     gc.collect()

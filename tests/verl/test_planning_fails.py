@@ -10,18 +10,11 @@ import torch
 from program import Layout
 from verl_arms import run
 
-import foremoe
 from foremoe.base.errors import TransferError
 from foremoe.integrations.verl.settings import Settings
 from foremoe.workload.workload import Workload
 
 LAYOUT = Layout(ep=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    """A plan that compiles first is past its time limit, and numba swallows what other threads warn about meanwhile."""
-    foremoe.warm_up()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +45,28 @@ def test_one_pipeline_stage_that_fails_is_told_by_the_last(pool):
     for stage, values in zip(("recompute", "update"), metrics, strict=True):
         assert values[f"foremoe/{stage}/unplanned"] == 1.0, "rank 0 is in the first stage"
         assert values[f"foremoe/{stage}/replicas"] > 0, "the last stage has its plan"
+
+
+def run_where_plans_do_not_fit(group, *args):
+    """On rank 1 only: the plan is made, and refused when the stage begins."""
+    from foremoe.integrations.megatron.planning import Planning
+
+    def fault_of(self, *args):
+        return "made not to fit" if group.rank == 1 else ""
+
+    with patch.object(Planning, "fault_of", fault_of):
+        return run(group, *args)
+
+
+def test_a_plan_that_does_not_fit_leaves_the_stage_at_home(pool, plain):
+    settings = Settings(objective="balance")
+    found = pool.run(run_where_plans_do_not_fit, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=900)
+    for a, b in zip(plain, found, strict=True):
+        assert b.losses == a.losses and b.grad_norms == a.grad_norms
+        assert len(b.warned) == 1 and "without a plan: " in b.warned[0] and "made not to fit" in b.warned[0]
+        for stage, metrics in zip(("recompute", "update"), b.metrics, strict=True):
+            if metrics:
+                assert metrics[f"foremoe/{stage}/unplanned"] == 1.0
 
 
 def run_where_packing_fails(group, *args):

@@ -2,6 +2,7 @@
 
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
+import os
 import subprocess
 import sys
 
@@ -68,6 +69,45 @@ def test_what_fails_here_leaves_verls_modules_as_they_are(module, error):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count(f"which runs without it: {error}: made to fail") == 1
+
+
+LOOK_FIRST = """
+import importlib.util
+import sys
+
+import verl
+assert importlib.util.find_spec("verl.workers.engine.megatron.transformer_impl") is not None
+from verl.workers.engine import EngineRegistry
+
+assert EngineRegistry.get_engine_cls("language_model", "megatron").__name__ == "ForeMoEEngine"
+assert not any(type(finder).__name__ == "_Waiting" for finder in sys.meta_path), "it waits for nothing more"
+"""
+
+
+def test_who_looks_for_the_engine_without_importing_it_loses_nothing():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOOK_FIRST], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, []),
+        ({"VERL_PLATFORM": "amd"}, ["veRL's platform is cuda/amd"]),
+        ({"VERL_PLATFORM": "amd", "VERL_ENGINE_VENDOR": "nvidia"}, []),
+        ({"VERL_ENGINE_DEVICE": "npu"}, ["veRL's platform is npu/nvidia"]),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "none"}, ["has not loaded foremoe's plugin"]),
+    ],
+    ids=str,
+)
+def test_settings_that_reach_no_engine_say_why(environment, said):
+    program = "from foremoe.integrations.verl import EngineConfig\nfor _ in range(2): EngineConfig(foremoe={})\nEngineConfig()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    warned = [line for line in done.stderr.splitlines() if "megatron.foremoe is set and does nothing" in line]
+    assert len(warned) == len(said) and all(what in line for what, line in zip(said, warned, strict=True))
 
 
 def test_the_config_takes_one_more_key():

@@ -15,7 +15,7 @@ class Run:
 
     Attributes:
         log_probs: of the recompute stage.   losses, grad_norms: of the update.   weights: name -> tensor, at the end.
-        metrics: Metrics of foremoe, by step and stage.
+        metrics: Metrics of foremoe, by step and stage; veRL's dictionary has both stages' after the update.
         reports: `MegatronSummary` by step and stage.
         native: pairs of this rank that veRL lets the router choose, by step and stage.
         warned: what foremoe warned about.   engine: name of the engine's class.
@@ -51,7 +51,7 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
             output = program.engine.infer_batch(program.batch(step), loss_function=None)
             found.log_probs.append(log_probs_of(output["model_output"]["log_probs"]) if output else None)
             if watched:
-                watched.note(output, "recompute")
+                watched.note()
             if not update:
                 continue
             routes = recorded_routes(program, output) if mode == "R2" else None
@@ -59,7 +59,8 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
             found.losses.append(output["loss"] if output else None)
             found.grad_norms.append(output["metrics"].get("grad_norm") if output else None)
             if watched:
-                watched.note(output, "update")
+                watched.note()
+                found.metrics += [metrics_of(output, stage) for stage in ("recompute", "update")]
     found.warned = [str(w.message) for w in caught if "foremoe" in str(w.message)]
     found.weights = program.weights()
     if settings is not None:
@@ -70,6 +71,12 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
 def log_probs_of(nested):
     """Of all tokens but the last of each sequence, see `policy_loss`."""
     return torch.cat([sequence[:-1] for sequence in nested.unbind()]).clone()
+
+
+def metrics_of(output, stage):
+    """foremoe's of a stage, by name: one number each."""
+    metrics = output.get("metrics", {}) if output else {}
+    return {name: value.aggregate() for name, value in metrics.items() if name.startswith(f"foremoe/{stage}/")}
 
 
 def recorded_routes(program, output):
@@ -96,9 +103,7 @@ class Watched:
 
         stack.enter_context(patch.object(session, "routing_of", kept))
 
-    def note(self, output, stage):
-        metrics = output.get("metrics", {}) if output else {}
-        self._found.metrics.append({k: v[0] for k, v in metrics.items() if k.startswith(f"foremoe/{stage}/")})
+    def note(self):
         native = None if self._routing is None else [int((topk_TLK < 0).sum()) for topk_TLK in self._routing]
         self._found.native.append(native)
         self._found.reports.append(self._attached.report if native is not None else None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from verl.workers.config.engine import McoreEngineConfig
 
+from foremoe.integrations.verl.engine import PLATFORM
+from foremoe.integrations.verl.once import warn_once
 from foremoe.integrations.verl.settings import Settings
 
 __all__ = ["EngineConfig", "Settings"]
@@ -21,3 +25,23 @@ class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "foremoe", Settings.of(self.foremoe))
+        if self.foremoe is not None:
+            _warn_if_passed_by()
+
+
+def _warn_if_passed_by() -> None:
+    """Warns where veRL's registry will not choose foremoe's engine."""
+    from verl.utils.device import get_device_name, get_vendor
+
+    if "foremoe.integrations.verl.plugin" not in sys.modules:
+        warn_once(
+            "megatron.foremoe is set and does nothing: `import verl` has not loaded foremoe's plugin. Install foremoe in the "
+            "environment of this process, and leave VERL_USE_EXTERNAL_PLUGINS at auto."
+        )
+    platform = os.getenv("VERL_ENGINE_DEVICE") or get_device_name(), os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
+    if platform != PLATFORM:
+        warn_once(
+            f"megatron.foremoe is set and does nothing: veRL's platform is {'/'.join(platform)}, and foremoe's engine is "
+            f"registered for {'/'.join(PLATFORM)}. VERL_ENGINE_VENDOR={PLATFORM[1]} chooses it on other {PLATFORM[0]} "
+            "devices, where nobody has tried it."
+        )

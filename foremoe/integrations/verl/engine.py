@@ -10,13 +10,16 @@ from typing import Any
 from foremoe.integrations.verl.once import warn_once
 from foremoe.integrations.verl.settings import Settings
 
-VENDOR = "nvidia"  # veRL prefers an engine of the vendor, and falls back to this vendor where there is no accelerator
+# Device and vendor. veRL prefers an engine of the vendor, and falls back to this one where there is no accelerator.
+PLATFORM = "cuda", "nvidia"
 
 
 def register(module: ModuleType) -> type:
     """Registers the engine over that of veRL's module `transformer_impl`; returns it."""
     engine = engine_class(module)
-    module.EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor=VENDOR)(engine)
+    module.EngineRegistry.register(model_type="language_model", backend="megatron", device=PLATFORM[0], vendor=PLATFORM[1])(
+        engine
+    )
     return engine
 
 
@@ -49,14 +52,17 @@ def engine_class(module: ModuleType) -> type:
 
         def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False) -> Any:
             session = self._foremoe
-            if session is None or not session.should_plan(data, forward_only):
+            if session is None:
                 return super().forward_backward_batch(data, loss_function, forward_only)
-            with session.run_stage(forward_only) as stage:
-                with _before_micro_batches(module, stage.begin):
-                    output = super().forward_backward_batch(data, loss_function, forward_only)
-                stage.end()
-            if output and "metrics" in output:
-                output["metrics"].update(stage.metrics)
+            if session.should_plan(data, forward_only):
+                with session.run_stage(forward_only) as stage:
+                    with _before_micro_batches(module, stage.begin):
+                        output = super().forward_backward_batch(data, loss_function, forward_only)
+                    stage.end()
+            else:
+                output = super().forward_backward_batch(data, loss_function, forward_only)
+            if not forward_only:
+                session.report(data, output)
             return output
 
     return ForeMoEEngine

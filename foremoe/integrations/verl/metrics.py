@@ -1,22 +1,25 @@
-"""Metrics of a stage over all ranks of a model copy: every pipeline stage and every rank of its EP group."""
+"""Metrics of a stage over all ranks of a model copy (every pipeline stage and its EP group), and of a step over its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl.utils.metric import Metric
+
 from foremoe.integrations.megatron.summary import MegatronSummary
 
-# What all ranks wait for, or must have room for.
-_LARGEST = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s", "slot_bytes")
-# Of a plan, which the ranks of an EP group share.
-_OF_PLAN = ("replicas", "fell_back")
+# All ranks wait for the slowest, and stages follow each other.
+_LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
+_LARGEST = ("slot_bytes",)
 _MEANS = ("skew_before", "skew_after")
+# Of a plan, which the ranks of an EP group share.
+_OF_PLAN = (*_MEANS, "replicas", "fell_back")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One rank's part.
+    """One rank's part of a stage.
 
     Attributes:
         first: Whether the rank is the first of its EP group.
@@ -36,19 +39,36 @@ class Figures:
         return Figures(first=first, num_rows=report.plan.N, values=report.metrics() | more)
 
 
-def join_figures(parts: Sequence[Figures]) -> dict[str, float]:
-    """Of all ranks: the largest of times and memory, means over rows of skews, sums of everything else."""
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in parts for name in part.values):
-        having = [part for part in parts if name in part.values]
-        if name in _LARGEST:
-            out[name] = max(part.values[name] for part in having)
-            continue
-        if name in _OF_PLAN or name in _MEANS:
-            having = [part for part in having if part.first]
-        if name in _MEANS:
-            num_rows = sum(part.num_rows for part in having)
-            out[name] = sum(part.num_rows * part.values[name] for part in having) / num_rows
-        else:
-            out[name] = sum(part.values[name] for part in having)
-    return out
+class Totals:
+    """Figures of all stages of one kind since they were last taken."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._num_rows = 0
+
+    def add(self, parts: Sequence[Figures]) -> None:
+        """Adds a stage, from the figures of all ranks."""
+        for name in dict.fromkeys(name for part in parts for name in part.values):
+            having = [part for part in parts if name in part.values and (part.first or name not in _OF_PLAN)]
+            so_far, values = self._values.get(name, 0.0), [part.values[name] for part in having]
+            if name in _LARGEST:
+                self._values[name] = max(so_far, *values)
+            elif name in _LARGEST_OF_RANKS:
+                self._values[name] = so_far + max(values)
+            elif name in _MEANS:
+                self._values[name] = so_far + sum(part.num_rows * value for part, value in zip(having, values, strict=True))
+            else:
+                self._values[name] = so_far + sum(values)
+        self._num_rows += sum(part.num_rows for part in parts if part.first)
+
+    def take(self) -> dict[str, Metric]:
+        """Name -> what veRL makes one number of over data-parallel ranks: largest or mean; starts again from nothing."""
+        out = {}
+        for name, value in self._values.items():
+            if name in _MEANS:
+                out[name] = Metric("mean", value / self._num_rows)
+            else:
+                # veRL's "sum" is over the values of a rank, and a mean over ranks.
+                out[name] = Metric("max" if name in (*_LARGEST_OF_RANKS, *_LARGEST) else "sum", value)
+        self._values, self._num_rows = {}, 0
+        return out

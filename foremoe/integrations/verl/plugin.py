@@ -44,14 +44,16 @@ def _register(module: ModuleType) -> None:
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets veRL's engine module be found as ever and calls `_register` after it has run."""
+    """Finds nothing itself; lets veRL's engine module be found as ever and calls `_register` after it has run.
+
+    It waits on until then: who looks for a module need not import it, and an import may fail and be tried again.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _ENGINE_MODULE:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _ThenRegister(spec.loader)
@@ -67,6 +69,7 @@ class _ThenRegister(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Waiting)]
         _register(module)
 
 

@@ -14,8 +14,9 @@ from megatron.core import parallel_state
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.megatron import attach
+from foremoe.integrations.verl.compiling import compile_in_turn
 from foremoe.integrations.verl.dump import dump_workload
-from foremoe.integrations.verl.metrics import Figures, join_figures
+from foremoe.integrations.verl.metrics import Figures, Totals
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 from foremoe.integrations.verl.settings import Settings
@@ -33,11 +34,14 @@ class Session:
 
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
+        model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+        self.compile_s = compile_in_turn(model_copy)
         self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
         # An EP group and its like in the other pipeline stages: all whose metrics one rank of the last stage reports.
-        self.copy = TorchGroup(parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+        self.copy = TorchGroup(model_copy)
         self.packer = Packer(engine, self.attached.num_experts) if settings.packing else None
         self.num_stages = {"recompute": 0, "update": 0}
+        self.totals = {stage: Totals() for stage in self.num_stages}
         self._warned: set[str] = set()
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
@@ -65,6 +69,22 @@ class Session:
                 group.report(f"{type(error).__name__}: {error}")
             raise
 
+    def report(self, data: Any, output: Any) -> None:
+        """Puts the figures of all stages since the last report among the metrics of an update's last mini-batch.
+
+        veRL drops the metrics of a recompute, and takes means over the mini-batches of an update.
+        """
+        from verl.utils import tensordict_utils as tu
+        from verl.utils.metric import Metric
+
+        if not tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True):  # veRL's mark of the last mini-batch
+            return
+        metrics = {f"foremoe/{stage}/{name}": value for stage, of in self.totals.items() for name, value in of.take().items()}
+        if self.compile_s:
+            metrics["foremoe/compile_s"], self.compile_s = Metric("max", self.compile_s), 0.0
+        if output and "metrics" in output:
+            output["metrics"].update(metrics)
+
     def warn(self, kind: str, message: str) -> None:
         """Says it once of every kind."""
         if kind not in self._warned:
@@ -81,18 +101,12 @@ class Session:
 
 
 class RunningStage:
-    """One stage of a session.
-
-    Attributes:
-        metrics: Figures for veRL's own dictionary, after `end`; lists of one value, since veRL's worker flattens an engine's
-            metrics.
-    """
+    """One stage of a session."""
 
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
         self._session, self._stage, self._stack = session, stage, stack
         self._planned = False
         self._seconds: dict[str, float] = {}
-        self.metrics: dict[str, list[float]] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
         """Forms other micro-batches if that is wanted, plans them, and enters the stage; collective.
@@ -112,21 +126,19 @@ class RunningStage:
             if session.settings.dump is not None:
                 dump_workload(attached, routing, self._stage, number, session.settings.dump, partial(session.warn, "dump"))
             try:
-                planned = attached.plan(routing, self._stage)
+                self._stack.enter_context(attached.stage(attached.plan(routing, self._stage), self._stage))
+                self._planned = True
             except InputError as error:  # the same on all ranks of the EP group
                 session.warn("plan", f"foremoe runs the {self._stage} stage without a plan: {error}")
-            else:
-                self._stack.enter_context(attached.stage(planned, self._stage))
-                self._planned = True
         self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
         return micro_batches, indices
 
     def end(self) -> None:
-        """Ends the stage and collects its metrics; collective over all ranks of a model copy."""
+        """Ends the stage and adds its figures to the session's; collective over all ranks of a model copy."""
         self._stack.close()
-        attached, copy = self._session.attached, self._session.copy
+        attached = self._session.attached
         mine = Figures(first=False, num_rows=0, values={})
         if attached.active:
             report = attached.report if self._planned else None
             mine = Figures.of(attached.group.rank == 0, report, unplanned=float(not self._planned), **self._seconds)
-        self.metrics = {f"foremoe/{self._stage}/{name}": [value] for name, value in join_figures(copy.gather(mine)).items()}
+        self._session.totals[self._stage].add(self._session.copy.gather(mine))

@@ -1,0 +1,44 @@
+"""Compiling before the first stage: one rank of every host, then the others from its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+import warnings
+from typing import Any
+
+from foremoe.distributed.group import TorchGroup
+from foremoe.warm import warm_up
+
+LIMIT_S = 1800.0  # the others wait that long
+
+_ready = False  # in this process
+
+
+def compile_in_turn(process_group: Any) -> float:
+    """Compiles what planning runs, if that is still to be done; collective over the ranks of the group.
+
+    Returns:
+        Seconds that this rank compiled and waited; 0 where all ranks were ready.
+    """
+    global _ready
+    begin_s = time.perf_counter()
+    with contextlib.closing(TorchGroup(process_group, timeout_s=LIMIT_S)) as group:
+        answers = group.gather((socket.gethostname(), _ready))
+        if all(ready for _, ready in answers):
+            return 0.0
+        hosts = [host for host, _ in answers]
+        first = hosts.index(hosts[group.rank]) == group.rank
+        for turn in (True, False):
+            if first is turn:
+                try:
+                    warm_up()
+                except Exception as error:  # planning fails in the same way, and its stage then runs at home
+                    warnings.warn(f"foremoe could not compile ahead of time: {type(error).__name__}: {error}", stacklevel=2)
+            group.barrier()
+    _ready = True
+    seconds = time.perf_counter() - begin_s
+    if group.rank == 0:
+        print(f"foremoe was compiled before the first stage: {seconds:.1f} s", flush=True)
+    return seconds

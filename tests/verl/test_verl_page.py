@@ -1,0 +1,78 @@
+"""Every command and setting of docs/verl.md is run, or composed, as it is printed."""
+
+import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foremoe.integrations.verl.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verl.md").read_text()
+
+
+def run(command, **environment):
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A search path whose python adds ``--cfg job`` to veRL's program: it prints its config and ends."""
+    for name, more in (("python", '[[ "$*" == *main_ppo* ]] && set -- "$@" --cfg job'), ("pip", 'set -- -m pip "$@"')):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/bash\n{more}\nexec {sys.executable} -W ignore "$@"\n')
+        script.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def test_the_commands_to_begin_with(path):
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    install, program = block.split("\n", 1)
+    assert install.startswith("pip install '.[verl]'")
+    said = run(install, PATH=path, PIP_DRY_RUN="1", PIP_NO_DEPS="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1")
+    assert "Would install foremoe" in said
+    config = OmegaConf.create(run(f"job=()\n{program}", PATH=path))
+    engine = omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron)
+    assert (engine.strategy, engine.router_replay.mode, engine.foremoe) == ("megatron", "R3", Settings(redundant=1))
+
+
+def test_inline_commands(path):
+    found = set(re.findall(r"`((?:make|python|pip|bash) [^`]+)`", PAGE))
+    # The first runs this test, the next is that of test_verl_smoke.
+    assert found == {"make test-verl", "make smoke-verl", "python -m bench.verl_planning"}
+    assert "examples/verl_cpu_smoke.py" in run("make --dry-run smoke-verl")
+    assert run("python -m bench.verl_planning", PATH=path).startswith("# Planning before a stage")
+
+
+def test_the_settings_and_their_defaults():
+    from hydra import compose, initialize_config_module
+    from verl.utils.config import omega_conf_to_dataclass
+
+    table = re.search(r"\n\| key \|.*?\n\n", PAGE, re.DOTALL)[0]
+    overrides = []
+    for line in table.strip().splitlines()[2:]:
+        keys, values, *_ = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        names, defaults = re.findall(r"\w+", keys), values.split(", ")
+        if len(defaults) == 1:
+            defaults *= len(names)
+        overrides += [f"{name}={value or 'null'}" for name, value in zip(names, defaults, strict=True)]
+    assert {item.split("=")[0] for item in overrides} == {field.name for field in dataclasses.fields(Settings)}
+    place = "actor_rollout_ref.actor.megatron"
+    target = f"{place}._target_=foremoe.integrations.verl.EngineConfig"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", ["model_engine=megatron", target, *(f"+{place}.foremoe.{item}" for item in overrides)])
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron).foremoe == Settings()
