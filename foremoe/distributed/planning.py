@@ -63,18 +63,12 @@ class PlanningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """The plan of all layers, this source's split, and the seconds that this rank spent on it.
-
-    Attributes:
-        split_MLP: int32, pairs that this source sends to every slot.
-        plan_s: Seconds of planning its own layers.
-        share_s: Seconds of exchanging counts, placements and splits.
-    """
+    """The plan of all layers, this source's split, and the seconds that this rank spent on it."""
 
     plan: Plan
-    split_MLP: Array
-    plan_s: float
-    share_s: float
+    split_MLP: Array  # int32, pairs that this source sends to every slot
+    plan_s: float  # of planning its own layers
+    share_s: float  # of exchanging counts, placements and splits
 
 
 def plan_together(

@@ -33,23 +33,14 @@ def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, co
     moves, bytes_by_link = traffic(problem, plan, counted_ML)
     stage_s, transfer_s = stage_seconds(plan, counted_ML)
     return {
-        "solver": name,
-        "skew_mean": float(skew_N.mean()),
-        "skew_p99": float(np.quantile(skew_N, 0.99)),
-        "skew_max": float(skew_N.max()),
-        "gap_mean": float(plan.load_gap_ML[counted_ML].mean()),
-        "replicas_per_layer": float((plan.quota_MLGS[counted_ML][..., plan.B :] > 0).sum() / num_rows),
-        "moves_per_layer": moves,
-        "max_fanout": max_fanout(plan, counted_ML),
-        "bytes_per_layer": sum(bytes_by_link.values()),
-        "bytes_by_link": bytes_by_link,
-        "predicted_stage_s": stage_s,
-        "transfer_s": transfer_s,
-        "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
-        "peak_bytes": peak_bytes(problem, plan),
-        "plan_us_per_layer": None,
-        "n_solved": num_rows,
-    }
+        "solver": name, "skew_mean": float(skew_N.mean()), "skew_p99": float(np.quantile(skew_N, 0.99)),
+        "skew_max": float(skew_N.max()), "gap_mean": float(plan.load_gap_ML[counted_ML].mean()),
+        "replicas_per_layer": float((plan.quota_MLGS[counted_ML][..., plan.B :] > 0).sum() / num_rows), "moves_per_layer": moves,
+        "max_fanout": max_fanout(plan, counted_ML), "bytes_per_layer": sum(bytes_by_link.values()),
+        "bytes_by_link": bytes_by_link, "predicted_stage_s": stage_s, "transfer_s": transfer_s,
+        "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0, "peak_bytes": peak_bytes(problem, plan),
+        "plan_us_per_layer": None, "n_solved": num_rows,
+    }  # fmt: skip
 
 
 def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, float]:

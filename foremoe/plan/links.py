@@ -28,16 +28,9 @@ def copy_seconds(cluster: Cluster, expert_bytes: int) -> tuple[float, float, flo
 
 
 def choose_links(
-    transfers: TransferList,
-    home_LE: Array,
-    cluster: Cluster,
-    expert_bytes: int,
-    allowed: Collection[Link] = tuple(Link),
-    *,
-    relay: int = 0,
-    buffers_per_pool: int = 0,
-    resident_LGS: Array | None = None,
-) -> TransferList:
+    transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
+    relay: int = 0, buffers_per_pool: int = 0, resident_LGS: Array | None = None,
+) -> TransferList:  # fmt: skip
     """The copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
 
     A copy for which no link is `allowed` keeps the one to its home rank. Relays need `resident_LGS`, what slots hold at first,

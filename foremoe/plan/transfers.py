@@ -81,16 +81,9 @@ class TransferList(ArrayValue):
 
 
 def derive_transfers(
-    expert_NGS: Array,
-    quota_NGS: Array,
-    home_LE: Array,
-    *,
-    schedule: Schedule,
-    slots: Slots,
-    order_M: Array,
-    node_of_rank_G: Array,
-    resident_LGS: Array | None = None,
-) -> TransferList:
+    expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slots: Slots, order_M: Array,
+    node_of_rank_G: Array, resident_LGS: Array | None = None,
+) -> TransferList:  # fmt: skip
     """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
 
     Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident

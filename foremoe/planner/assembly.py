@@ -24,13 +24,7 @@ def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
     proven_N: Array | None = None, order_M: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of finished rows, whose quotas are on the problem's load.
-
-    Args:
-        stop_N: Why each row stopped, uint8 [N].
-        proven_N: Lower bounds on the objective that solvers proved, float64 [N].
-        order_M: Order that the order level chose, int32 [M]; its plans are priced as their weights are sent.
-    """
+    """The plan of finished rows, whose quotas are on the problem's load; with `order_M` it is priced as its weights are sent."""
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
     bound_N = row_bound(problem) if order_M is None else sequence_bound(problem, load_bound_N)

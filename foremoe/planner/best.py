@@ -14,25 +14,19 @@ from foremoe.problem.problem import Problem
 
 
 class BestRows:
-    """What planning holds while rank solvers run: the best placement of every row, and a summary of every level so far.
-
-    Attributes:
-        objective_N: Objective of the best placement, float64 [N].
-        start_N: Objective of the start, float64 [N].
-        kept_N: Rows where no level beat the start, bool [N].
-        proven_N: Lower bounds that solvers proved, float64 [N]; -inf without one.
-    """
+    """What planning holds while rank solvers run: the best placement of every row, and a summary of every level so far."""
 
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
         self.placement = start
-        self.objective_N = self.start_N = row_objective(problem, start)
+        self.objective_N = self.start_N = row_objective(problem, start)  # of the best placement, and of the start
         if static is not None:
             static_N = row_objective(problem, static)
             self.placement = start.where(self.start_N <= static_N, static)
             self.objective_N = np.minimum(self.start_N, static_N)
-        self.stop_N, self.kept_N = np.full(problem.N, Stop.DONE, np.uint8), np.ones(problem.N, bool)
-        self.proven_N = np.full(problem.N, -np.inf)
+        self.stop_N = np.full(problem.N, Stop.DONE, np.uint8)
+        self.kept_N = np.ones(problem.N, bool)  # no level beat the start
+        self.proven_N = np.full(problem.N, -np.inf)  # lower bounds that solvers proved
         self.levels: list[LevelSummary] = [level_summary("start", (0.0, 0.0), problem, start, self.start_N, 0)]
 
     def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:

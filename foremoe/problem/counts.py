@@ -17,19 +17,12 @@ _UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
 
 
 class Counts(NamedTuple):
-    """Pairs of every row, int32.
+    """Pairs of every row, int32."""
 
-    Attributes:
-        load_NE: Of each expert.
-        load_NGE: By source rank; one zero if `located` is False.
-        demand_NVE: By the node that the tokens are on; one zero if `located` is False.
-        located: Whether sources are known.
-    """
-
-    load_NE: Array
-    load_NGE: Array
-    demand_NVE: Array
-    located: bool
+    load_NE: Array  # of each expert
+    load_NGE: Array  # by source rank; one zero if `located` is False
+    demand_NVE: Array  # by the node that the tokens are on; one zero if `located` is False
+    located: bool  # whether sources are known
 
 
 def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
@@ -37,7 +30,7 @@ def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
     if load_NGE is None:
         return Counts(load_NE, _UNKNOWN, _UNKNOWN, False)
     N, _, E = load_NGE.shape
-    demand_NVE = np.empty((N, int(node_G.max()) + 1, E), np.int32)
+    demand_NVE = np.zeros((N, int(node_G.max()) + 1, E), np.int32)
     for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), N, whole=True)
     demand_NVE.flags.writeable = False
     return Counts(load_NE, load_NGE, demand_NVE, True)

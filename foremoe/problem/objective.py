@@ -48,24 +48,15 @@ def problem_rates(problem: Problem) -> Rates:
     contention = cluster.copy_contention / problem.G
     late_s = cluster.late_byte_s * (2.0 * comm_passes * model.token_bytes)
     rates = Rates(
-        hide_forward_s=0.0,
-        hide_backward_s=0.0,
-        pair_s=_pair_seconds(problem) * gemm_passes + late_s,
-        late_s=late_s,
-        slot_s=cluster.slot_overhead_s * gemm_passes,
-        fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
+        hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes + late_s, late_s=late_s,
+        slot_s=cluster.slot_overhead_s * gemm_passes, fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
         peer_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.peer_bytes_per_s),
-        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * rdma_bytes_per_s),
-        copy_peer_s=copy_peer_s,
-        copy_rdma_s=copy_rdma_s,
-        gradient_peer_s=gradient_peer_s,
-        gradient_rdma_s=gradient_rdma_s,
+        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * rdma_bytes_per_s), copy_peer_s=copy_peer_s,
+        copy_rdma_s=copy_rdma_s, gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
-        replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s),
-        contention=contention,
-        sends_backward=sends_backward,
-        returns_gradients=bool(backward),
-    )
+        replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s), contention=contention,
+        sends_backward=sends_backward, returns_gradients=bool(backward),
+    )  # fmt: skip
     return problem.cost.adjust(rates)
 
 

@@ -44,21 +44,13 @@ class Rates(NamedTuple):
 
 
 class RowTimes(NamedTuple):
-    """What differs by row, float64 [N].
+    """What differs by row, float64 [N]."""
 
-    Attributes:
-        window_N: Seconds of all passes before the layer on the slowest rank.
-        mean_N: Mean load of a rank, in pairs.
-        base_N: Seconds that no placement changes: windows, less the mean load's exchange, which ``pair_s`` counts again.
-        hide_forward_N: Seconds under which copies hide in forward.
-        hide_backward_N: The same in backward.
-    """
-
-    window_N: Array
-    mean_N: Array
-    base_N: Array
-    hide_forward_N: Array
-    hide_backward_N: Array
+    window_N: Array  # seconds of all passes before the layer on the slowest rank
+    mean_N: Array  # mean load of a rank, in pairs
+    base_N: Array  # seconds that no placement changes: windows, less the mean load's exchange, which ``pair_s`` counts again
+    hide_forward_N: Array  # seconds under which copies hide in forward
+    hide_backward_N: Array  # the same in backward
 
 
 @kernel

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
     """The numbers at the top of the page."""
     return {
-        "before": _spread(skew(posed.static().load_NG())),
-        "after": _spread(plan.skew_ML),
+        "before": _spread(skew(posed.static().load_NG())), "after": _spread(plan.skew_ML),
         "replicas_per_rank": plan.num_replicas / (plan.N * plan.G) if plan.executable else None,
-        "static_s": float(static_s_ML.sum()),
-        "planned_s": stage_seconds(plan)[0],
+        "static_s": float(static_s_ML.sum()), "planned_s": stage_seconds(plan)[0],
         "bytes": {name: float(bytes_by_link[f"{name} in"].sum()) for name in ("peer", "rdma", "host")},
-        "gap_mean": float(plan.load_gap_ML.mean()),
-        "gap_max": float(plan.load_gap_ML.max()),
-    }
+        "gap_mean": float(plan.load_gap_ML.mean()), "gap_max": float(plan.load_gap_ML.max()),
+    }  # fmt: skip
 
 
 def _spread(skew_N: Array) -> dict[str, float]:

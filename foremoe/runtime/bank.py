@@ -41,21 +41,10 @@ class ExpertBank(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_experts: int,
-        hidden_size: int,
-        ffn_size: int,
-        rank: int = 0,
-        num_ranks: int = 1,
-        num_buffers: int = 0,
-        home_LE: npt.ArrayLike | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-        seed: int = 0,
-        math: ExpertMath | None = None,
-    ) -> None:
+        self, *, num_layers: int, num_experts: int, hidden_size: int, ffn_size: int, rank: int = 0, num_ranks: int = 1,
+        num_buffers: int = 0, home_LE: npt.ArrayLike | None = None, dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None, seed: int = 0, math: ExpertMath | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if num_ranks < 1 or num_experts < 1 or num_experts % num_ranks or rank not in range(num_ranks):
             raise InputError(

@@ -51,13 +51,10 @@ class StageSummary(ArrayValue):
     def to_dict(self) -> dict[str, Any]:
         """Totals, for metrics and JSON."""
         return {
-            "drift": int(self.drift_ML.sum()),
-            "served": int(self.served_MLS.sum()),
-            "fell_back": len(self.fell_back),
-            "forward_cpu_s": self.forward_cpu_s,
-            "backward_cpu_s": self.backward_cpu_s,
+            "drift": int(self.drift_ML.sum()), "served": int(self.served_MLS.sum()), "fell_back": len(self.fell_back),
+            "forward_cpu_s": self.forward_cpu_s, "backward_cpu_s": self.backward_cpu_s,
             "timeline": None if self.timeline is None else self.timeline.to_dict(),
-        }
+        }  # fmt: skip
 
 
 class Runtime:
@@ -85,15 +82,10 @@ class Runtime:
     """
 
     def __init__(
-        self,
-        bank: ExpertBank,
-        *,
-        group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] = ("collective",),
-        prefetch: int = 2,
-        timeout_s: float = 30.0,
+        self, bank: ExpertBank, *, group: Group | dist.ProcessGroup | None = None,
+        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2, timeout_s: float = 30.0,
         debug: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
         if (bank.rank, bank.num_ranks) != (self.group.rank, self.group.size):

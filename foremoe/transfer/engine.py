@@ -50,15 +50,10 @@ class Engine:
     """
 
     def __init__(
-        self,
-        buffers: Buffers,
-        *,
-        group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] = ("collective",),
-        prefetch: int = 2,
-        timeout_s: float = 30.0,
+        self, buffers: Buffers, *, group: Group | dist.ProcessGroup | None = None,
+        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2, timeout_s: float = 30.0,
         debug: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if prefetch < 0 or timeout_s <= 0:
             raise InputError(f"prefetch must be at least 0 and timeout_s above 0; got {prefetch} and {timeout_s}.")
         if not backends:

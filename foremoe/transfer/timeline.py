@@ -59,15 +59,10 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         """Totals, for metrics and JSON."""
         return {
-            "rank": self.rank,
-            "begin_s": self.begin_s,
-            "wall_s": self.wall_s,
-            "exposed_s": self.exposed_s,
+            "rank": self.rank, "begin_s": self.begin_s, "wall_s": self.wall_s, "exposed_s": self.exposed_s,
             "weight_copies": sum(e.kind == "weights" for e in self.events),
-            "gradient_returns": sum(e.kind == "gradient" for e in self.events),
-            "bytes_by_backend": self.bytes_by_backend,
+            "gradient_returns": sum(e.kind == "gradient" for e in self.events), "bytes_by_backend": self.bytes_by_backend,
             "failed_over": sum(e.outcome == "failed over" for e in self.events),
-            "missing": sum(e.outcome == "missing" for e in self.events),
-            "fell_back": len(self.fell_back),
+            "missing": sum(e.outcome == "missing" for e in self.events), "fell_back": len(self.fell_back),
             "retired": list(self.retired),
-        }
+        }  # fmt: skip

@@ -7,12 +7,5 @@ from foremoe.workload.skew import skew_statistics
 from foremoe.workload.workload import Workload
 
 __all__ = [
-    "AsGiven",
-    "Dealt",
-    "PackSolver",
-    "ReadSummary",
-    "Workload",
-    "count_workload",
-    "from_routed_experts",
-    "skew_statistics",
-]
+    "AsGiven", "Dealt", "PackSolver", "ReadSummary", "Workload", "count_workload", "from_routed_experts", "skew_statistics",
+]  # fmt: skip

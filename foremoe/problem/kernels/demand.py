@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.base.compiled import kernel
 
-# Letters: N rows, G ranks, E experts, V nodes.
+# Letters: N rows, G ranks, E experts, V nodes, Q parts, R sums, C columns of a table.
 
 
-@inner_kernel
-def demand_row(load_GE, node_G, demand_VE):
-    """Fills `demand_VE`: pairs that the tokens of a node send to an expert."""
-    demand_VE[:] = 0
-    for g in range(node_G.size):
-        of_node_E, of_rank_E = demand_VE[node_G[g]], load_GE[g]
-        for e in range(of_rank_E.size):
-            of_node_E[e] += of_rank_E[e]
+@kernel
+def add_rows(amount_QC, row_Q, out_RC):
+    """Adds the amounts of every part to its row of `out_RC`."""
+    for q in range(row_Q.size):
+        to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
+        for c in range(to_C.size):
+            to_C[c] += amount_C[c]
 
 
 @kernel
 def demand_rows(low, high, load_NGE, node_G, demand_NVE):
-    """`demand_row` for rows [low, high)."""
+    """Adds, for rows [low, high), the pairs that the tokens of a node send to an expert."""
     for n in range(low, high):
-        demand_row(load_NGE[n], node_G, demand_NVE[n])
+        add_rows(load_NGE[n], node_G, demand_NVE[n])

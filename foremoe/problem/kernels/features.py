@@ -23,30 +23,19 @@ class Held(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the closed form needs of a placement, float64 [N] each.
+    """What the closed form needs of a placement, float64 [N] each. Without source ranks sources count as uniform.
 
-    A copy is any slot that holds, with a quota, an expert whose home is another rank. Without source ranks sources count as
-    uniform.
-
-    Attributes:
-        slowest_N: Seconds of the slowest rank at ``pair_s`` per pair.
-        compute_N: The same without exchange, ``late_s`` per pair less.
-        peer_pairs_N: Pairs served on another rank of their node.
-        rdma_pairs_N: Pairs served in another node.
-        peer_fan_N: Most copies through one rank and direction on peer links.
-        rdma_fan_N: The same on RDMA links.
-        peer_copies_N: Copies inside nodes.
-        rdma_copies_N: Copies across nodes.
+    A copy is any slot that holds, with a quota, an expert whose home is another rank.
     """
 
-    slowest_N: Array
-    compute_N: Array
-    peer_pairs_N: Array
-    rdma_pairs_N: Array
-    peer_fan_N: Array
-    rdma_fan_N: Array
-    peer_copies_N: Array
-    rdma_copies_N: Array
+    slowest_N: Array  # seconds of the slowest rank at ``pair_s`` per pair
+    compute_N: Array  # the same without exchange, ``late_s`` per pair less
+    peer_pairs_N: Array  # pairs served on another rank of their node
+    rdma_pairs_N: Array  # pairs served in another node
+    peer_fan_N: Array  # most copies through one rank and direction on peer links
+    rdma_fan_N: Array  # the same on RDMA links
+    peer_copies_N: Array  # copies inside nodes
+    rdma_copies_N: Array  # copies across nodes
 
 
 @inner_kernel

@@ -58,12 +58,8 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
     A (token, layer) that lists an expert twice counts it once. One with a -1 among its experts is not known and counts
     nowhere; nor does a token whose experts are all 0 in every layer, for that is how engines pad (top-1 excepted, where it
-    may be routing).
-
-    Args:
-        topk_TLK: Any integers [T, layers of the payload, K], read in place; `layer_L`, int64, are those to count.
-        range_X4: int64: first token, end, micro-step, source rank.
-        load_MLGE: int32, C-contiguous; like `unknown_ML` (int64), it holds part of the sums if an error is raised.
+    may be routing). `layer_L`, int64, are the layers of the payload to count; `range_X4`, int64, holds first token, end,
+    micro-step and source rank. If an error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold part of the sums.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)

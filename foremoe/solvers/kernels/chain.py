@@ -74,16 +74,8 @@ def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
     First the goal is tried. If ranks stay above it, the goal rises to the lower bound and the target is bisected between that
     and the best maximum so far; the exact split makes the most of every failure. When the interval is used up, it starts again
     with givers weighted at random, by the same numbers in every row. Relays are tried first and, at the best maximum, last: as
-    much balance with fewer replicas across nodes.
-
-    Args:
-        goal: int64, pairs.
-        limit: int64, pairs.
-        rule: `Rule`; whether ranks relay and how givers are weighted is up to the search.
-        limits: Most copies out of a home inside its node, and to other nodes.
-        options: `Options`.
-        home_quota_GS: int32, pairs at home before any are moved.
-        placed: `Placed`.
+    much balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`; `limits` are the most
+    copies out of a home inside its node and to other nodes, `home_quota_GS` the pairs at home before any are moved.
     """
     most, tries, num_base = placed.load_G.max(), options.tries, rule.num_base
     if most <= goal:

@@ -50,16 +50,9 @@ def link_slots(num_experts, expert_GS):
 
 @kernel
 def split_row(target, limit, num_base, placed):
-    """The split with the least maximum rank load that is at least `target`, in place.
+    """Finds the split with the least maximum rank load that is at least `target`, in place; changes only what it must.
 
-    Args:
-        target: int64, pairs; a lower maximum is not searched for.
-        limit: int64, pairs; a higher maximum ends the search with an unfinished split.
-        num_base: Base slots of a rank.
-        placed: `Placed`, any split of every expert's load over its slots; changed only where it must be.
-
-    Returns:
-        int64: the maximum, or -1 if it exceeds `limit`.
+    Starts from any split. Returns the maximum, or -1, with an unfinished split, if it exceeds `limit`.
     """
     if placed.load_G.max() <= target:
         return np.int64(target)
@@ -74,14 +67,7 @@ def split_linked(target, limit, single, links, placed):
     Overloaded ranks push load along residual paths (out of a slot into another slot of the same expert, again and again) to
     ranks below the target, all paths of one breadth-first search at a time. Where no path is left, the ranks that were reached
     hold only experts that have no slot elsewhere, so no split does better than ceil(their load / their number): that is the
-    new target (Newton's method on the minimum cut).
-
-    Args:
-        target: As in `split_row`.
-        limit: As in `split_row`.
-        single: Pushes from the most loaded rank alone, along one path of each search.
-        links: `Links` of the placement.
-        placed: As in `split_row`.
+    new target (Newton's method on the minimum cut). With `single`, only the most loaded rank pushes, on one path of a search.
     """
     load_G = placed.load_G
     G = load_G.size
@@ -114,11 +100,7 @@ def split_linked(target, limit, single, links, placed):
 
 @inner_kernel
 def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
-    """Continues `paths` from the ranks that are in it; with `single` up to the first rank below the target.
-
-    Returns:
-        Number of ranks reached.
-    """
+    """Continues `paths`, with `single` up to the first rank below the target. Returns the number of ranks reached."""
     expert_GS, quota_GS, load_G = placed
     rank_I, from_G, out_G, in_G = paths
     first_E, next_P, rank_P = links

@@ -19,7 +19,7 @@ from foremoe.solvers.kernels.rows import Row, assign, bare_homes, clean_row
 class Keeping(NamedTuple):
     """A row whose ranks hold weights in buffers."""
 
-    row: Row  # `Row`
+    row: Row
     free: Rates  # its rates with copies, gradients and replicas for nothing
     peer_s: float  # what its weights add to the price of a replica on peer links
     rdma_s: float  # the same on RDMA links
@@ -51,15 +51,7 @@ def may_serve(g, e, row, num_slots):
 
 @inner_kernel
 def use_buffers(time, num_base, expert_GS, quota_GS, buffers):
-    """Puts a row's replicas into the least recently used buffers; in place.
-
-    Args:
-        time: Number of the row in its sequence, from 0.
-        num_base: Base slots of a rank.
-        expert_GS: The row's experts.
-        quota_GS: Their quotas; a slot without one needs no buffer.
-        buffers: `Buffers`.
-    """
+    """Puts the replicas with a quota of row number `time` of a sequence into the least recently used buffers; in place."""
     buffer_GP, last_GP = buffers
     G, S = expert_GS.shape
     for g in range(G):
@@ -111,11 +103,7 @@ def price_kept(keeping, buffer_GP, placed):
 
 @inner_kernel
 def put(g, slot, e, row, nearer, placed):
-    """Empties a redundant slot, its quota going home, and gives it an expert, -1 none.
-
-    Args:
-        nearer: Whether the expert gets what its new node's tokens ask of it, or nothing.
-    """
+    """Sends the quota of a redundant slot home and gives it an expert (-1: none), with `nearer` what its new node asks of it."""
     expert_GS, quota_GS, load_G = placed
     S = expert_GS.shape[1]
     had = expert_GS[g, slot]

@@ -149,18 +149,6 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
 
     The emptiest taker is filled to `target` by the giver and expert that bring most pairs nearer, of all that can fill it alone;
     ties go to the lowest rank, then to its smallest expert. If none can, the rank that can give most does.
-
-    Args:
-        target: As in `settle_on`, and so are all that are not named here.
-        rule: Read are `node_G`, `num_base` and `thrifty`.
-        copies: Kept up to date.
-        wants: `Wants`, kept up to date.
-        moves: Filled from `num_moves` on.
-        num_moves: Moves in the log.
-        placed: Changed in place.
-
-    Returns:
-        Number of moves in the log.
     """
     one_node = rule.node_G.min() == rule.node_G.max()
     # One array for all of a kind: memory is asked for once.

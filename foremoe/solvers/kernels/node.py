@@ -24,12 +24,18 @@ class Options(NamedTuple):
 
 
 @kernel
-def nodes_over(target, node_G, load_G):
-    """Pairs by which nodes exceed `target` per rank, summed over nodes."""
+def _over(target, node_G, load_G):
+    """Pairs by which every node exceeds `target` per rank."""
     over_V = np.zeros(node_G.max() + 1, np.int64)
     for g in range(load_G.size):
         over_V[node_G[g]] += load_G[g] - target
-    return np.maximum(over_V, 0).sum()
+    return over_V
+
+
+@kernel
+def nodes_over(target, node_G, load_G):
+    """Pairs by which nodes exceed `target` per rank, summed over nodes."""
+    return np.maximum(_over(target, node_G, load_G), 0).sum()
 
 
 @kernel
@@ -82,10 +88,7 @@ def level_nodes(target, num_replicas, node_G, num_base, placed):
     its own experts can go on to its node mates.
     """
     expert_GS, quota_GS, load_G = placed
-    G, S = quota_GS.shape
-    over_V = np.zeros(node_G.max() + 1, np.int64)
-    for g in range(G):
-        over_V[node_G[g]] += load_G[g] - target
+    (G, S), over_V = quota_GS.shape, _over(target, node_G, load_G)
     for num in range(num_replicas + 1):
         giver, taker = over_V.argmax(), over_V.argmin()
         if over_V[giver] <= 0:

@@ -10,6 +10,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.random import next_random, random_below
+from foremoe.problem.kernels.demand import add_rows
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, T tokens, K top-k, Q sequences,
 # X = Q + 1: the last entry is no sequence; R rows, C columns of a table.
@@ -77,15 +78,6 @@ def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG
             for j in range(layer_J.size):
                 for k in range(num_topk):
                     pairs_QJG[q, j, group_JE[j, np.int64(topk_TLK[t, layer_J[j], k])]] += 1
-
-
-@kernel
-def add_rows(amount_QC, row_Q, out_RC):
-    """Adds the amounts of every sequence to its row of `out_RC`."""
-    for q in range(row_Q.size):
-        to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
-        for c in range(to_C.size):
-            to_C[c] += amount_C[c]
 
 
 @kernel

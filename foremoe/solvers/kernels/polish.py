@@ -23,14 +23,9 @@ PATIENCE = 30
 
 @kernel
 def set_quotas(case, expert_GR, slot_E, placed, price_s_G):
-    """Writes replicas with their cheapest quotas, in whole pairs, into a placement; a replica without pairs leaves it.
+    """Writes replicas (-1: none) with their cheapest quotas, in whole pairs, into a placement; a replica without pairs leaves it.
 
-    Args:
-        case: `Case`.
-        expert_GR: Replicas, -1 none.
-        slot_E: Home slot p = g*S + b of every expert.
-        placed: `Placed`, written.
-        price_s_G: Filled with the prices of `cheapest_flow`.
+    `slot_E` is the home slot p = g*S + b of every expert; `price_s_G` gets the prices of `cheapest_flow`.
     """
     expert_GS, quota_GS, load_G = placed
     (G, R), S = expert_GR.shape, expert_GS.shape[1]

@@ -15,9 +15,7 @@ from foremoe.problem.rates import exposed_s
 def fans_seconds(fan_4G, rates):
     """Seconds of all copies: their price, and what does not hide of the largest number through one rank, direction and link.
 
-    Args:
-        fan_4G: int64, copies out of every rank and into it on peer links, then on RDMA links.
-        rates: `Rates` of the row.
+    `fan_4G`, int64, counts copies out of every rank and into it on peer links, then on RDMA links.
     """
     peers = rdmas = peer_fan = rdma_fan = np.int64(0)
     for g in range(fan_4G.shape[1]):
@@ -64,13 +62,7 @@ def free_fans(rates):
 
 @kernel
 def price_row(row, rates, placed):
-    """Seconds of a placement, up to what is the same for all placements of the row.
-
-    Args:
-        row: `Row`; its own rates are not read.
-        rates: `Rates` to price by.
-        placed: `Placed`.
-    """
+    """Seconds of a placement at `rates`, not those of `row`, up to what is the same for all placements of the row."""
     (G, S), E = placed.expert_GS.shape, row.home_E.size
     held_5I, last_E = np.empty((5, G * (S - row.num_base)), np.int64), np.full(E, -1, np.int64)
     served_V, fan_4G = np.zeros(row.demand_VE.shape[0], np.int64), np.zeros((4, G), np.int64)

@@ -76,11 +76,7 @@ def _movable(rank, slot, h, links, placed):
 
 @kernel
 def _without(rank, slot, home, target, links, placed):
-    """Splits without the quota of a slot that `links` no longer has, in place; False, and unchanged, if the target is missed.
-
-    Args:
-        home: Home slot p of its expert.
-    """
+    """Splits without the quota of a slot that `links` no longer has, in place; False, and unchanged, if the target is missed."""
     expert_GS, quota_GS, load_G = placed
     S, amount = quota_GS.shape[1], quota_GS[rank, slot]
     h = home // S

@@ -79,14 +79,9 @@ def cheapest_flow(case, expert_J, at_JG, flow_JGG, load_G, price_s_G):
     the cheapest chain of detours to a rank below it, which is optimal for each limit on the way, until a lower limit costs more
     in links than it saves in compute.
 
-    Args:
-        case: `Case`.
-        expert_J: Experts that have replicas.
-        at_JG: All ranks that they are on.
-        flow_JGG: Filled with pairs by expert, source and serving rank.
-        load_G: float64, what else is on every rank, in pairs; the flow is added.
-        price_s_G: Filled with dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`, and no
-            quotas cost less than every pair served where price and link together are least.
+    Fills `flow_JGG` with pairs by expert, source and serving rank, and adds them to `load_G`, float64. `price_s_G` gets dual
+    prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`, and no quotas cost less than every pair
+    served where price and link together are least.
     """
     pairs_EG, link_GG, home_E, pair_s = case.pairs_EG, case.link_GG, case.home_E, case.rates.pair_s
     J, G = at_JG.shape

@@ -23,7 +23,7 @@ class Case(NamedTuple):
     node_G: Array  # int64, node of every rank
     node_only: bool  # whether replicas stay inside their home's node
     busy_G: Array  # int64, base slots whose expert has load
-    rates: Rates  # `Rates` of the row
+    rates: Rates  # of the row
     bare_s: float  # seconds of all links with bare homes, which prices of a row leave out
 
 

@@ -42,11 +42,7 @@ class Step(NamedTuple):
 def _largest(total_s_K, add_s_K, more_s_K, other_s, enough_s, first):
     """The largest of some bounds with two additions and more to each; it stops at one of `enough_s`.
 
-    Args:
-        first: The bound to look at before all others.
-
-    Returns:
-        The largest, and the bound that reached `enough_s`, else `first`.
+    Looks at `first` before all others. Returns the largest, and the bound that reached `enough_s`, else `first`.
     """
     most_s = total_s_K[first] + add_s_K[first] + more_s_K[first] + other_s
     if most_s >= enough_s:
@@ -98,12 +94,7 @@ def _barred(step, e, r):
 
 @kernel
 def _best_expert(case, held, bounds, step, slot, without_s, best_s, change):
-    """`change`, or what prices less: the slot gets another expert or none. And its price.
-
-    Args:
-        slot: Rank and place.
-        without_s: Seconds of all other replicas.
-    """
+    """`change`, or what prices less: the slot gets another expert or none. And its price; all other replicas cost `without_s`."""
     (a, i), fan_4G = slot, held.fan_4G
     old, total_s_K, toggled_s_EGK = held.expert_GR[a, i], bounds.total_s_K[: step.num], bounds.toggled_s_EGK
     first = 0

@@ -77,16 +77,7 @@ def settle_on(target, rule, copies, moves, num_moves, placed):
     deficit grows, and one larger replica from another node will fill both. With ``rule.thrifty`` and a target above the mean,
     one replica may settle giver and taker; what the taker is left without comes out of what the target allows in all.
 
-    Args:
-        target: int64, pairs.
-        rule: `Rule`.
-        copies: `Copies`, kept up to date.
-        moves: `Moves`, filled from `num_moves` on.
-        num_moves: Moves in the log.
-        placed: `Placed`.
-
-    Returns:
-        Number of moves in the log.
+    Keeps `copies` up to date, logs its moves from `num_moves` on, and returns the number of moves in the log.
     """
     ranks, num_givers = _begin(target, rule, placed)
     return _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers)

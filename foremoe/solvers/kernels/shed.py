@@ -49,13 +49,6 @@ def shed_row(target, order_G, rule, copies, placed):
     The taker is the fullest that can take the whole excess of one expert, of the giver's own node if there is one; if no rank
     can, the one that takes most. Every copy but the last of a giver fills a rank or empties an expert, and the last settles the
     giver: no chains, so some ranks may stay above the target, but as few copies as levelling one rank after the other allows.
-
-    Args:
-        target: int64, pairs.
-        order_G: int64, all ranks, the most loaded first.
-        rule: `Rule`; read are `node_G`, `num_base` and `node_only`.
-        copies: `Copies`, kept up to date.
-        placed: `Placed`.
     """
     expert_GS, quota_GS, load_G = placed
     num_base = rule.num_base

@@ -29,29 +29,21 @@ SHEDS = 6
 class _Search(NamedTuple):
     """What all searches of a row share."""
 
-    row: Row  # `Row`
-    options: Options  # `Options`
-    home: Placed  # `Placed` with all load at home
+    row: Row
+    options: Options
+    home: Placed  # all load at home
     goal: int  # pairs, the maximum load to reach
     bound: int  # pairs, no placement has a smaller maximum load
     order_G: Array  # int64, ranks from the most to the least loaded
-    tried: Placed  # `Placed`, scratch
+    tried: Placed  # scratch
 
 
 @inner_kernel
 def _undo(moves, num_moves, most, row, fan_4G, placed):
-    """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place.
+    """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place, but for `load_G`.
 
-    Every move lowers the maximum or leaves it, and adds to copies or leaves them. The best number of moves is looked for from
-    the end; the search stops where what all copies cost is less than what the maximum has risen.
-
-    Args:
-        moves: `Moves`.
-        num_moves: Moves in the log.
-        most: The largest rank load.
-        row: `Row`.
-        fan_4G: int64, zeros; scratch.
-        placed: `Placed`; `load_G` is left wrong.
+    Every move lowers the maximum `most` or leaves it, and adds to copies or leaves them. The search for the best number of moves
+    goes from the end; it stops where all copies cost less than what the maximum has risen. `fan_4G` is scratch, zeros.
     """
     quota_GS, load_G, node_G, rates = placed.quota_GS, placed.load_G, row.node_G, row.rates
     count_copies(row, placed, fan_4G)
@@ -152,8 +144,7 @@ def _keep_cheaper(row, tried, best_s, best):
 def _search_limits(search, inside, best_s, best):
     """Searches for every limit on copies out of a home, from copies that all hide to as many as less load could pay for.
 
-    Returns:
-        Seconds of `best`, which is overwritten by what is cheaper.
+    Overwrites `best` with what is cheaper; returns its seconds.
     """
     row, options, home, goal, tried = search.row, search.options, search.home, search.goal, search.tried
     rates, node_G, num_base, bound = row.rates, row.node_G, row.num_base, search.bound
@@ -199,16 +190,7 @@ def _search_limits(search, inside, best_s, best):
 
 @kernel
 def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
-    """The cheapest of the start, bare homes and several settlings for rows [low, high), in place.
-
-    Args:
-        low: First row.
-        high: First row that is left out.
-        rows: `Rows`.
-        options: `Options`.
-        expert_NGS: int16, starts as the start placement.
-        quota_NGS: int32, starts as the start placement's quotas.
-    """
+    """The cheapest of the start, bare homes and several settlings for rows [low, high), in place of the start."""
     num_base, node_only, located = rows.num_base, rows.node_only, rows.counts.located
     G = expert_NGS.shape[1]
     num_nodes, all_G = rows.node_G.max() + 1, np.ones(G, np.bool_)

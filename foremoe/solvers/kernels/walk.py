@@ -10,17 +10,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.problem.rates import Rates, row_rates
 from foremoe.solvers.kernels.chain import level_goal
-from foremoe.solvers.kernels.keep import (
-    Buffers,
-    Keeping,
-    fill_row,
-    held_of,
-    level_row,
-    may_serve,
-    price_kept,
-    put,
-    use_buffers,
-)
+from foremoe.solvers.kernels.keep import Buffers, Keeping, fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
 from foremoe.solvers.kernels.rows import Placed, Rows, assign, copy_of, row_of
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank, X hints,
@@ -30,7 +20,7 @@ from foremoe.solvers.kernels.rows import Placed, Rows, assign, copy_of, row_of
 class Walk(NamedTuple):
     """What the walk of every layer reads."""
 
-    rows: Rows  # `Rows`
+    rows: Rows
     free: Rates  # rates with copies, gradients and replicas for nothing
     peer_s: float  # what its weights add to the price of a replica on peer links
     rdma_s: float  # the same on RDMA links
@@ -44,15 +34,7 @@ class Walk(NamedTuple):
 def descend_row(best_s, keeping, buffer_GP, hint_XGR, best):
     """Gives one redundant slot after the other what its rank holds or a hint names, or nothing, where that is cheaper; in place.
 
-    Args:
-        best_s: Seconds of `best`.
-        keeping: `Keeping`.
-        buffer_GP: The expert in each buffer, -1 none.
-        hint_XGR: int16, experts that may be worth a slot, -1 none.
-        best: `Placed`.
-
-    Returns:
-        Seconds reached.
+    Returns the seconds of `best` after it; `best_s` are those before.
     """
     row, (G, S) = keeping.row, best.expert_GS.shape
     R, P = S - row.num_base, buffer_GP.shape[1]
@@ -87,16 +69,7 @@ def descend_row(best_s, keeping, buffer_GP, hint_XGR, best):
 def _plan_row(given_s, keeping, forced, buffer_GP, hint_XGR, best):
     """The cheapest of the given placement, what the buffers hold, and what `descend_row` makes of the cheaper one; in place.
 
-    Args:
-        given_s: Seconds of the given placement.
-        keeping: `Keeping`.
-        forced: Whether the last hint's experts are taken whatever they cost.
-        buffer_GP: The expert in each buffer, -1 none.
-        hint_XGR: As in `descend_row`.
-        best: `Placed`, starts as the given placement.
-
-    Returns:
-        Seconds reached.
+    With `forced`, the last hint's experts are taken whatever they cost. Returns the seconds reached.
     """
     row, (G, S) = keeping.row, best.expert_GS.shape
     pick_GR, tried, best_s = np.empty((G, S - row.num_base), np.int64), copy_of(best), given_s
@@ -128,27 +101,16 @@ def row_keeping(walk, n):
 
 
 @kernel
-def _buffers(start_GP):
-    """Buffers before the first row."""
-    return Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
-
-
-@kernel
 def walk_layer(row_M, start_GP, walk, expert_NGS, quota_NGS):
     """Plans the rows of one layer in their order.
 
-    Where all rows so far cost more than as given, each with what the given ones before it leave, they are taken back.
-
-    Args:
-        row_M: int64, the layer's rows in their order.
-        start_GP: int64, the experts in a rank's buffers before the first row, -1 none.
-        walk: `Walk`.
-        expert_NGS: Written.
-        quota_NGS: Written.
+    Where all rows so far cost more than as given, each with what the given ones before it leave, they are taken back. `start_GP`,
+    int64, are the experts in a rank's buffers before the first row, -1 none; `expert_NGS` and `quota_NGS` are written.
     """
     num_base = walk.rows.num_base
     # What the given placements would leave in the buffers, and what those chosen leave.
-    given_buffers, buffers = _buffers(start_GP), _buffers(start_GP)
+    given_buffers = Buffers(start_GP.copy(), np.full(start_GP.shape, -1, np.int64))
+    buffers = Buffers(start_GP.copy(), given_buffers.last_GP.copy())
     given_total_s, total_s = 0.0, 0.0
     for t in range(row_M.size):
         n = row_M[t]

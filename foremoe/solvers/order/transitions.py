@@ -102,15 +102,12 @@ def _mean_of(problem: Problem) -> Problem:
 
     load_MLGE = mean(problem.load_MLGE)
     return dataclasses.replace(
-        problem,
-        cost=_KeptCopies(overlap=problem.cost.overlap),
-        schedule=Schedule.plain(problem.stage, 1, problem.schedule.reforward),
-        load_MLGE=load_MLGE,
-        load_MLE=mean(problem.load_MLE) if load_MLGE is None else load_MLGE.sum(axis=2),
-        tokens_MG=mean(problem.tokens_MG),
+        problem, cost=_KeptCopies(overlap=problem.cost.overlap),
+        schedule=Schedule.plain(problem.stage, 1, problem.schedule.reforward), load_MLGE=load_MLGE,
+        load_MLE=mean(problem.load_MLE) if load_MLGE is None else load_MLGE.sum(axis=2), tokens_MG=mean(problem.tokens_MG),
         attention_MG=None if problem.attention_MG is None else problem.attention_MG.mean(axis=0, keepdims=True),
         resident_LGS=None,
-    )
+    )  # fmt: skip
 
 
 def walk_of(problem: Problem, placement: Placement, hint_XNGR: Array, invest: bool) -> Walk:

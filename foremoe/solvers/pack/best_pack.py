@@ -117,17 +117,13 @@ class BestPack(PackSolver):
         # A model that stands in for an unknown one has its sizes, not its experts.
         model = dataclasses.replace(model_of(trace), num_experts=E, num_topk=min(trace.K, E), num_expert_groups=1)
         return Problem(
-            model=model,
-            cluster=Cluster.preset(self.cluster, num_ranks=G, ranks_per_node=self.ranks_per_node),
-            redundant=min(self.redundant, E),
-            home_LE=np.tile(np.arange(E), (J, 1)),
-            load_MLE=load_MGJE.sum(axis=1),
-            load_MLGE=load_MGJE.transpose(0, 2, 1, 3),
-            schedule=Schedule.accumulate(M),
+            model=model, cluster=Cluster.preset(self.cluster, num_ranks=G, ranks_per_node=self.ranks_per_node),
+            redundant=min(self.redundant, E), home_LE=np.tile(np.arange(E), (J, 1)), load_MLE=load_MGJE.sum(axis=1),
+            load_MLGE=load_MGJE.transpose(0, 2, 1, 3), schedule=Schedule.accumulate(M),
             tokens_MG=rank_tokens(trace.seq_len_Q, micro_step_Q, rank_Q, G),
             attention_MG=rank_sums(trace.seq_len_Q.astype(np.float64) ** 2, micro_step_Q, rank_Q, G),
             moe_layer_L=trace.moe_layer_L[layer_J],
-        )
+        )  # fmt: skip
 
     def _stage_seconds(self, problem: Problem) -> float:
         if self.home is None:

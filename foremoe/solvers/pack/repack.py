@@ -29,20 +29,10 @@ def repack(
 
     Late acceptance (Burke and Bykov, "The late acceptance hill-climbing heuristic", 2017): a change is taken if it makes nothing
     worse, or leaves the whole better than it was some changes ago. It compares whole numbers only, so that every rank finds the
-    same.
+    same. `rank_D_Q` ascends, `limit_D` is the tokens that a micro-batch may hold, and no micro-batch of a rank is empty.
 
-    Args:
-        len_Q: Tokens of every sample.
-        attention_Q: Attention of every sample, whole numbers in which a pair of the busiest rank costs `UNIT`.
-        pairs_QJG: Pairs by layer and home rank.
-        rank_D_Q: Data-parallel rank, ascending from 0.
-        limit_D: Tokens that a micro-batch may hold.
-        num_micro_steps: M.
-        micro_step_Q: Micro-batch of every sample, int64; none of a rank is empty.
-
-    Returns:
-        By how much the cost fell, summed over micro-batches: attention of the slowest rank, and `UNIT` times pairs of the
-        busiest home rank summed over layers.
+    Returns by how much the cost fell, summed over micro-batches: attention (whole numbers) of the slowest rank, and `UNIT` times
+    pairs of the busiest home rank, summed over layers.
     """
     if num_micro_steps < 2 or len(len_Q) < 2:
         return 0

@@ -24,11 +24,7 @@ _BLOCK = 512
 
 
 class PackValue:
-    """Tables of one trace on one cluster, and the price of packings under them; see `ExpertAware` for its options.
-
-    Args:
-        home_LE: Home slots; None: contiguous.
-    """
+    """Tables of one trace on one cluster, and the price of packings under them; see `ExpertAware` for its options."""
 
     def __init__(
         self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
