@@ -18,13 +18,8 @@ Array = npt.NDArray[Any]
 def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: Sequence[int | None] | None = None) -> Array:
     """Returns `value` as a C-contiguous, read-only array of `dtype`; without a copy where it already is one.
 
-    The caller gives the array away: a writable array that it keeps must not be changed afterwards.
-
-    Args:
-        value: Anything numpy reads as numbers; NaN is refused, and for integer dtypes also infinity and fractions.
-        dtype: Integers must fit it exactly.
-        name: What the error calls the array.
-        shape: Expected length per axis, None where any length will do.
+    The caller gives the array away: a writable array that it keeps must not be changed afterwards. NaN is refused; integers must
+    fit `dtype` exactly. An axis whose length in `shape` is None may have any.
     """
     want = np.dtype(dtype)
     try:
@@ -101,11 +96,7 @@ class ArrayValue:
         return {f.name: ArrayField(dtype, _axes(f.name), f.default is None, negative) for f, (dtype, negative) in declared}
 
     def freeze(self, *names: str, **lengths: int) -> None:
-        """Checks the declared arrays (or `names` alone), makes them read-only; an axis letter has one length in all of them.
-
-        Args:
-            lengths: Lengths of axes, by letter, that are known from elsewhere.
-        """
+        """Checks the declared arrays (or `names` alone), makes them read-only; an axis letter has one length (maybe given)."""
         for name, (dtype, axes, optional, negative) in self.array_fields().items():
             if (names and name not in names) or (optional and getattr(self, name) is None):
                 continue

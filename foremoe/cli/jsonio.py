@@ -25,10 +25,7 @@ _HELP = (
 
 
 class JsonCommand(click.Command):
-    """A command with the option ``--json [FILE.json]``, parameter ``json_file``: None, "-" for stdout, or a path.
-
-    The option takes a file only as ``--json=FILE`` or if the next word ends in ``.json``.
-    """
+    """A command with the option ``--json [FILE.json]``, parameter ``json_file``: None, "-" for stdout, or a path; see `_HELP`."""
 
     def __init__(self, *, params: list[click.Parameter], **settings: Any) -> None:
         option = click.Option(["--json", "json_file"], metavar="[FILE.json]", help=_HELP)

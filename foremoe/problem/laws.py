@@ -105,11 +105,9 @@ def check_placement(
     base_LGB = np.argsort(home_LE, axis=1).reshape(L, G, B)
     moved = expert_NGS.reshape(-1, L, G, S)[..., :B] != base_LGB
     found.mask(
-        "homes",
-        moved.reshape(N, G, B),
-        "NGS",
+        "homes", moved.reshape(N, G, B), "NGS",
         lambda i: f"a base slot holds expert {expert_NGS[i]} instead of its home {base_LGB[i[0] % L, i[1], i[2]]}",
-    )
+    )  # fmt: skip
     replica_NGR = expert_NGS[:, :, B:]
     filled = replica_NGR >= 0
     home_NGR = (home_LE // B)[np.arange(N)[:, None, None] % L, np.where(filled, replica_NGR, 0)]

@@ -27,13 +27,9 @@ SUFFIXES = (".npz", ".safetensors")
 
 # What each field may be called in a file, ours first.
 _NAMES = {
-    "topk_TLK": ("topk_TLK", "topk_ids"),
-    "seq_len_Q": ("seq_len_Q", "seq_len"),
-    "known_T": ("known_T",),
-    "moe_layer_L": ("moe_layer_L",),
-    "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"),
-    "num_experts": ("num_experts",),
-}
+    "topk_TLK": ("topk_TLK", "topk_ids"), "seq_len_Q": ("seq_len_Q", "seq_len"), "known_T": ("known_T",),
+    "moe_layer_L": ("moe_layer_L",), "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"), "num_experts": ("num_experts",),
+}  # fmt: skip
 # Everything that numpy, zipfile and safetensors raise on a file that is not what it says.
 _FAULTS = (
     ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, MemoryError,

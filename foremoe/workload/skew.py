@@ -38,12 +38,10 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     skew_ML = skew(load_MLE.reshape(M, L, workload.G, E // workload.G).sum(axis=3))
     total_LE = load_MLE.sum(axis=0)
     return {
-        "skew_mean": float(skew_ML.mean()),
-        "skew_p99": float(np.quantile(skew_ML, 0.99)),
-        "step_correlation": _step_correlation(load_MLE),
-        "log_spread": float(np.log(total_LE + 0.5).std(axis=1).mean()),
+        "skew_mean": float(skew_ML.mean()), "skew_p99": float(np.quantile(skew_ML, 0.99)),
+        "step_correlation": _step_correlation(load_MLE), "log_spread": float(np.log(total_LE + 0.5).std(axis=1).mean()),
         "source_distance": _source_distance(workload.load_MLGE),
-    }
+    }  # fmt: skip
 
 
 def _step_correlation(load_MLE: Array) -> float:

@@ -19,31 +19,21 @@ from foremoe.routing.readers.payloads import as_numpy
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routed:
-    """The routing of one sequence as an engine sent it, with what else the engine said.
+    """The routing of one sequence as an engine sent it, with what else the engine said; None: not known.
 
-    Attributes:
-        data: A payload in any encoding; None: not known. From token `start` on, or from the end of the prompt if `prompt` is
-            given.
-        prompt: The payload of the prompt's tokens, from token `start` on, where the engine sends it apart.
-        length: Tokens of the sequence, or None.
-        prompt_length: Tokens of its prompt, or None.
-        start: The token that the first row belongs to.
-        num_last_missing: Tokens after the last row, where `length` is None.
-        dtype: Dtype of `data` where the engine sent it apart, or None.
-        shape: Shape of `data` where the engine sent it apart, or None.
-        segments: Instead of `data`, what the engine sent in several requests (turns, resumed rollouts), in their order; each a
-            payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and
-            the earlier one's is. Tokens in none are not known.
+    Instead of `data`, `segments` hold what the engine sent in several requests (turns, resumed rollouts), in their order; each a
+    payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and the
+    earlier one's is. Tokens in none are not known.
     """
 
-    data: Any = None
-    prompt: Any = None
-    length: int | None = None
-    prompt_length: int | None = None
-    start: int = 0
-    num_last_missing: int = 0
-    dtype: Any = None
-    shape: Any = None
+    data: Any = None  # a payload in any encoding, from token `start` on, or from the end of the prompt if `prompt` is given
+    prompt: Any = None  # the payload of the prompt's tokens, from token `start` on, where the engine sends it apart
+    length: int | None = None  # tokens of the sequence
+    prompt_length: int | None = None  # tokens of its prompt
+    start: int = 0  # the token that the first row belongs to
+    num_last_missing: int = 0  # tokens after the last row, where `length` is None
+    dtype: Any = None  # of `data`, where the engine sent it apart
+    shape: Any = None  # of `data`, where the engine sent it apart
     segments: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
