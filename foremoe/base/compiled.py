@@ -38,7 +38,8 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     Numba compares only the file that holds a function, and would go on running the callees it was compiled with. Where neither
     the installation nor the home folder can be written, the cache is in the temporary folder, or there is none.
     """
-    dispatcher: Any = njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+    options |= {"nogil": True, "no_cfunc_wrapper": True}  # nothing calls kernels from C
+    dispatcher: Any = njit(**options)(function)
     disabled = not is_jitted(dispatcher)  # by NUMBA_DISABLE_JIT
     if disabled:
         return dispatcher
