@@ -13,12 +13,12 @@ from foremoe.base.fields import whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import PackSolver, RankSolver
 from foremoe.machine.cluster import Cluster
+from foremoe.problem.kernels.demand import add_rows
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L, row_seconds_L
-from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_sums, rank_tokens
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
@@ -113,7 +113,7 @@ class BestPack(PackSolver):
         """The update stage of a packing, in the sampled layers and with contiguous homes."""
         (Q, J, E), G, M = pairs_QJE.shape, num_ranks, int(micro_step_Q.max()) + 1
         load_MGJE = np.zeros((M, G, J, E), np.int32)
-        kernels.add_rows(pairs_QJE.reshape(Q, -1), micro_step_Q * np.int64(G) + rank_Q, load_MGJE.reshape(M * G, -1))
+        add_rows(pairs_QJE.reshape(Q, -1), micro_step_Q * np.int64(G) + rank_Q, load_MGJE.reshape(M * G, -1))
         # A model that stands in for an unknown one has its sizes, not its experts.
         model = dataclasses.replace(model_of(trace), num_experts=E, num_topk=min(trace.K, E), num_expert_groups=1)
         return Problem(

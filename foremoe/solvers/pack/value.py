@@ -8,6 +8,7 @@ from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
+from foremoe.problem.kernels.demand import add_rows
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels import pack as kernels
 from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, slowest_attention
@@ -70,7 +71,7 @@ class PackValue:
             return self._send_QG
         V, Q, (J, E) = len(self._num_replicas_V), len(rank_Q), self._node_JE.shape
         wanted_VJE = np.zeros((V, J, E), np.int64)
-        kernels.add_rows(self._pairs_QJE.reshape(Q, -1), self._node_G[rank_Q], wanted_VJE.reshape(V, -1))
+        add_rows(self._pairs_QJE.reshape(Q, -1), self._node_G[rank_Q], wanted_VJE.reshape(V, -1))
         wanted_VJE[self._node_JE, np.arange(J)[:, None], np.arange(E)] = -1  # at home
         held_VJE = np.zeros((V, J, E))
         for v, num in enumerate(self._num_replicas_V):
@@ -88,7 +89,7 @@ class PackValue:
         """Seconds of a packing; `send_QG` None: with the replicas that it suggests itself, which are its best."""
         M, (Q, G) = int(micro_step_Q.max()) + 1, self._send_QG.shape
         load_MLG = np.zeros((M, *self.pairs_XLG.shape[1:]), np.int64)
-        kernels.add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
+        add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
         mean = load_MLG.sum() / G
         excess = load_MLG.max(axis=2).sum() - mean
         send_QG = self.send_QG(rank_Q) if send_QG is None else send_QG
