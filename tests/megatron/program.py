@@ -5,6 +5,7 @@ import zlib
 from dataclasses import dataclass
 
 import cpu
+import deepep
 import torch
 from process_groups import lay_out, wrap
 from torch.nn import functional
@@ -31,6 +32,7 @@ class Layout:
     bf16: bool = False
     grouped: bool = False
     shared_experts: bool = False
+    dispatcher: str = "alltoall"  # or the backend of the flex dispatcher: "deepep", "hybridep"
     num_experts: int = E
     M: int = 4
     sequence: int = 12
@@ -63,6 +65,8 @@ class Program:
 
         self.layout, self.ps = layout, ps
         lay_out(layout)
+        if layout.dispatcher != "alltoall":
+            deepep.install()
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         RouterReplay.clear_global_router_replay_instances()
@@ -176,10 +180,13 @@ def model_config(layout):
         "block": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
         "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
     }[layout.recompute]
+    dispatcher = {"moe_token_dispatcher_type": "alltoall"}
+    if layout.dispatcher != "alltoall":
+        dispatcher = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": layout.dispatcher}
     return TransformerConfig(
         num_layers=layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
-        num_moe_experts=layout.num_experts, moe_router_topk=K, moe_token_dispatcher_type="alltoall",
-        moe_router_load_balancing_type="none",
+        num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
+        **dispatcher,
         moe_aux_loss_coeff=0.0, moe_enable_routing_replay=True, moe_grouped_gemm=layout.grouped,
         moe_layer_freq=[int(i not in layout.dense) for i in range(layout.num_layers)],
         moe_shared_expert_intermediate_size=FFN if layout.shared_experts else None,

@@ -23,6 +23,7 @@ CASES = (
     Case(2, Layout(overlap_grad=True, overlap_param=True, shared_experts=True)),
     Case(2, Layout(num_layers=3, dense=(1,), bf16=True, grouped=True, distributed=False), ResidentSlots()),
     Case(4, Layout(pp=2, vpp=2, num_layers=4, recompute="selective")),
+    Case(2, Layout(recompute="full", dispatcher="deepep")),
 )
 
 OF_A_STEP = ("input_tensor", "current_microbatch")  # what Megatron itself leaves in modules after a step

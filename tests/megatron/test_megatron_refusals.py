@@ -15,7 +15,8 @@ from foremoe.base.errors import InputError
 # Options of TransformerConfig, and what the refusal says to set.
 OPTIONS = [
     ({"moe_token_dispatcher_type": "allgather"}, "set moe_token_dispatcher_type='alltoall'"),
-    ({"moe_token_dispatcher_type": "flex"}, "set moe_token_dispatcher_type='alltoall'"),
+    ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep"}, "set moe_flex_dispatcher_backend='deepep'"),
+    ({"moe_expert_rank_capacity_factor": 1.5}, "moe_expert_rank_capacity_factor and"),
     ({"moe_expert_capacity_factor": 1.0}, "leave moe_expert_capacity_factor"),
     ({"moe_pad_expert_input_to_capacity": True}, "leave moe_expert_capacity_factor"),
     ({"cuda_graph_impl": "local", "cuda_graph_scope": []}, "cuda_graph_scope"),
@@ -41,6 +42,8 @@ def refusal(_group, layout, options, sizes):
     for name, value in options.items():
         if name == "dispatcher":
             moe.token_dispatcher = value
+        elif name == "subclass":
+            moe.token_dispatcher.__class__ = type("OtherDispatcher", (type(moe.token_dispatcher),), {})
         elif name == "bias":
             program.config.add_bias_linear = True
             moe.experts.local_experts[0].linear_fc1.register_parameter("bias", torch.nn.Parameter(torch.zeros(1)))
@@ -88,7 +91,8 @@ def test_another_interleaved_order(pool):
 
 
 def test_another_dispatcher_than_the_config_says(pool):
-    refused(pool, Layout(), {"dispatcher": 7}, "foremoe supports MoEAlltoAllTokenDispatcher")
+    refused(pool, Layout(), {"dispatcher": 7}, "moe_token_dispatcher_type='alltoall' and 'flex'")
+    refused(pool, Layout(), {"subclass": True}, "dispatches by OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher and")
 
 
 def test_experts_with_biases(pool):

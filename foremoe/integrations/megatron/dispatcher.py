@@ -1,4 +1,4 @@
-"""SlotDispatcher: Megatron-Core's all-to-all dispatcher over physical slots instead of logical experts."""
+"""Megatron-Core's all-to-all and flex dispatchers over physical slots instead of logical experts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher
 
-# Letters: T tokens of a source, P physical slots of all ranks, S slots of a rank, G ranks.
+from foremoe.base.errors import InputError
+
+# Letters: T tokens of a source, K top-k, P physical slots of all ranks, S slots of a rank, G ranks.
 
 _GATHER = "gather_from_sequence_parallel_region"
 
@@ -30,13 +33,8 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
+        super().__init__(**_over_slots(moe, num_slots))
         own = moe.token_dispatcher
-        groups = ProcessGroupCollection()
-        groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
-        config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
-        config.num_moe_experts = own.ep_size * num_slots
-        first = own.ep_group.rank() * num_slots
-        super().__init__(num_slots, list(range(first, first + num_slots)), config=config, pg_collection=groups)
         if own.shared_experts is not None:
             self.set_shared_experts(own.shared_experts)
         self.missing: bool | None = None
@@ -84,3 +82,58 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
             yield
         finally:
             setattr(token_dispatcher, _GATHER, gather)
+
+
+class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
+    """As `SlotDispatcher`, over DeepEP or HybridEP.
+
+    These exchange counts inside their kernels, where no flag can ride along. So a row that has replicas costs an all-reduce of
+    one number, before anything is dispatched.
+    """
+
+    def __init__(self, moe: MoELayer, num_slots: int) -> None:
+        own, num_base = moe.token_dispatcher, moe.num_local_experts
+        if moe.config.moe_flex_dispatcher_backend == "hybridep" and own.ep_size * num_slots % 4:
+            redundant = next(r for r in range(num_slots - num_base, num_slots + 4) if own.ep_size * (num_base + r) % 4 == 0)
+            raise InputError(
+                f"HybridEP needs a multiple of 4 slots, and {own.ep_size} ranks x {num_slots} slots are "
+                f"{own.ep_size * num_slots}; set redundant={redundant}."
+            )
+        super().__init__(**_over_slots(moe, num_slots))
+        if own.shared_experts is not None:
+            self.set_shared_experts(own.shared_experts)
+        self.missing: bool | None = None
+        self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
+        if self.missing is not None:
+            missing = torch.full((1,), int(self.missing), device=hidden_states.device)
+            dist.all_reduce(missing, dist.ReduceOp.MAX, group=self.tp_ep_group)
+            if bool(missing):
+                assert self.go_home is not None
+                routing_map, probs = self.go_home()
+        manager = self._comm_manager
+        if not hasattr(manager, "token_indices"):  # HybridEP goes by the routing map
+            return super().dispatch_preprocess(hidden_states, routing_map, probs)
+        # DeepEP's manager takes the K largest probabilities. Where a routed one is 0, or a token has fewer than K experts, that
+        # could be any slot, empty ones among them.
+        hidden, probs_TK = super().dispatch_preprocess(hidden_states, routing_map, probs.masked_fill(~routing_map, -torch.inf))
+        unrouted_TK = probs_TK == -torch.inf
+        manager.token_indices = manager.token_indices.masked_fill(unrouted_TK, -1)
+        manager.token_probs = probs_TK.masked_fill(unrouted_TK, 0.0)
+        return hidden, manager.token_probs
+
+
+DISPATCHERS = {MoEAlltoAllTokenDispatcher: SlotDispatcher, MoEFlexTokenDispatcher: FlexSlotDispatcher}
+
+
+def _over_slots(moe: MoELayer, num_slots: int) -> dict[str, Any]:
+    """Arguments of Megatron's dispatchers that make slots their experts."""
+    own = moe.token_dispatcher
+    groups = ProcessGroupCollection()
+    groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
+    config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
+    config.num_moe_experts = own.ep_size * num_slots
+    first = own.ep_group.rank() * num_slots
+    indices = list(range(first, first + num_slots))
+    return {"num_local_experts": num_slots, "local_expert_indices": indices, "config": config, "pg_collection": groups}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foremoe.integrations.megatron.buffers import ParamSync
-from foremoe.integrations.megatron.dispatcher import SlotDispatcher
+from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.replicas import Replicas, Row
@@ -35,7 +35,7 @@ class SlotLayer:
         self.moe, self.index, self.kind, self.num_base = place.moe, index, kind, num_base
         self._sync, self._params = sync, [p for b in range(num_base) for p in kind.parameters(b)]
         self._home_dispatcher = place.moe.token_dispatcher
-        self._slot_dispatcher = SlotDispatcher(place.moe, num_slots)
+        self._slot_dispatcher = DISPATCHERS[type(place.moe.token_dispatcher)](place.moe, num_slots)
         self._stage: MegatronStage | None = None
         self._now = (0, Phase.FORWARD)
         self._anchor = torch.zeros((), device=self._params[0].device, requires_grad=True)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
+from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.transfers import Link
@@ -87,12 +87,17 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
     scopes = [getattr(scope, "name", str(scope)) for scope in get("cuda_graph_scope") or []]
     group_size = get("microbatch_group_size_per_vp_stage")
     vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    dispatcher, backend = get("moe_token_dispatcher_type"), get("moe_flex_dispatcher_backend", "deepep")
     reasons = (
-        (get("moe_token_dispatcher_type") != "alltoall",
-         f"the {get('moe_token_dispatcher_type')} dispatcher is not supported; set moe_token_dispatcher_type='alltoall'"),
-        (get("moe_expert_capacity_factor") is not None or get("moe_pad_expert_input_to_capacity"),
-         "dropping or padding to capacity changes what the plan counted; leave moe_expert_capacity_factor and "
-         "moe_pad_expert_input_to_capacity unset"),
+        (dispatcher not in ("alltoall", "flex"),
+         f"the {dispatcher} dispatcher is not supported; set moe_token_dispatcher_type='alltoall' or 'flex'"),
+        (dispatcher == "flex" and backend not in ("deepep", "hybridep"),
+         f"the flex dispatcher over {backend} is not supported; set moe_flex_dispatcher_backend='deepep' or 'hybridep', or "
+         "moe_token_dispatcher_type='alltoall'"),
+        (any(get(f"moe_expert_{part}") is not None for part in ("capacity_factor", "rank_capacity_factor"))
+         or get("moe_pad_expert_input_to_capacity"),
+         "dropping or padding to capacity changes what the plan counted; leave moe_expert_capacity_factor, "
+         "moe_expert_rank_capacity_factor and moe_pad_expert_input_to_capacity unset"),
         (get("cuda_graph_impl", "none") != "none" and (not scopes or any(part in s for s in scopes for part in ("moe", "full"))),
          "a captured CUDA graph cannot follow a new plan in every micro-step; leave MoE layers out of cuda_graph_scope"),
         (parallel_state.get_expert_tensor_parallel_world_size() > 1,
@@ -114,9 +119,13 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
         if refused:
             raise InputError(f"foremoe cannot be attached to this model: {reason}.")
     for place in places:
-        if not isinstance(place.moe.token_dispatcher, MoEAlltoAllTokenDispatcher):
-            name = type(place.moe.token_dispatcher).__name__
-            raise InputError(f"layer {place.number} dispatches by {name}; foremoe supports MoEAlltoAllTokenDispatcher.")
+        own = type(place.moe.token_dispatcher)
+        if own not in DISPATCHERS:  # a subclass may do what ours, derived from Megatron's, would leave out
+            supported = " and ".join(cls.__name__ for cls in DISPATCHERS)
+            raise InputError(
+                f"layer {place.number} dispatches by {own.__name__}; foremoe supports {supported}, which "
+                "moe_token_dispatcher_type='alltoall' and 'flex' make."
+            )
 
 
 def _biased(places: Sequence[Place]) -> bool:

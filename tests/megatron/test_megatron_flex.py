@@ -1,0 +1,125 @@
+"""The flex dispatcher over slots, on Megatron's own DeepEP and HybridEP managers, over a stand-in for DeepEP's buffers."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import compare
+import program_arms as arms
+import torch
+from layouts import CASES, Case
+from program import Layout, Program
+from test_megatron_faults import LAYOUTS, host_down
+from test_megatron_layouts import SINGLE
+
+from foremoe.base.errors import InputError
+
+BACKENDS = ("deepep", "hybridep")
+
+
+def over(backend, case):
+    """The case over the flex dispatcher."""
+    return dataclasses.replace(case, layout=dataclasses.replace(case.layout, dispatcher=backend))
+
+
+def redundant_of(backend, case):
+    """HybridEP wants a multiple of four slots."""
+    base = case.layout.num_experts // case.layout.ep
+    return next(r for r in (1, 2) if backend == "deepep" or (base + r) * case.layout.ep % 4 == 0)
+
+
+def one_step(group, backend, case, options=None):
+    """`compare.one_step` over the flex dispatcher; runs on a rank."""
+    redundant = {"redundant": redundant_of(backend, case)}
+    return compare.one_step(group, over(backend, case), options_of=lambda: redundant | (options() if options else {}))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [*CASES, SINGLE], ids=str)
+def test_one_step_equals_the_program_without_foremoe(pool, case, backend):
+    verdicts = pool.run(one_step, backend, case, num_ranks=case.num_ranks)
+    for rank, verdict in enumerate(verdicts):
+        assert verdict.equal and verdict.served and verdict.drift == 0 and verdict.fell_back == 0, (rank, verdict)
+    assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
+    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_rows_whose_replicas_cannot_be_had_run_at_home_on_all_ranks(pool, case, backend):
+    verdicts = pool.run(one_step, backend, case, host_down, num_ranks=case.num_ranks)
+    assert all(verdict.equal and verdict.drift == 0 and verdict.fell_back > 0 for verdict in verdicts)
+    assert not any(verdict.served for verdict in verdicts)
+
+
+def plain_step(_group, layout):
+    """Losses and gradients of a step without foremoe."""
+    program = Program(layout)
+    program.zero()
+    return program.forward_backward(0, program.routing(0)), program.main_grads()
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(ep=4, tp=2, recompute="full")], ids=str)
+def test_the_stand_in_computes_what_all_to_all_computes(pool, layout):
+    layouts = [dataclasses.replace(layout, dispatcher=dispatcher) for dispatcher in ("alltoall", *BACKENDS)]
+    expected, *others = [pool.run(plain_step, each, num_ranks=4) for each in layouts]
+    for found in others:
+        for (losses, grads), (wanted, wanted_grads) in zip(found, expected, strict=True):
+            torch.testing.assert_close(losses, wanted)
+            torch.testing.assert_close(grads, wanted_grads)
+
+
+def sharp_step(_group, case):
+    """Loss and service of a step whose routers give most experts a probability of exactly 0."""
+    program = Program(case.layout)
+    for _, router in program.routers[0]:
+        router.weight.data *= 1e4
+    topk_MTLK = program.routing(0)
+    with arms.attached(program, case, redundant=2) as moe:
+        work = moe.plan([topk_TLK.numpy() for topk_TLK in topk_MTLK])
+        with moe.stage(work):
+            losses = program.forward_backward(0, topk_MTLK)
+        served_MLS = arms.expected_service(program, work, topk_MTLK)[0]
+        return losses, (moe.report.served_MLS == served_MLS).all(), moe.metrics()["replicas"]
+
+
+def test_slots_serve_what_was_routed_whatever_its_probability(pool):
+    losses = []
+    for dispatcher in ("alltoall", *BACKENDS):
+        found = pool.run(sharp_step, Case(2, Layout(dispatcher=dispatcher)), num_ranks=2)
+        assert all(served and replicas for _, served, replicas in found)
+        losses.append(found[0][0])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def indices(_group):
+    """DeepEP's indices and weights of tokens with two experts, with one, and with none."""
+    program = Program(Layout(dispatcher="deepep"))
+    with arms.attached(program, Case(2, Layout())) as moe:
+        dispatcher = moe._layers[0]._slot_dispatcher
+        routing_TP = torch.zeros(3, 10, dtype=torch.bool)
+        routing_TP[0, [3, 7]] = routing_TP[1, 9] = True
+        probs_TP = torch.zeros(3, 10).index_put_((torch.tensor([0]), torch.tensor([3])), torch.tensor([0.5]))
+        _, weights_TK = dispatcher.dispatch_preprocess(torch.ones(3, 1, 16), routing_TP, probs_TP.requires_grad_())
+        weights_TK.sum().backward()
+        return dispatcher._comm_manager.token_indices.tolist(), weights_TK.tolist(), probs_TP.grad.nonzero().tolist()
+
+
+def test_a_token_with_fewer_experts_goes_to_no_other_slot(pool):
+    for chosen, weights, reached in pool.run(indices, num_ranks=2):
+        assert (chosen[0], sorted(chosen[1]), chosen[2]) == ([3, 7], [-1, 9], [-1, -1])
+        assert weights == [[0.5, 0.0], [0.0, 0.0], [0.0, 0.0]] and reached == [[0, 3], [0, 7], [1, 9]]
+
+
+def too_few_slots(_group):
+    program = Program(Layout(dispatcher="hybridep"))
+    with pytest.raises(InputError) as refused:
+        arms.attached(program, Case(2, Layout())).__enter__()
+    return str(refused.value), vars(program.bare[0].decoder.layers[0].mlp).keys() & {"_foremoe"}
+
+
+def test_hybridep_refuses_a_number_of_slots_that_it_cannot_have(pool):
+    for said, left in pool.run(too_few_slots, num_ranks=2):
+        assert "2 ranks x 5 slots are 10; set redundant=2." in said and not left
