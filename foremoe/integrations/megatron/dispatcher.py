@@ -124,7 +124,10 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
         return hidden, manager.token_probs
 
 
-DISPATCHERS = {MoEAlltoAllTokenDispatcher: SlotDispatcher, MoEFlexTokenDispatcher: FlexSlotDispatcher}
+DISPATCHERS: dict[type, type[SlotDispatcher | FlexSlotDispatcher]] = {
+    MoEAlltoAllTokenDispatcher: SlotDispatcher,
+    MoEFlexTokenDispatcher: FlexSlotDispatcher,
+}
 
 
 def _over_slots(moe: MoELayer, num_slots: int) -> dict[str, Any]:
