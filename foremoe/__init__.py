@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     # isort: split
     from foremoe.planner import ablate, compare, parse, resolve, row_solver
-    from foremoe.problem import Cost, CostModel, Noisy, Phase, Placement, Problem, ResidentSlots, Schedule, SharedSlots, Stop
+    from foremoe.problem import Cost, CostModel, Noisy, Phase, Placement, Problem, Rerouted, Schedule, Stop
+
+    # isort: split
+    from foremoe.problem import ResidentSlots, SharedSlots
     from foremoe.routing import RoutingTrace
     from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
     from foremoe.warm import warm_up
@@ -38,7 +41,8 @@ _NAMES = {
         "row_solver",
     ),
     "problem": (
-        "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "ResidentSlots", "Schedule", "SharedSlots", "Stop",
+        "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "ResidentSlots", "Schedule", "SharedSlots",
+        "Stop",
     ),
     "routing": ("RoutingTrace",),
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
@@ -49,7 +53,8 @@ _NAMES = {
 }  # fmt: skip
 __all__ = [
     "STRATEGIES", "Cluster", "Cost", "CostModel", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase", "Placement",
-    "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "ResidentSlots",
+    "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
+    "ResidentSlots",
     "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "TransferError", "TransferList", "Workload", "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
     "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",

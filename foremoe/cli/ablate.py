@@ -25,7 +25,7 @@ from foremoe.planner import comparison
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
-    help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)'.",
+    help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
 )  # fmt: skip
 def ablate(
     case_options: CaseOptions, planner_name: str, redundant: tuple[str, ...], foresight: tuple[str, ...], json_file: str | None

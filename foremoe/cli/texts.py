@@ -118,7 +118,7 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
 
 
 def foresight_of(text: str) -> Any:
-    """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)``."""
+    """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)`` or ``Rerouted(0.1)``."""
     value = parse(text) if "(" in text else text
     require_foresight(value)
     return value

@@ -34,6 +34,35 @@ def split_over_sources(
     return split_NP
 
 
+def served_quotas(
+    expert_NGS: Array, quota_NGS: Array, planned_NGE: Array | None, load_NGE: Array, home_NE: Array, node_of_rank_G: Array
+) -> Array:
+    """int32 [N, G, S]: what slots serve of the load `load_NGE` where quotas were planned for `planned_NGE`.
+
+    The law of `foremoe.runtime.remap` on counts: of an expert's pairs on a source, each of its slots in ascending order serves at
+    most what the split law gives it, and its home slot all that is left. `home_NE` has physical slots, int64. Without
+    `planned_NGE` all pairs are of one source.
+    """
+    (N, G, S), E = expert_NGS.shape, load_NGE.shape[2]
+    expert_NP = np.where(expert_NGS < 0, E, expert_NGS).reshape(N, G * S).astype(np.int64)
+    order_NP = np.argsort(expert_NP, axis=1, kind="stable")
+    sorted_NP, row_N1 = np.take_along_axis(expert_NP, order_NP, axis=1), np.arange(N)[:, None]
+    served_NP = np.zeros((N, G * S), np.int64)
+    for source in range(load_NGE.shape[1]):
+        split_NP = quota_NGS.reshape(N, G * S)
+        if planned_NGE is not None:
+            split_NP = split_over_sources(planned_NGE, expert_NGS, quota_NGS, node_of_rank_G, source)
+        width_NP = np.take_along_axis(split_NP, order_NP, axis=1).astype(np.int64)
+        # One line of intervals per row: an expert's begins at `first`, and the last place is that of empty slots.
+        split_NX = np.zeros((N, E + 1), np.int64)
+        np.add.at(split_NX, (row_N1, sorted_NP), width_NP)
+        first_NX, load_NX = np.cumsum(split_NX, axis=1) - split_NX, np.pad(load_NGE[:, source], ((0, 0), (0, 1)))
+        left_NP = np.take_along_axis(load_NX + first_NX, sorted_NP, axis=1) - (np.cumsum(width_NP, axis=1) - width_NP)
+        served_NP[row_N1, order_NP] += np.clip(left_NP, 0, width_NP)
+        served_NP[row_N1, home_NE] += np.maximum(load_NX - split_NX, 0)[:, :E]
+    return served_NP.reshape(N, G, S).astype(np.int32)
+
+
 class _Rows(NamedTuple):
     """The arguments of `split_over_sources`; `demand_NVE` is empty unless it is `known`."""
 

@@ -19,9 +19,9 @@ from foremoe.plan.header import PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.assembly import assemble
 from foremoe.planner.best import BestRows
-from foremoe.planner.start import pack_that_ran, require_decided, starting_placement, whole_step, with_quotas
+from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
-from foremoe.problem.foresight import Foresight, predicted_load, require_foresight
+from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
 from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
@@ -47,7 +47,7 @@ class Planner:
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
-        foresight: Load that the levels see (`foresight.predicted_load`). Quotas are always split on the real load.
+        foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
         guard: Per row, keep the best of static, the start and every level's output under the objective.
 
     Raises:
@@ -175,7 +175,7 @@ class Planner:
                     plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)
                 else:
                     # What is optimal for a predicted load proves nothing on the real one.
-                    placement = self._on_real_load(problem, best.placement, history_LE)
+                    placement = self._on_real_load(problem, seen, best.placement, history_LE)
                     plan = assemble(header, self.path, problem, placement, _unproven(best.stop_N))
             else:
                 plan, summary = ordered
@@ -210,8 +210,7 @@ class Planner:
         """The problem as the levels see it: with the predicted load."""
         if history_LE is not None:
             history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
-        load_MLE = predicted_load(problem.load_MLE, self.foresight, history_LE)
-        return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
+        return foreseen(problem, self.foresight, history_LE)
 
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:
         """A level's output with quotas; nothing compiled may read it before its slots are known to exist."""
@@ -228,8 +227,10 @@ class Planner:
         if broken:
             raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
-    def _on_real_load(self, problem: Problem, placement: Placement, history_LE: Array | None) -> Placement:
-        """The placement with its quotas split on the real load, which is all that a prediction can leave to do."""
+    def _on_real_load(self, problem: Problem, seen: Problem, placement: Placement, history_LE: Array | None) -> Placement:
+        """The placement with its quotas split on the real load, which is all that a prediction can leave to do, or served."""
+        if isinstance(self.foresight, Rerouted) and self.keeps_homes:
+            return served(problem, seen, placement)
         expert_NGS = placement.expert_NGS
         if self.foresight == "previous" and history_LE is None:
             expert_NGS = expert_NGS.copy()

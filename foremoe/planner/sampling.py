@@ -14,7 +14,7 @@ from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.assembly import assemble
 from foremoe.planner.planner import Planner
-from foremoe.problem.foresight import predicted_load
+from foremoe.problem.foresight import Rerouted, foreseen
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -75,9 +75,10 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
 
 def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) -> tuple[dict[int, Plan], int, float]:
     """Plans sampled rows one at a time until the budget is spent: plans of proven rows by row, rows tried, and CPU seconds."""
-    foreseen = planner.foresight != "exact"
-    # A row alone has no micro-steps to foresee from: what the planner would see becomes its history.
-    seen_MLE = predicted_load(problem.load_MLE, planner.foresight, shared.history_LE)
+    seen = foreseen(problem, planner.foresight, shared.history_LE)
+    exact = seen is problem
+    # A row alone has no micro-steps to foresee from: what the planner would see becomes its history. Rerouting needs none.
+    view = planner.foresight if exact or isinstance(planner.foresight, Rerouted) else "previous"
     schedule = Schedule.plain(problem.stage, 1, problem.schedule.reforward)
     proven, num_tried, cpu_s = dict[int, Plan](), 0, 0.0
     end = time.perf_counter() + shared.exact_budget_s
@@ -88,11 +89,11 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
         m, l = divmod(int(n), problem.L)  # noqa: E741
         one = dataclasses.replace(problem[m : m + 1], schedule=schedule).layers([l])
         solvers = tuple(_within(solver, left_s) for solver in planner.rank)
-        limited = dataclasses.replace(planner, rank=solvers, foresight="previous" if foreseen else "exact")
-        plan, summary = limited.plan(one, history_LE=seen_MLE[m, l : l + 1] if foreseen else None, num_threads=1)
+        limited = dataclasses.replace(planner, rank=solvers, foresight=view)
+        plan, summary = limited.plan(one, history_LE=None if exact else seen.load_MLE[m, l : l + 1], num_threads=1)
         num_tried += 1
         cpu_s += sum(level.cpu_s for level in summary.levels)
-        if plan.stop_ML[0, 0] == (Stop.DONE if foreseen else Stop.OPTIMAL):
+        if plan.stop_ML[0, 0] == (Stop.OPTIMAL if exact else Stop.DONE):
             proven[int(n)] = plan
         if shared.progress is not None:
             shared.progress(name, int(1000 * min(1.0, 1 - left_s / shared.exact_budget_s)), 1000)

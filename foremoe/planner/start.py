@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
 from foremoe.levels import HomeSolver, PackSolver, SplitSolver
 from foremoe.plan.plan import Plan
+from foremoe.plan.split import served_quotas
 from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
@@ -45,10 +47,27 @@ def with_quotas(problem: Problem, placement: Placement, split: SplitSolver, keep
     if quota_NGS.shape != expert_NGS.shape:
         have, want = list(quota_NGS.shape), list(expert_NGS.shape)
         raise PlanError("quota", "", f"{split!r} returned quotas of shape {have} for slots of shape {want}.")
-    if keeps_homes and not isinstance(problem.slots, ResidentSlots):
+    return _canonical(problem, expert_NGS, quota_NGS) if keeps_homes else Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+
+
+def served(problem: Problem, planned: Problem, placement: Placement) -> Placement:
+    """What becomes of a placement made for the routing of `planned` where the routing is that of `problem`.
+
+    Its quotas are what slots serve (`served_quotas`). A replica that no pair reaches is left out.
+    """
+    rank_LE, slot_LE = np.divmod(problem.home_LE, problem.B)
+    home_NE = np.tile(rank_LE * problem.S + slot_LE, (problem.M, 1)).astype(np.int64)
+    load_NGE = problem.load_NE[:, None] if problem.load_NGE is None else problem.load_NGE
+    node_G = problem.cluster.node_of_rank_G
+    quota_NGS = served_quotas(placement.expert_NGS, placement.quotas_NGS, planned.load_NGE, load_NGE, home_NE, node_G)
+    return _canonical(problem, placement.expert_NGS, quota_NGS)
+
+
+def _canonical(problem: Problem, expert_NGS: Array, quota_NGS: Array) -> Placement:
+    if not isinstance(problem.slots, ResidentSlots):
         expert_NGS = expert_NGS.copy()
         expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
-    return dataclasses.replace(placement, expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
 
 def whole_step(problems: Sequence[Problem]) -> Problem:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole
+from foremoe.base.fields import real, whole
 
-# Letters: M micro-steps, L layers, E experts.
+if TYPE_CHECKING:
+    from foremoe.problem.problem import Problem
+
+# Letters: M micro-steps, L layers, G source ranks, E experts, T tokens, K top-k, X tokens that change.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,94 @@ class Noisy:
         whole(self.seed, "seed of Noisy", 0)
 
 
-Foresight = str | Noisy
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """Routing of which a share differs, as rollout's does where training routes by itself (`stage(..., replay=False)`).
+
+    Levels plan for it, source by source. What they planned is then served as a runtime serves it: each source sends a slot at
+    most its planned pairs, the rest goes home. Other kinds of foresight split quotas on the real load instead.
+
+    Attributes:
+        share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
+        how: "swap": another expert, drawn by load, is in the place of one of a token's; "redraw": all are drawn by load.
+        seed: Of the draw, a whole number >= 0; a micro-step's draw does not depend on how many there are.
+    """
+
+    share: float = 0.1
+    how: str = "swap"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        real(self.share, "share of Rerouted", 0.0, 1.0, open_low=False)
+        if self.how not in ("swap", "redraw"):
+            raise InputError(f'how of Rerouted must be "swap" or "redraw"; got {self.how!r}.')
+        whole(self.seed, "seed of Rerouted", 0)
+
+    def counts(self, load_MLGE: Array, num_topk: int) -> Array:
+        """int32 [M, L, G, E]: the counts of such routing, where only counts are known; every source keeps its pairs."""
+        out_MLGE = load_MLGE.astype(np.int64)
+        for m, load_LGE in enumerate(out_MLGE):
+            rng = np.random.default_rng([self.seed, m])
+            tokens_LG = load_LGE.sum(axis=2) // num_topk
+            chance_LGE = np.broadcast_to(load_LGE.sum(axis=1, keepdims=True), load_LGE.shape).astype(np.float64)
+            if self.how == "swap":  # a token that has the expert cannot get it
+                chance_LGE *= np.maximum(tokens_LG[..., None] - load_LGE, 0)
+            total_LG = chance_LGE.sum(axis=2)
+            left_LG = np.where(total_LG > 0, rng.binomial(tokens_LG, self.share), 0)
+            left_LG *= num_topk if self.how == "redraw" else 1
+            come_LGE = rng.multinomial(left_LG, chance_LGE / np.where(total_LG > 0, total_LG, 1.0)[..., None])
+            others_LG = load_LGE.sum(axis=2)
+            for load_LG in np.moveaxis(load_LGE, 2, 0):  # pairs leave without replacement
+                others_LG -= load_LG
+                gone_LG = rng.hypergeometric(load_LG, others_LG, left_LG)
+                load_LG -= gone_LG
+                left_LG -= gone_LG
+            load_LGE += come_LGE
+        return out_MLGE.astype(np.int32)
+
+    def choices(self, topk_TLK: Array) -> Array:
+        """Such routing of tokens: the experts of each token, [T, L, K] as given; distinct if they were, -1 stays."""
+        out_TLK = topk_TLK.copy()
+        for layer in range(topk_TLK.shape[1]):
+            rng = np.random.default_rng([self.seed, layer])
+            known_TK = topk_TLK[(topk_TLK[:, layer] >= 0).all(axis=1), layer]
+            at_X = np.flatnonzero((rng.random(len(topk_TLK)) < self.share) & (topk_TLK[:, layer] >= 0).all(axis=1))
+            if self.how == "redraw":  # the choice of some token
+                out_TLK[at_X, layer] = known_TK[rng.integers(max(1, len(known_TK)), size=len(at_X))]
+                continue
+            place_X = rng.integers(topk_TLK.shape[2], size=len(at_X))
+            for _ in range(100):  # an expert that most tokens have may never be another one
+                new_X = rng.choice(known_TK.ravel(), size=len(at_X)) if len(at_X) else place_X
+                fits_X = (topk_TLK[at_X, layer] != new_X[:, None]).all(axis=1)
+                out_TLK[at_X[fits_X], layer, place_X[fits_X]] = new_X[fits_X]
+                at_X, place_X = at_X[~fits_X], place_X[~fits_X]
+        return out_TLK
+
+
+Foresight = str | Noisy | Rerouted
 FORESIGHTS = ("exact", "previous", "step")
 
 
 def require_foresight(foresight: Foresight) -> None:
-    """Raises InputError for anything but exact, previous, step or a `Noisy`."""
-    if not isinstance(foresight, Noisy) and foresight not in FORESIGHTS:
-        raise InputError(f"foresight must be {', '.join(FORESIGHTS)} or Noisy(drift); got {foresight!r}.")
+    """Raises InputError for anything but exact, previous, step, a `Noisy` or a `Rerouted`."""
+    if not isinstance(foresight, Noisy | Rerouted) and foresight not in FORESIGHTS:
+        raise InputError(f"foresight must be {', '.join(FORESIGHTS)}, Noisy(drift) or Rerouted(share); got {foresight!r}.")
 
 
-def predicted_load(load_MLE: Array, foresight: Foresight, history_LE: Array | None) -> Array:
+def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
+    """The problem that levels and the guard see: with the load of `predicted_load`, whose sources only `Rerouted` knows."""
+    if isinstance(foresight, Rerouted) and foresight.share > 0:
+        given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
+        load_MLGE = foresight.counts(given_MLGE, problem.model.num_topk)
+        sources = load_MLGE if problem.load_MLGE is not None else None
+        return dataclasses.replace(problem, load_MLE=load_MLGE.sum(axis=2, dtype=np.int32), load_MLGE=sources)
+    if isinstance(foresight, Rerouted):
+        return problem
+    load_MLE = predicted_load(problem.load_MLE, foresight, history_LE)
+    return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
+
+
+def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | None) -> Array:
     """int32 [M, L, E]: the load that solvers and the guard see.
 
     Args:

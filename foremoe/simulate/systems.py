@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
-from foremoe.problem.foresight import predicted_load
+from foremoe.problem.foresight import foreseen
 from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
@@ -165,8 +165,7 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
     planner = system.planner
     if system.even or planner.home == Keep():
         return posed[0].home_LE
-    if planner.foresight != "exact":
-        posed = [p.with_load(predicted_load(p.load_MLE, planner.foresight, h)) for p, h in zip(posed, history, strict=True)]
+    posed = [foreseen(p, planner.foresight, h) for p, h in zip(posed, history, strict=True)]
     return planner.homes(*posed, num_threads=num_threads)
 
 

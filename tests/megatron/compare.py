@@ -42,6 +42,7 @@ class Verdict:
         replicas, cross_node: replicas of the plans, and those on another node than their home.
         distinct: whether every row of a plan has a placement or quotas of its own.
         fell_back: rows that ran at home for want of a replica.   backends: (kind of copy, backend) that arrived here.
+        served_skew_ML: as reported, by step; None with replay.
         copies: weights that arrived here, less those that the plans send.   returns: gradients that arrived here.
     """
 
@@ -60,22 +61,23 @@ class Verdict:
     backends: tuple
     copies: int
     returns: int
+    served_skew_ML: np.ndarray | None
 
     @property
     def equal(self):
         return self.loss == 0 and self.other == 0 and self.expert <= 1  # False for NaN
 
 
-def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None):
+def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None):
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike: of `program_arms.run`.   options_of: a function that gives options of `attach`, or None.
+        breakage, unplanned, alike, hint: of `program_arms.run`.   options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
-    plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike)
+    plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
     planned = arms.run(
-        case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, **options
+        case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, **options
     )  # fmt: skip
     losses, other, expert = [0.0], [0.0], [0.0]
     for step in range(2):
@@ -104,6 +106,7 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
             r.timeline.to_dict()["weight_copies"] - int((r.plan.transfers.dst_C == planned.ep_rank).sum()) for r in reports
         ),
         returns=sum(r.timeline.to_dict()["gradient_returns"] for r in reports),
+        served_skew_ML=None if hint is None else np.stack([r.served_skew_ML for r in reports]),
         backends=tuple(sorted({(e.kind, e.backend) for r in reports for e in r.timeline.events if e.outcome == "done"})),
     )  # fmt: skip
 

@@ -120,7 +120,11 @@ class Program:
         return topk[:, here * T // tp : (here + 1) * T // tp].clone()
 
     def forward_backward(self, step, topk_MTLK, forward_only=False):
-        """All micro-steps of one optimizer step: the losses (on the last pipeline stage, else none)."""
+        """All micro-steps of one optimizer step: the losses (on the last pipeline stage, else none).
+
+        Args:
+            topk_MTLK: what routers replay; None: they route by themselves.
+        """
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
@@ -137,6 +141,8 @@ class Program:
             c = next(i for i, chunk in enumerate(self.chunks) if chunk is model)
             m, done[c] = done[c], done[c] + 1
             text = next(iterator)
+            if topk_MTLK is None:
+                return model(text, position, mask, labels=text), self.loss
             for place, router in routers[c]:
                 router.router_replay.set_target_indices(topk_MTLK[m, :, place].contiguous())
             RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
@@ -154,6 +160,23 @@ class Program:
         RouterReplay.clear_global_indices()
         RouterReplay.clear_global_router_replay_action()
         return [float(x["loss"]) for x in found]
+
+    def own_routing(self, step):
+        """int64 [M, T of this rank, L, K]: what the routers of this rank choose by themselves; zeros in other ranks' layers."""
+        layout, found = self.layout, {}
+        hooks = [
+            router.register_forward_hook(lambda _, args, out, place=place: found.setdefault(place, []).append(out[1]))
+            for routers in self.routers
+            for place, router in routers
+        ]
+        self.forward_backward(step, None, forward_only=True)
+        for hook in hooks:
+            hook.remove()
+        topk_MTLK = torch.zeros(layout.M, layout.T // layout.tp, len(layout.moe_layers), K, dtype=torch.int64)
+        for place, maps in found.items():
+            for m, routing_TE in enumerate(maps):
+                topk_MTLK[m, :, place] = routing_TE.view(-1, layout.num_experts).nonzero()[:, 1].view(-1, K)
+        return topk_MTLK
 
     def zero(self):
         for chunk in self.chunks:

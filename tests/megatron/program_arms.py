@@ -13,6 +13,7 @@ from program import Program
 
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.cost import CostModel
+from foremoe.problem.foresight import Rerouted
 
 # Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, S slots of a rank, T tokens, K top-k.
 
@@ -49,6 +50,7 @@ def run(
     watch=None,
     unplanned=0,
     alike=False,
+    hint=None,
     **options,
 ):
     """Runs the program for some optimizer steps.
@@ -58,7 +60,8 @@ def run(
         halves: the control, see `in_halves`.   steady: products of matrices as `cpu.steady_rows` has them.
         breakage: name of what is broken on purpose.   watch: `Magnitudes`, or None.
         unplanned: rows at the end of every sequence that are routed otherwise than plans know.   alike: the experts that are
-            popular among the others are so among these.   options: of `attach`.
+            popular among the others are so among these.
+        hint: routers route by themselves; plans are made from this share of choices changed.   options: of `attach`.
     """
     program = Program(case.layout)
     found = Run(ep_rank=program.ps.get_expert_model_parallel_rank())
@@ -70,13 +73,14 @@ def run(
         magnitudes = stack.enter_context(watch(program)) if watch else None
         for step in range(num_steps):
             program.zero()
-            topk_MTLK = program.routing(step)
-            work = moe.plan([topk_TLK.numpy() for topk_TLK in topk_MTLK]) if moe else None
+            topk_MTLK = program.routing(step) if hint is None else program.own_routing(step)
+            known = topk_MTLK if hint is None else changed(topk_MTLK, hint, program)
+            work = moe.plan([topk_TLK.numpy() for topk_TLK in known]) if moe else None
             if unplanned:  # the last tokens, since these are sorted by their place in the sequence
                 last = slice(-unplanned * case.layout.batch, None)
                 topk_MTLK[:, last] = program.routing(step, seed=7, popular=0 if alike else 7)[:, last]
-            with moe.stage(work) if moe else contextlib.nullcontext():
-                found.losses.append(program.forward_backward(step, topk_MTLK))
+            with moe.stage(work, replay=hint is None) if moe else contextlib.nullcontext():
+                found.losses.append(program.forward_backward(step, topk_MTLK if hint is None else None))
             found.grads.append(program.main_grads())
             if magnitudes:
                 found.magnitudes.append(magnitudes.take())
@@ -88,6 +92,12 @@ def run(
         if update:  # before its first step an optimizer has no state to save
             found.weights, found.checkpoint = program.weights(), checkpoint_of(program)
     return found
+
+
+def changed(topk_MTLK, share, program):
+    """The routing with a share of the (token, layer) choices changed: one expert of each is another, drawn by load."""
+    seed = program.ps.get_data_parallel_rank()
+    return torch.stack([torch.from_numpy(Rerouted(share, seed=seed).choices(topk_TLK.numpy())) for topk_TLK in topk_MTLK])
 
 
 @contextlib.contextmanager

@@ -189,6 +189,7 @@ class Attached:
         *,
         split_MLP: Array | None = None,
         home_LE: Array | None = None,
+        replay: bool = True,
     ) -> Iterator[None]:
         """Runs one stage by a plan; inside, call Megatron's forward-backward function as ever, once. Collective.
 
@@ -201,6 +202,8 @@ class Attached:
             stage: "update", or "recompute" (forward only).
             home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. Needs
                 ``overlap_grad_reduce=False`` for an update: gradients must be back before they are reduced.
+            replay: Routers do as `work` says. False: they route by themselves, `work` is a hint (rollout's routing, say), and the
+                report has the skew as served.
 
         Raises:
             InputError: Work that does not fit, on all ranks of the EP group.
@@ -221,7 +224,7 @@ class Attached:
         planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         restore = before_finalize(self._configs, lambda: self._end(planned))
         try:
-            self._begin(planned, stage)
+            self._begin(planned, stage, replay)
             yield
             self._end(planned)
         except BaseException as error:
@@ -256,7 +259,7 @@ class Attached:
         self.__dict__.pop("_buffers", None)
         self.group.close()
 
-    def _begin(self, planned: Planned, stage: str) -> None:
+    def _begin(self, planned: Planned, stage: str, replay: bool) -> None:
         plan = planned.plan
         overlaps = any(layer.overlaps_reduction for layer in self._layers)
         fault = first_fault(self.group.gather(self._planning.fault_of(plan, stage, overlaps)))
@@ -269,7 +272,7 @@ class Attached:
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
         self._ended = False
-        self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device)
+        self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device, replay)
         for layer in self._layers:
             layer.enter(self._stage)
 

@@ -30,6 +30,8 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     Attributes:
         missing: This rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
         go_home: Called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
+        watch: Keep `load_G` of every row: a plan does not tell it where it is made from a hint.
+        load_G: Pairs that every rank serves of the last row that was dispatched, int64, on the device; if watched.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -38,6 +40,7 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
         if own.shared_experts is not None:
             self.set_shared_experts(own.shared_experts)
         self.missing: bool | None = None
+        self.watch, self.load_G = False, torch.zeros(own.ep_size, dtype=torch.int64)
         self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
         self._missing_G: torch.Tensor | None = None
         self._hidden: torch.Tensor | None = None
@@ -48,7 +51,7 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
 
     def preprocess(self, routing_map: torch.Tensor) -> torch.Tensor:
         self._missing_G = None
-        if self.missing is None:
+        if self.missing is None and not self.watch:
             return super().preprocess(routing_map)
         with self._with_flags():
             return super().preprocess(routing_map)
@@ -74,7 +77,9 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
                 return result
             gathered = gather(torch.cat([counts, counts.new_full((1,), int(bool(self.missing)))]), *args, **kwargs)
             gathered = gathered.view(-1, num_counts + 1)
-            self._missing_G = gathered[:, num_counts]
+            self._missing_G = None if self.missing is None else gathered[:, num_counts]
+            if self.watch:
+                self.load_G = gathered[:, :num_counts].sum(0).view(self.ep_size, -1).sum(1)
             return gathered[:, :num_counts].reshape(-1)
 
         setattr(token_dispatcher, _GATHER, with_flag)

@@ -42,7 +42,7 @@ class SlotLayer:
 
     def enter(self, stage: MegatronStage) -> None:
         """From here on the layer runs by the stage's plan."""
-        self._stage = stage
+        self._stage, self._slot_dispatcher.watch = stage, not stage.replay
         self.moe.token_dispatcher = self._slot_dispatcher
         self.moe.preprocess = self._preprocess
         self.moe.experts.forward = self._compute
@@ -86,6 +86,8 @@ class SlotLayer:
         counts = num_S.tolist()
         if phase == Phase.FORWARD:
             stage.served[m, layer] = counts
+            if not stage.replay:
+                stage.load[m, layer] = self._slot_dispatcher.load_G
         num_at_home = sum(counts[:base])
         base_x, replica_x = x_YH.split([num_at_home, len(x_YH) - num_at_home])
         base_probs, replica_probs = probs_Y.split([num_at_home, len(x_YH) - num_at_home])

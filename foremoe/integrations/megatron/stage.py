@@ -11,6 +11,7 @@ from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.runtime.remap import remap_dense
 from foremoe.runtime.stage import PlannedStage
+from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
     from foremoe.transfer.engine import Engine
@@ -25,10 +26,15 @@ class MegatronStage(PlannedStage):
         engine: It has begun `plan`.
         split_MLP: What the plan gives to this source.
         device: Device of routing.
+        replay: Routers do as the plan's routing says; else this is a hint, and what ranks serve is recorded.
+
+    Attributes:
+        load: (micro-step, layer) -> pairs that every rank served, if it is recorded.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
+    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device, replay: bool) -> None:
         super().__init__(engine, plan, split_MLP, device)
+        self.replay, self.load = replay, dict[tuple[int, int], torch.Tensor]()
         self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,6 +55,15 @@ class MegatronStage(PlannedStage):
     def has_replicas(self, micro_step: int, layer: int) -> bool:
         """Whether the plan has a replica in this row, on any rank."""
         return bool(self._has_replicas_ML[micro_step, layer])
+
+    def served_skew(self) -> Array | None:
+        """float64 [M, L]: the skew of what ranks served, 1 for rows that did not run; None with replay, when the plan has it."""
+        if self.replay:
+            return None
+        skew_ML = np.ones(self._has_replicas_ML.shape)
+        if self.load:
+            skew_ML[tuple(zip(*self.load, strict=True))] = skew(torch.stack([*self.load.values()]).cpu().numpy())
+        return skew_ML
 
     def settle(self) -> None:
         """All gradients sent so far are at home when this returns."""

@@ -27,6 +27,7 @@ class MegatronSummary:
         plan_s: Seconds of planning on this rank.
         share_s: Seconds of exchanging counts and plans.
         slot_bytes: Memory of the slots on this rank.
+        served_skew_ML: float64, skew over the EP group as served, where routing was a hint (``replay=False``); else None.
     """
 
     plan: Plan
@@ -37,9 +38,10 @@ class MegatronSummary:
     plan_s: float
     share_s: float
     slot_bytes: int
+    served_skew_ML: Array | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after."""
+        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after, and as served."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         drift_L = self.drift_ML.sum(axis=0)
@@ -56,6 +58,8 @@ class MegatronSummary:
             "fell_back": float(len(self.fell_back)),
             "slot_bytes": float(self.slot_bytes),
         }
+        if self.served_skew_ML is not None:
+            out["skew_served"] = float(self.served_skew_ML.mean())
         numbers = plan.header.moe_layer_L.tolist()
         out.update({f"drift/layer_{number}": float(drift) for number, drift in zip(numbers, drift_L, strict=True) if drift})
         return out
@@ -67,5 +71,5 @@ def summary_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None
     drift_ML, served_MLS = stage.counts()
     return MegatronSummary(
         plan=planned.plan, timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
-        plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes,
+        plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes, served_skew_ML=stage.served_skew(),
     )  # fmt: skip
