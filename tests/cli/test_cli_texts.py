@@ -15,7 +15,7 @@ from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import _with_value, plain
 from foremoe.cli.tables import Column, number, render
 from foremoe.cli.texts import Seconds, foresight_of, layer_range, planner_of, split_list, whole_numbers
-from foremoe.problem.foresight import Noisy
+from foremoe.problem.foresight import Noisy, Rerouted
 from foremoe.problem.slots import ResidentSlots, SharedSlots, slots_of
 
 NAME = st.text("abcxyz_-0123456789.", min_size=1, max_size=6)
@@ -75,8 +75,9 @@ def test_layer_ranges() -> None:
 def test_foresight_and_planner_texts() -> None:
     assert foresight_of("previous") == "previous"
     assert foresight_of("Noisy(0.2)") == Noisy(0.2)
+    assert foresight_of("Rerouted(0.2, 'redraw')") == Rerouted(0.2, "redraw")
     assert planner_of("Quota(min_pairs=64)").rank[0].min_pairs == 64  # type: ignore[attr-defined]
-    for text in ("nope", "Noisy(-1)", "Chain()"):
+    for text in ("nope", "Noisy(-1)", "Rerouted(2)", "Chain()"):
         with pytest.raises(InputError):
             foresight_of(text)
     for text in ("nope", "Quota(nope=1)", "numpy:ndarray", "no_such_module:x", "numpy:nope", "__import__('os')"):

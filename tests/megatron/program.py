@@ -161,22 +161,31 @@ class Program:
         RouterReplay.clear_global_router_replay_action()
         return [float(x["loss"]) for x in found]
 
-    def own_routing(self, step):
-        """int64 [M, T of this rank, L, K]: what the routers of this rank choose by themselves; zeros in other ranks' layers."""
+    def own_routing(self, step, forward_only=False):
+        """What the routers of this rank choose by themselves, and the losses.
+
+        Returns:
+            int64 [M, T of this rank, L, K], zeros in other ranks' layers; losses of `forward_backward`.
+        """
         layout, found = self.layout, {}
+
+        def record(place, out):
+            if torch._C._current_graph_task_id() == -1:  # not a layer that runs forward again
+                found.setdefault(place, []).append(out[1])
+
         hooks = [
-            router.register_forward_hook(lambda _, args, out, place=place: found.setdefault(place, []).append(out[1]))
+            router.register_forward_hook(lambda _, args, out, place=place: record(place, out))
             for routers in self.routers
             for place, router in routers
         ]
-        self.forward_backward(step, None, forward_only=True)
+        losses = self.forward_backward(step, None, forward_only=forward_only)
         for hook in hooks:
             hook.remove()
         topk_MTLK = torch.zeros(layout.M, layout.T // layout.tp, len(layout.moe_layers), K, dtype=torch.int64)
         for place, maps in found.items():
             for m, routing_TE in enumerate(maps):
                 topk_MTLK[m, :, place] = routing_TE.view(-1, layout.num_experts).nonzero()[:, 1].view(-1, K)
-        return topk_MTLK
+        return topk_MTLK, losses
 
     def zero(self):
         for chunk in self.chunks:

@@ -73,14 +73,18 @@ def run(
         magnitudes = stack.enter_context(watch(program)) if watch else None
         for step in range(num_steps):
             program.zero()
-            topk_MTLK = program.routing(step) if hint is None else program.own_routing(step)
+            topk_MTLK = program.routing(step) if hint is None else program.own_routing(step, forward_only=True)[0]
             known = topk_MTLK if hint is None else changed(topk_MTLK, hint, program)
             work = moe.plan([topk_TLK.numpy() for topk_TLK in known]) if moe else None
             if unplanned:  # the last tokens, since these are sorted by their place in the sequence
                 last = slice(-unplanned * case.layout.batch, None)
                 topk_MTLK[:, last] = program.routing(step, seed=7, popular=0 if alike else 7)[:, last]
             with moe.stage(work, replay=hint is None) if moe else contextlib.nullcontext():
-                found.losses.append(program.forward_backward(step, topk_MTLK if hint is None else None))
+                if hint is None:
+                    found.losses.append(program.forward_backward(step, topk_MTLK))
+                else:
+                    topk_MTLK, losses = program.own_routing(step)
+                    found.losses.append(losses)
             found.grads.append(program.main_grads())
             if magnitudes:
                 found.magnitudes.append(magnitudes.take())

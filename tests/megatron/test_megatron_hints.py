@@ -38,7 +38,7 @@ def test_with_ten_percent_of_choices_changed_skew_as_served_is_within_two_percen
 def hinted_recompute(_group, case):
     """A recompute stage planned from a hint: losses with and without foremoe, and the metrics."""
     program = Program(case.layout)
-    hint = [topk_TLK.numpy() for topk_TLK in arms.changed(program.own_routing(0), 0.1, program)]
+    hint = [topk_TLK.numpy() for topk_TLK in arms.changed(program.own_routing(0, forward_only=True)[0], 0.1, program)]
     alone = program.forward_backward(0, None, forward_only=True)
     with arms.attached(program, case) as moe:
         with moe.stage(hint, "recompute", replay=False):

@@ -17,7 +17,7 @@ import foremoe.simulate
 from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
-from foremoe.problem.foresight import Noisy, predicted_load
+from foremoe.problem.foresight import Noisy, Rerouted, predicted_load
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
@@ -182,7 +182,7 @@ def test_a_start_for_another_load_is_split_anew():
         Planner().plan(problem_of(redundant=2), start)
 
 
-@pytest.mark.parametrize("foresight", ["previous", "step", Noisy(0.3)])
+@pytest.mark.parametrize("foresight", ["previous", "step", Noisy(0.3), Rerouted(0.3)])
 def test_less_foresight_is_valid_and_no_better_on_average(foresight):
     problem = problem_of(micro_steps=6)
     seen, _ = Planner(foresight=foresight).plan(problem)

@@ -14,7 +14,7 @@ from foremoe.base.extensions import load_entry_point
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
-from foremoe.problem.foresight import Noisy
+from foremoe.problem.foresight import Noisy, Rerouted
 from foremoe.solvers import Chain, Exact, Greedy, Lpt, Quota
 
 
@@ -32,6 +32,7 @@ def test_the_repr_of_a_strategy_is_its_text(name):
             if not getattr(t, "__abstractmethods__", None)
         ),
         Noisy(0.25, seed=3),
+        Rerouted(0.25, "redraw", seed=3),
         foremoe.SharedSlots(5),
         foremoe.ResidentSlots(copies=2),
         foremoe.CostModel(objective="balance", overlap=0.5),
