@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
@@ -15,6 +16,7 @@ from test_megatron_faults import LAYOUTS, host_down
 from test_megatron_layouts import SINGLE
 
 from foremoe.base.errors import InputError
+from foremoe.workload.skew import skew
 
 BACKENDS = ("deepep", "hybridep")
 
@@ -30,10 +32,10 @@ def redundant_of(backend, case):
     return next(r for r in (1, 2) if backend == "deepep" or (base + r) * case.layout.ep % 4 == 0)
 
 
-def one_step(group, backend, case, options=None):
+def one_step(group, backend, case, options=None, hint=None):
     """`compare.one_step` over the flex dispatcher; runs on a rank."""
     redundant = {"redundant": redundant_of(backend, case)}
-    return compare.one_step(group, over(backend, case), options_of=lambda: redundant | (options() if options else {}))
+    return compare.one_step(group, over(backend, case), options_of=lambda: redundant | (options() if options else {}), hint=hint)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -52,6 +54,14 @@ def test_rows_whose_replicas_cannot_be_had_run_at_home_on_all_ranks(pool, case, 
     verdicts = pool.run(one_step, backend, case, host_down, num_ranks=case.num_ranks)
     assert all(verdict.equal and verdict.drift == 0 and verdict.fell_back > 0 for verdict in verdicts)
     assert not any(verdict.served for verdict in verdicts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_a_hint_the_skew_is_reported_as_served(pool, backend):
+    verdicts = pool.run(one_step, backend, SINGLE, None, 0.2, num_ranks=SINGLE.num_ranks)
+    assert all(verdict.equal and verdict.as_expected and verdict.drift > 0 for verdict in verdicts)
+    served_XML = skew(np.stack([verdict.load_ML for verdict in verdicts], axis=-1))
+    assert all(np.allclose(verdict.served_skew_ML, served_XML) for verdict in verdicts)
 
 
 def plain_step(_group, layout):

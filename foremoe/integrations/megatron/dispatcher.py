@@ -93,7 +93,7 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
     """As `SlotDispatcher`, over DeepEP or HybridEP.
 
     These exchange counts inside their kernels, where no flag can ride along. So a row that has replicas costs an all-reduce of
-    one number, before anything is dispatched.
+    one number, before anything is dispatched, and a row that is watched one of a number per rank.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -108,6 +108,7 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
         if own.shared_experts is not None:
             self.set_shared_experts(own.shared_experts)
         self.missing: bool | None = None
+        self.watch, self.load_G = False, torch.zeros(own.ep_size, dtype=torch.int64)
         self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
@@ -117,6 +118,9 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
             if bool(missing):
                 assert self.go_home is not None
                 routing_map, probs = self.go_home()
+        if self.watch:
+            self.load_G = routing_map.sum(0).view(self.ep_size, -1).sum(1)
+            dist.all_reduce(self.load_G, group=self.tp_ep_group)
         manager = self._comm_manager
         if not hasattr(manager, "token_indices"):  # HybridEP goes by the routing map
             return super().dispatch_preprocess(hidden_states, routing_map, probs)
