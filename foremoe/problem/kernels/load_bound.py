@@ -10,16 +10,13 @@ from foremoe.base.compiled import kernel
 
 
 @kernel
-def _insert(load_B, hot, count):
-    """Puts loads into the first `count` entries of `hot`, which descend. Returns how many there are then."""
-    for load in load_B:
-        i = count
-        while i > 0 and hot[i - 1] < load:
-            hot[i] = hot[i - 1]
-            i -= 1
-        hot[i] = load
-        count += 1
-    return count
+def _insert(value, hot, count):
+    """Puts `value` into the first `count` entries of `hot`, which descend."""
+    i = count
+    while i > 0 and hot[i - 1] < value:
+        hot[i] = hot[i - 1]
+        i -= 1
+    hot[i] = value
 
 
 @kernel
@@ -29,12 +26,15 @@ def _many_slots(target, redundant, rank_I, load_G, load_GB):
     The k most loaded ranks can only give into the slots of the others: those take at most as many of the largest experts at
     home on the k ranks. What is left has a mean, and the maximum is no smaller.
     """
-    num, total, count = rank_I.size, np.int64(0), 0
-    hot = np.empty(num * load_GB.shape[1], np.int64)
+    num, B = rank_I.size, load_GB.shape[1]
+    hot = np.empty(num * B, np.int64)
+    total, count = np.int64(0), 0
     for k in range(1, num + 1):
         g = rank_I[k - 1]
         total += load_G[g]
-        count = _insert(load_GB[g], hot, count)
+        for b in range(B):
+            _insert(load_GB[g, b], hot, count)
+            count += 1
         slots = redundant * (num - k)
         if slots < count:
             target = max(target, -((hot[:slots].sum() - total) // k))
@@ -52,8 +52,8 @@ def _one_slot(target, rank_I, load_G, load_GB):
     found with the j least loaded ranks as A. If it is less than what H has above T, T cannot be reached, nor can any T up to
     the load of the least loaded rank above T outside H: above that, this rank takes some, too.
     """
-    num = rank_I.size
-    hot = np.empty(num * load_GB.shape[1], np.int64)
+    num, B = rank_I.size, load_GB.shape[1]
+    hot = np.empty(num * B, np.int64)
     while True:
         above, below_total = 0, np.int64(0)
         for i in range(num):
@@ -65,7 +65,9 @@ def _one_slot(target, rank_I, load_G, load_GB):
         for k in range(1, above + 1):
             g = rank_I[k - 1]
             total += load_G[g]
-            count = _insert(load_GB[g], hot, count)
+            for b in range(B):
+                _insert(load_GB[g, b], hot, count)
+                count += 1
             held, members = total + below_total, k + num - above
             reached = -(-held // members)
             for j in range(1, num - above + 1):
