@@ -38,7 +38,7 @@ OPTIONS = {
     "unknown cluster": (["--cluster", "nope"], "there is no cluster preset 'nope'"),
     "cluster file": (["--cluster", "./nope.toml"], "nope.toml"),
     "missing history": (["--history", "nope.npz"], "'nope.npz': No such file or directory"),
-    "unknown schedule": (["--schedule", "nope"], "no schedule"),
+    "unknown schedule": (["--schedule", "nope"], "is not a valid schedule"),
     "schedule against stage": (["--schedule", "forward"], "backward"),
     "stage against schedule": (["--stage", "recompute", "--schedule", "accumulate"], "backward"),
     "interleaved": (["--schedule", "interleaved:2,3,0"], "multiples of 2"),
