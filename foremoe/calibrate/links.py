@@ -136,7 +136,7 @@ def copy_points(copies: Copies, watch: Stopwatch, kind: str, budget_s: float) ->
 def beside_point(
     copies: Copies, watch: Stopwatch, kind: str, compute: Callable[[], None], alone_s: float, compute_s: float, budget_s: float
 ) -> Point:
-    """What compute (alone: `compute_s`) takes longer while whole experts are copied (`alone_s`); it is repeated to cover them."""
+    """Seconds that copies of whole experts (`alone_s`) add to compute (alone: `compute_s`), which is repeated to cover them."""
     layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
 
     def run(lap: Lap) -> None:

@@ -37,7 +37,7 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def popularity(load_LE: Array) -> dict[str, Any]:
-    """How far the hottest expert of a layer stands above the mean, and the hottest of all layers."""
+    """Load of the hottest expert over the mean, of a layer and of the hottest layer."""
     mean_L = load_LE.mean(axis=1)
     times_LE = load_LE / np.where(mean_L > 0, mean_L, 1.0)[:, None]
     order = np.argsort(-times_LE.ravel(), kind="stable")[:5]
@@ -136,5 +136,5 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
 
 
 def dealing_text(dealt: Dealt | None, unknown: str) -> str:
-    """How a batch was dealt; `unknown` where nobody has said it."""
+    """The text of how a batch was dealt; `unknown` where nobody has said it."""
     return f"{dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}" if dealt is not None else unknown

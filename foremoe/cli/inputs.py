@@ -29,7 +29,7 @@ from foremoe.workload.workload import Workload
 
 
 class Case(NamedTuple):
-    """What a command works on."""
+    """The case that a command works on."""
 
     problem: Problem  # what to plan
     workload: Workload  # the counts behind it

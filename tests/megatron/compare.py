@@ -72,7 +72,8 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike, hint: of `program_arms.run`.   options_of: a function that gives options of `attach`, or None.
+        breakage, unplanned, alike, hint: of `program_arms.run`.
+        options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
     plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
