@@ -61,7 +61,8 @@ def run(
         breakage: name of what is broken on purpose.   watch: `Magnitudes`, or None.
         unplanned: rows at the end of every sequence that are routed otherwise than plans know.   alike: the experts that are
             popular among the others are so among these.
-        hint: routers route by themselves; plans are made from this share of choices changed.   options: of `attach`.
+        hint: routers route by themselves; plans are made from this share of choices changed.
+        options: of `attach`.
     """
     program = Program(case.layout)
     found = Run(ep_rank=program.ps.get_expert_model_parallel_rank())
