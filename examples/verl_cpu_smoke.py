@@ -20,7 +20,7 @@ def main() -> None:
     from program import Layout
     from verl_arms import run
 
-    from foremoe.integrations.verl.settings import Settings
+    from foremoe.integrations.settings import Settings
     from foremoe.testing.ranks import RankPool
 
     arms = {

@@ -13,8 +13,8 @@ import foremoe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-# What a page shows as an output or a placeholder, not as a file of the tree.
-NOT_FILES = re.compile(r"mine\.py|wire\.py|HARDWARE_DATE")
+# What a page shows as an output, a placeholder or a file of a trainer, not as a file of the tree.
+NOT_FILES = re.compile(r"mine\.py|wire\.py|run_grpo\.py|HARDWARE_DATE")
 # It lists old names beside the new ones.
 EXEMPT = {"CHANGELOG.md"}
 ENTRY_POINTS = {"foremoe.solvers", "foremoe.backends"}
@@ -37,7 +37,9 @@ def test_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
         if parts[-1] in ("mine", "wire"):
             continue
         if parts[1] == "integrations":  # needs the trainer
-            assert not parts[3:] or parts[3] in (ROOT / Path(*parts[:3]) / "__init__.py").read_text(), name
+            module = ROOT / Path(*parts[:3])
+            source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+            assert source.exists() and (not parts[3:] or parts[3] in source.read_text()), name
             continue
         value = foremoe
         for at, part in enumerate(parts[1:], 2):

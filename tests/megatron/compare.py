@@ -68,17 +68,18 @@ class Verdict:
         return self.loss == 0 and self.other == 0 and self.expert <= 1  # False for NaN
 
 
-def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None):
+def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None, wrapped=False):
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike, hint: of `program_arms.run`.
+        breakage, unplanned, alike, hint, wrapped: of `program_arms.run`.
         options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
     plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
     planned = arms.run(
-        case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, **options
+        case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, wrapped=wrapped,
+        **options,
     )  # fmt: skip
     losses, other, expert = [0.0], [0.0], [0.0]
     for step in range(2):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import cpu
 import numpy as np
@@ -51,6 +52,7 @@ def run(
     unplanned=0,
     alike=False,
     hint=None,
+    wrapped=False,
     **options,
 ):
     """Runs the program for some optimizer steps.
@@ -62,6 +64,7 @@ def run(
         unplanned: rows at the end of every sequence that are routed otherwise than plans know.   alike: the experts that are
             popular among the others are so among these.
         hint: routers route by themselves; plans are made from this share of choices changed.
+        wrapped: plans are made by `forward_backward`, around Megatron's own function.
         options: of `attach`.
     """
     program = Program(case.layout)
@@ -80,7 +83,8 @@ def run(
             if unplanned:  # the last tokens, since these are sorted by their place in the sequence
                 last = slice(-unplanned * case.layout.batch, None)
                 topk_MTLK[:, last] = program.routing(step, seed=7, popular=0 if alike else 7)[:, last]
-            with moe.stage(work, replay=hint is None) if moe else contextlib.nullcontext():
+            around = wrapped_calls(moe, known) if wrapped else moe.stage(work, replay=hint is None) if moe else None
+            with around or contextlib.nullcontext():
                 if hint is None:
                     found.losses.append(program.forward_backward(step, topk_MTLK))
                 else:
@@ -103,6 +107,18 @@ def changed(topk_MTLK, share, program):
     """The routing with a share of the (token, layer) choices changed: one expert of each is another, drawn by load."""
     seed = program.ps.get_data_parallel_rank()
     return torch.stack([torch.from_numpy(Rerouted(share, seed=seed).choices(topk_TLK.numpy())) for topk_TLK in topk_MTLK])
+
+
+@contextlib.contextmanager
+def wrapped_calls(moe, topk_MTLK):
+    """Whoever asks Megatron for its forward-backward function gets one that plans from this routing."""
+    from megatron.core import pipeline_parallel
+
+    from foremoe.integrations.megatron import forward_backward
+
+    run = forward_backward(moe, lambda call: [topk_TLK.numpy() for topk_TLK in topk_MTLK])
+    with patch.object(pipeline_parallel, "get_forward_backward_func", lambda: run):
+        yield run
 
 
 @contextlib.contextmanager

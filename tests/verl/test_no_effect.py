@@ -10,8 +10,8 @@ import pytest
 
 from foremoe.base.errors import InputError
 from foremoe.integrations.verl.engine import engine_class
-from foremoe.integrations.verl.once import warn_once
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.once import warn_once
+from foremoe.integrations.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from program import Layout
 from verl_arms import run
 
 from foremoe.base.errors import TransferError
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 from foremoe.workload.workload import Workload
 
 LAYOUT = Layout(ep=4)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from foremoe.base.errors import InputError
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 
 RECIPE = Path(__file__).parents[2] / "examples" / "verl_qwen3_30b_a3b.sh"
 

@@ -10,7 +10,7 @@ import torch
 from program import K, Layout
 from verl_arms import run
 
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 
 STEPS = 2
 # Toy sizes gain no predicted time from a replica.

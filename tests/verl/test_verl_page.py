@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verl.md").read_text()

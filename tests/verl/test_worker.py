@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from program import Layout
 
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.settings import Settings
 
 LAYOUT = Layout(ep=2)
 SECONDS = ("plan_s", "share_s", "begin_s", "begin_exposed_s", "exposed_s")

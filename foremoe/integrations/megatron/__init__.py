@@ -1,4 +1,5 @@
-"""foremoe inside Megatron-Core: `attach` puts physical slots around the `MoELayer`s of a built model. Needs megatron-core."""
+"""foremoe inside Megatron-Core: `attach` puts physical slots around the `MoELayer`s of a built model,
+`forward_backward` runs it by plans. Needs megatron-core."""
 
 from foremoe.base.errors import InputError
 
@@ -8,6 +9,7 @@ except ModuleNotFoundError:
     raise InputError("the Megatron adapter needs megatron-core; pip install 'megatron-core>=0.16'.") from None
 
 from foremoe.integrations.megatron.attach import Attached, attach
+from foremoe.integrations.megatron.forward_backward import forward_backward
 from foremoe.integrations.megatron.summary import MegatronSummary
 
-__all__ = ["Attached", "MegatronSummary", "attach"]
+__all__ = ["Attached", "MegatronSummary", "attach", "forward_backward"]

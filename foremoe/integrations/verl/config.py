@@ -9,9 +9,9 @@ from typing import Any
 
 from verl.workers.config.engine import McoreEngineConfig
 
+from foremoe.integrations.once import warn_once
+from foremoe.integrations.settings import Settings
 from foremoe.integrations.verl.engine import PLATFORM
-from foremoe.integrations.verl.once import warn_once
-from foremoe.integrations.verl.settings import Settings
 
 __all__ = ["EngineConfig", "Settings"]
 

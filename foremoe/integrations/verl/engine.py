@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from foremoe.integrations.verl.once import warn_once
-from foremoe.integrations.verl.settings import Settings
+from foremoe.integrations.once import warn_once
+from foremoe.integrations.settings import Settings
 
 # Device and vendor. veRL prefers an engine of the vendor, and falls back to this one where there is no accelerator.
 PLATFORM = "cuda", "nvidia"

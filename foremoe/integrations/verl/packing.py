@@ -16,7 +16,7 @@ import numpy as np
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.megatron.layout import model_of, moe_numbers
-from foremoe.integrations.verl.once import warn_once
+from foremoe.integrations.once import warn_once
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.solvers import ExpertAware
 from foremoe.solvers.pack.repack import UNIT, repack

@@ -11,15 +11,15 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup
+from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
-from foremoe.integrations.verl.compiling import compile_in_turn
+from foremoe.integrations.megatron.forward_backward import planned_or_home
+from foremoe.integrations.settings import Settings
 from foremoe.integrations.verl.dump import dump_workload
 from foremoe.integrations.verl.metrics import Figures, Totals
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
-from foremoe.integrations.verl.settings import Settings
 
 
 class Session:
@@ -125,11 +125,8 @@ class RunningStage:
             routing = routing_of(session.engine, micro_batches)
             if session.settings.dump is not None:
                 dump_workload(attached, routing, self._stage, number, session.settings.dump, partial(session.warn, "dump"))
-            try:
-                self._stack.enter_context(attached.stage(attached.plan(routing, self._stage), self._stage))
-                self._planned = True
-            except InputError as error:  # the same on all ranks of the EP group
-                session.warn("plan", f"foremoe runs the {self._stage} stage without a plan: {error}")
+            stage = planned_or_home(attached, routing, self._stage, partial(session.warn, "plan"))
+            self._planned = self._stack.enter_context(stage)
         self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
         return micro_batches, indices
 

@@ -1,0 +1,116 @@
+"""forward_backward: Megatron's forward-backward function, by a plan wherever routing is known before the call."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.integrations.compiling import compile_in_turn
+from foremoe.integrations.megatron.attach import Attached, attach
+from foremoe.integrations.settings import Settings
+
+RoutingOf = Callable[[dict[str, Any]], Sequence[Any] | None]
+
+_logger = logging.getLogger("foremoe")
+
+
+def forward_backward(
+    moe: Attached | Callable[[Any], Attached],
+    routing_of: RoutingOf,
+    function: Callable[..., Any] | None = None,
+    *,
+    replay: bool = True,
+) -> Callable[..., Any]:
+    """Megatron's forward-backward function, with a plan for every call whose routing is known::
+
+        forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
+        losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
+
+    A call with ``forward_only`` is a recompute stage, any other an update. A stage that cannot be planned (an `InputError`, on
+    all ranks alike) runs at home; the first one warns.
+
+    Args:
+        moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
+        routing_of: Is given the arguments of a call by name. Returns what `Attached.plan` takes, most simply the experts of this
+            rank's own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks alike, for a call that runs
+            without a plan. If it reads an iterator, it puts another in its place.
+        function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.
+        replay: False: routers route by themselves, and the routing is a hint.
+    """
+    warned = False
+
+    def warn(message: str) -> None:
+        nonlocal warned
+        if not warned:
+            warned = True
+            warnings.warn(message, stacklevel=2)
+
+    def run(**call: Any) -> Any:
+        nonlocal moe
+        routing = routing_of(call)
+        own = function or get_forward_backward_func()
+        if routing is None:
+            return own(**call)
+        if not isinstance(moe, Attached):
+            moe = moe(call["model"])
+        stage = "recompute" if call.get("forward_only") else "update"
+        with planned_or_home(moe, routing, stage, warn, replay=replay):
+            found = own(**call)
+        if torch.distributed.get_rank() == 0:
+            _logger.info("%s: %s", stage, moe.metrics())
+        return found
+
+    return run
+
+
+@contextlib.contextmanager
+def planned_or_home(
+    moe: Attached, routing: Sequence[Any], stage: str, warn: Callable[[str], None], *, replay: bool = True
+) -> Iterator[bool]:
+    """Runs a stage by a plan if one can be made, else at home, with a warning and without metrics; collective.
+
+    Yields:
+        Whether there is a plan.
+    """
+    with contextlib.ExitStack() as stack:
+        planned = False
+        if moe.active:
+            try:
+                stack.enter_context(moe.stage(moe.plan(routing, stage), stage, replay=replay))
+                planned = True
+            except InputError as error:  # the same on all ranks of the EP group
+                moe.report = None
+                warn(f"foremoe runs the {stage} stage without a plan: {error}")
+        yield planned
+
+
+def plan_calls_of(module: Any, routing_of: RoutingOf, settings: Settings) -> None:
+    """Replaces `get_forward_backward_func` of a trainer's module; attaches when the first routing is known."""
+
+    def attach_to(model: Any) -> Attached:
+        compile_in_turn(parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+        return attach(model, cluster=settings.cluster_of(), **settings.options())
+
+    def wanted(call: dict[str, Any]) -> Sequence[Any] | None:
+        return routing_of(call) if (settings.recompute if call.get("forward_only") else settings.update) else None
+
+    run = forward_backward(attach_to, wanted)
+    module.get_forward_backward_func = lambda: run
+
+
+def on_host(layers: Sequence[torch.Tensor]) -> Array:
+    """int16 [T, L, K] of one micro-batch, from an integer tensor [T, K] per MoE layer of this rank."""
+    if not layers:  # a pipeline stage without MoE layers
+        return np.empty((0, 0, 0), np.int16)
+    # In one copy, as small as it can be.
+    return torch.stack([topk_TK.to(torch.int16) for topk_TK in layers], dim=1).cpu().numpy()

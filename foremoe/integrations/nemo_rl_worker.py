@@ -1,0 +1,20 @@
+"""NeMo-RL's Megatron worker with foremoe; what Ray makes in the place of NeMo-RL's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
+from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
+
+from foremoe.integrations.nemo_rl import install
+
+
+@ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
+class MegatronPolicyWorker(MegatronPolicyWorkerImpl):  # type: ignore[misc]
+    """As NeMo-RL's, whose own class is a Ray actor that nothing can be derived from."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        install(config)
+        super().__init__(config, *args, **kwargs)

@@ -1,0 +1,147 @@
+"""slime: its sequence of calls runs by plans, with the losses and gradients of the run without foremoe.
+
+The sequence is that of THUDM/slime at 624b824a: slime/backends/megatron_utils/actor.py (`train_actor`, `fill_routing_replay`),
+model.py (`forward_only`, `train_one_step`), initialize.py, and slime/utils/routing_replay.py, which runs itself where
+FOREMOE_SLIME names a checkout. slime needs CUDA, Ray and SGLang, none of which installs here.
+"""
+
+import contextlib
+import os
+from types import SimpleNamespace
+from typing import ClassVar
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import stand_ins
+import torch
+from layouts import Case
+from program import Layout, Program
+
+CHECKOUTS = stand_ins.checkouts("FOREMOE_SLIME", "THUDM/slime")
+
+
+class RoutingReplay:
+    """A router's routing of all micro-batches, with a place for forwards and one for re-forwards."""
+
+    all_routing_replays: ClassVar = []
+
+    def __init__(self):
+        self.all_routing_replays.append(self)
+        self.clear()
+
+    def clear(self):
+        self.top_indices_list, self.forward_index, self.backward_index = [], 0, 0
+
+    def record(self, topk_TK):
+        self.top_indices_list.append(topk_TK)
+
+    def pop_forward(self):
+        self.forward_index += 1
+        return self.top_indices_list[self.forward_index - 1]
+
+    def pop_backward(self):
+        self.backward_index += 1
+        return self.top_indices_list[self.backward_index - 1]
+
+    @classmethod
+    def clear_all_forward(cls):
+        for replay in cls.all_routing_replays:
+            replay.forward_index = 0
+
+    @classmethod
+    def clear_all(cls):
+        for replay in cls.all_routing_replays:
+            replay.clear()
+
+
+@contextlib.contextmanager
+def slime_of(checkout):
+    """Gives slime's replay class and the module in which it asks Megatron for its function."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    model = {"get_forward_backward_func": get_forward_backward_func}
+    replay = {"RoutingReplay": RoutingReplay}
+    if checkout:
+        accelerator = {"current_device": lambda: "cpu"}
+        with stand_ins.modules(slime__utils={"accelerator": SimpleNamespace(**accelerator)}):
+            replay = vars(stand_ins.own_file(checkout, "slime/utils/routing_replay.py"))
+    with stand_ins.modules(slime__utils__routing_replay=replay, slime__backends__megatron_utils__model=model):
+        import slime.backends.megatron_utils.model as module
+
+        replay["RoutingReplay"].all_routing_replays.clear()
+        yield replay["RoutingReplay"], module
+
+
+def rollout(_group, case, checkout, mode):
+    """One rollout of slime's actor, two updates: its losses, gradients of the last update, and what foremoe logged.
+
+    Args:
+        mode: "alone", "R3" (``--use-rollout-routing-replay``), or "R2" (``--use-routing-replay``).
+    """
+    from megatron.core import pipeline_parallel
+    from megatron.core.transformer.moe.router_replay import RouterReplayAction
+
+    from foremoe.integrations import compiling, slime
+
+    program, losses = Program(case.layout), []
+    routers = [pair for chunk in program.routers for pair in chunk]
+    with contextlib.ExitStack() as stack:
+        replay_class, model = stack.enter_context(slime_of(checkout))
+        environ = stack.enter_context(patch.dict(os.environ, {"ENABLE_ROUTING_REPLAY": "1"}))
+        stack.enter_context(patch.object(compiling, "_ready", True))
+        stack.enter_context(
+            patch.object(pipeline_parallel, "get_forward_backward_func", lambda: model.get_forward_backward_func())
+        )
+        logged = stack.enter_context(stand_ins.figures())
+        if mode != "alone":
+            slime.install(SimpleNamespace(use_routing_replay=True, foremoe={"objective": "balance"}))
+        replays = [replay_class() for _ in routers]
+
+        def feed(router, _):
+            """As slime's patch of Megatron's top-k does, by its own class."""
+            index = [router is mine for _, mine in routers].index(True)
+            if environ["ROUTING_REPLAY_STAGE"] == "fallthrough":
+                return router.router_replay.clear_router_replay_action()
+            in_backward = torch._C._current_graph_task_id() != -1
+            topk_TK = replays[index].pop_backward() if in_backward else replays[index].pop_forward()
+            router.router_replay.set_target_indices(topk_TK.long())
+            router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+
+        def passes(stage, **options):
+            environ["ROUTING_REPLAY_STAGE"] = stage
+            for step in range(2):
+                program.zero()
+                losses.extend(program.forward_backward(step, None, **options))
+
+        for _, router in routers:
+            router.register_forward_pre_hook(feed)
+        for step in range(2):
+            for topk_TLK in program.routing(step):
+                for (place, _), mine in zip(routers, replays, strict=True):
+                    mine.record(topk_TLK[:, place].to(torch.int32).contiguous())
+        passes("fallthrough", forward_only=True)  # the reference model
+        passes("record" if mode == "R2" else "replay_forward", forward_only=True)
+        replay_class.clear_all_forward()
+        passes("replay_backward")
+        consumed = {(len(mine.top_indices_list), mine.forward_index) for mine in replays}
+        replay_class.clear_all()
+    return losses, program.main_grads(), list(logged), consumed
+
+
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+@pytest.mark.parametrize("case", [Case(2, Layout()), Case(4, Layout(pp=2, num_layers=4, dense=(0,), recompute="full"))], ids=str)
+def test_slime_s_sequence_of_calls(pool, case, checkout):
+    alone = pool.run(rollout, case, checkout, "alone", num_ranks=case.num_ranks)
+    for mode, stages in (("R3", ["recompute"] * 2 + ["update"] * 2), ("R2", ["update"] * 2)):
+        if mode == "R2" and case.num_ranks > 2:
+            continue
+        planned = pool.run(rollout, case, checkout, mode, num_ranks=case.num_ranks)
+        assert [stage for stage, _ in planned[0][2]] == stages
+        assert all(metrics["replicas"] and not metrics["drift"] for _, metrics in planned[0][2] if metrics)
+        for (losses, grads, _, consumed), (losses_alone, grads_alone, logged, _) in zip(planned, alone, strict=True):
+            assert losses == pytest.approx(losses_alone, abs=1e-6) and not logged and consumed == {(8, 8)}
+            for name, grad in grads_alone.items():
+                torch.testing.assert_close(grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
