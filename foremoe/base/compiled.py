@@ -25,11 +25,23 @@ from numba.extending import is_jitted
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that make no arrays; asking for memory is refused when they are compiled; so is ``a[:] = b``.
+    """`kernel` for functions that make no arrays and that kernels alone call; Python calls their ``py_func``.
 
-    Numba counts no references in them, which, where arrays come in tuples, costs more than the work of a small function.
+    Asking for memory is refused when they are compiled; so is ``a[:] = b``. Numba counts no references in them, which, where
+    arrays come in tuples, costs more than the work of a small function. What Python would call takes a tenth of compiling.
     """
-    return kernel(function, _nrt=False, forceinline=True)
+    dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
+    jitted = is_jitted(dispatcher)
+    if jitted:
+        dispatcher._insert, dispatcher._compile_for_args = _nothing, _only_kernels  # else Python would call address 0
+    return dispatcher
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _only_kernels(*_: Any, **__: Any) -> None:
+    raise TypeError("an inner kernel is called by other kernels alone; from Python, call its py_func.")
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:

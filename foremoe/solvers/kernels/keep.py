@@ -49,7 +49,7 @@ def may_serve(g, e, row, num_slots):
     return row.load_E[e] > 0 and home != g and (not row.node_only or row.node_G[home] == row.node_G[g])
 
 
-@inner_kernel
+@kernel
 def use_buffers(time, num_base, expert_GS, quota_GS, buffers):
     """Puts the replicas with a quota of row number `time` of a sequence into the least recently used buffers; in place."""
     buffer_GP, last_GP = buffers

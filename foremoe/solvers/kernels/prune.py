@@ -6,7 +6,7 @@ import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.rows import clean_row, home_of_experts
+from foremoe.solvers.kernels.rows import assign, clean_row, copy_of, home_of_experts
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
 
@@ -83,15 +83,14 @@ def _without(rank, slot, home, target, links, placed):
     # Its home gets the load back.
     if _movable(rank, slot, h, links, placed) < load_G[h] + amount - target:
         return False
-    e, old_quota_GS, old_load_G = expert_GS[rank, slot], quota_GS.copy(), load_G.copy()
+    before = copy_of(placed)
     quota_GS[h, home - h * S] += amount
     load_G[h] += amount
     load_G[rank] -= amount
     expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
     if split_linked(target, target, np.bool_(False), links, placed) >= 0:
         return True
-    quota_GS[:], load_G[:] = old_quota_GS, old_load_G
-    expert_GS[rank, slot] = e
+    assign(placed, before)
     return False
 
 
