@@ -39,7 +39,8 @@ class EngineProgram:
     """One rank: the engine with a small GPT, and samples as veRL's trainer hands them over.
 
     Args:
-        mode: "R2" or "R3".   settings: of foremoe, or None.   mixed: samples of two domains, each with experts of its own.
+        mode: "R2", "R3" or "disabled".   settings: of foremoe, or None.
+        mixed: samples of two domains, each with experts of its own.
     """
 
     def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False):
@@ -101,8 +102,8 @@ class EngineProgram:
         if routes is not None:
             data["routed_experts"] = routes
         tu.assign_non_tensor(
-            data, use_dynamic_bsz=True, max_token_len_per_gpu=40, sp_size=1, enable_routing_replay=True, calculate_entropy=True,
-            calculate_sum_pi_squared=False,
+            data, use_dynamic_bsz=True, max_token_len_per_gpu=40, sp_size=1, enable_routing_replay=self.mode != "disabled",
+            calculate_entropy=True, calculate_sum_pi_squared=False,
         )  # fmt: skip
         return data
 
@@ -132,7 +133,7 @@ def _bare_engine(engine_class, layout, mode, settings, seed):
 
     engine = engine_class.__new__(engine_class)
     config = model_config(layout)
-    config.variable_seq_lengths = True
+    config.variable_seq_lengths, config.moe_enable_routing_replay = True, mode != "disabled"
     config.finalize_model_grads_func = finalize_model_grads
     chunks = [
         model_chunk(config, layout, v, core_attention=PackedAttention, max_sequence_length=64) for v in range(layout.vpp or 1)
@@ -143,7 +144,7 @@ def _bare_engine(engine_class, layout, mode, settings, seed):
     engine.module = [wrap(config, ddp, chunk) for chunk in chunks]
     options = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=layout.distributed, clip_grad=1.0)
     engine.optimizer = get_megatron_optimizer(options, engine.module)
-    engine.tf_config, engine.enable_routing_replay, engine.mini_layer_topk_idx_list = config, True, []
+    engine.tf_config, engine.enable_routing_replay, engine.mini_layer_topk_idx_list = config, mode != "disabled", []
     space = types.SimpleNamespace
     engine.engine_config = space(
         context_parallel_size=1, dynamic_context_parallel=False, pad_bshd_to_minibatch_max=False, use_remove_padding=True,

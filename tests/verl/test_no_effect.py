@@ -7,9 +7,9 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from foremoe.base.errors import InputError
-from foremoe.integrations.verl.engine import engine_class
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 
@@ -23,28 +23,21 @@ def caught():
     warn_once.cache_clear()
 
 
-def engine(settings, replay):
-    """foremoe's over one that stands in for veRL's."""
+@pytest.mark.parametrize(("known", "replay", "num_warnings"), [(False, False, 1), (False, True, 0), (True, False, 0)])
+def test_a_pass_without_known_routing(caught, known, replay, num_warnings):
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
 
-    class Plain:
-        def initialize(self):
-            self.engine_config, self.enable_routing_replay = types.SimpleNamespace(foremoe=settings), replay
+    from foremoe.integrations.verl.session import Session
 
-    made = engine_class(types.SimpleNamespace(MegatronEngineWithLMHead=Plain))()
-    made.attached = []
-    made.attach_foremoe = made.attached.append
-    return made
-
-
-@pytest.mark.parametrize(
-    ("settings", "replay", "num_warnings"), [(Settings(), False, 1), (Settings(), True, 0), (None, False, 0), (None, True, 0)]
-)
-def test_settings_without_router_replay(caught, settings, replay, num_warnings):
+    made = Session.__new__(Session)
+    made.settings, made.replay, made.attached = Settings(), replay, types.SimpleNamespace(group=types.SimpleNamespace(size=2))
+    made.engine = types.SimpleNamespace(engine_config=types.SimpleNamespace(dynamic_context_parallel=False))
+    data = TensorDict({"routed_experts": torch.zeros(1, 1)} if known else {}, batch_size=[])
+    tu.assign_non_tensor_data(data, "enable_routing_replay", replay)
     for _ in range(2):
-        made = engine(settings, replay)
-        made.initialize()
-        assert made.attached == ([settings] if settings and replay else [])
-    said = [str(w.message) for w in caught if "router replay is disabled" in str(w.message)]
+        assert made.should_plan(data, forward_only=False) == known
+    said = [str(w.message) for w in caught if "enable_rollout_routing_replay=True" in str(w.message)]
     assert len(said) == num_warnings
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from program import K, Layout
+from program import E, K, Layout
 from verl_arms import run
 
 from foremoe.integrations.settings import Settings
@@ -34,7 +34,10 @@ def arms(request, pool):
 
 
 def test_same_log_probs_losses_gradients_and_weights(arms):
-    _, _, plain, planned = arms
+    require_same(*arms[2:])
+
+
+def require_same(plain, planned):
     compared = 0
     for a, b in zip(plain, planned, strict=True):
         assert b.engine == "ForeMoEEngine"
@@ -113,6 +116,40 @@ def test_metrics_are_those_of_all_stages_and_ranks_of_a_model_copy(arms):
             assert of["plan_s"] == max(report.plan_s for report in ranks)
             assert of["begin_exposed_s"] >= of["plan_s"]
     assert told >= len(planned) // layout.pp // layout.tp
+
+
+@pytest.mark.parametrize("layout", [Layout(ep=4), Layout(ep=2, pp=2, num_layers=4, recompute="full")], ids=str)
+def test_where_routers_do_not_replay_rollouts_routing_is_a_hint(pool, layout):
+    """R2 records what routers choose by themselves; a tenth of it is changed, or it is not used at all."""
+    limits = {"timeout_s": 120, "limit_s": 900}
+    recorded, plain = (pool.run(run, layout, mode, None, STEPS, **limits) for mode in ("R2", "disabled"))
+    hints = [[changed(routes, 0.1) for routes in member.routes] for member in recorded]
+    far, near = (pool.run(run, layout, "disabled", SETTINGS, STEPS, True, False, each, **limits) for each in (None, hints))
+    for planned in (far, near):
+        require_same(plain, planned)
+    for member in near:
+        for report in member.reports:
+            home_MLG = report.plan.load_MLE.reshape(*report.plan.load_MLE.shape[:2], layout.ep, -1).sum(axis=3)
+            assert report.served_skew_ML.mean() < (home_MLG.max(2) / home_MLG.mean(2)).mean()
+    served = [mean_served(members) for members in (near, far)]
+    assert 1.0 < served[0] < served[1], "a hint that is nearly true should serve better than one that has nothing to do with it"
+
+
+def mean_served(members):
+    """Of all stages, as veRL's logger has it."""
+    found = [value for member in members for of in member.metrics for name, value in of.items() if name.endswith("/skew_served")]
+    return np.mean(found)
+
+
+def changed(routes, share):
+    """Routes with a share of all choices replaced by an expert that the token has not chosen."""
+    generator = torch.Generator().manual_seed(0)
+    values = routes.values()
+    topk_TLK = values.long()
+    score_TLE = torch.rand(*topk_TLK.shape[:2], E, generator=generator).scatter(2, topk_TLK, -1.0)
+    other_TLK = score_TLE.topk(K, dim=2).indices
+    other_TLK = torch.where(torch.rand(topk_TLK.shape, generator=generator) < share, other_TLK, topk_TLK)
+    return torch.nested.nested_tensor_from_jagged(other_TLK.to(values.dtype), offsets=routes.offsets())
 
 
 def test_a_pipeline_stage_without_experts_runs_along(pool):

@@ -19,6 +19,7 @@ class Run:
         reports: `MegatronSummary` by step and stage.
         native: pairs of this rank that veRL lets the router choose, by step and stage.
         warned: what foremoe warned about.   engine: name of the engine's class.
+        routes: that R2 recorded, by step.
     """
 
     log_probs: list = field(default_factory=list)
@@ -29,14 +30,16 @@ class Run:
     reports: list = field(default_factory=list)
     native: list = field(default_factory=list)
     warned: list = field(default_factory=list)
+    routes: list = field(default_factory=list)
     engine: str = ""
 
 
-def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
+def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hints=None):
     """Steps of the engine on this rank.
 
     Args:
         settings: of foremoe; None: without it.   update: False: recompute alone.   mixed: of `EngineProgram`.
+        hints: routes by rank and step, in place of those that rollout recorded.
     """
     torch.set_num_threads(1)
     from engine_program import EngineProgram, policy_loss
@@ -48,13 +51,15 @@ def run(_group, layout, mode, settings, num_steps, update=True, mixed=False):
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         for step in range(num_steps):
-            output = program.engine.infer_batch(program.batch(step), loss_function=None)
+            hint = hints and hints[group.rank][step]
+            output = program.engine.infer_batch(program.batch(step, hint), loss_function=None)
             found.log_probs.append(log_probs_of(output["model_output"]["log_probs"]) if output else None)
             if watched:
                 watched.note()
             if not update:
                 continue
-            routes = recorded_routes(program, output) if mode == "R2" else None
+            routes = recorded_routes(program, output) if mode == "R2" else hint
+            found.routes.append(routes if mode == "R2" else None)
             output = program.engine.train_batch(program.batch(step, routes), policy_loss)
             found.losses.append(output["loss"] if output else None)
             found.grad_norms.append(output["metrics"].get("grad_norm") if output else None)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 
 # Device and vendor. veRL prefers an engine of the vendor, and falls back to this one where there is no accelerator.
@@ -27,22 +26,15 @@ def engine_class(module: ModuleType) -> type:
     """veRL's `MegatronEngineWithLMHead` with plans; as it was where the config has no `foremoe`."""
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
-        """veRL's engine; a pass with replayed routing runs by a plan that is made as soon as its micro-batches are."""
+        """veRL's engine; a pass whose routing is known runs by a plan that is made as soon as its micro-batches are."""
 
         _foremoe: Any = None
 
         def initialize(self) -> None:
             super().initialize()
             settings = getattr(self.engine_config, "foremoe", None)
-            if not isinstance(settings, Settings):
-                return
-            if self.enable_routing_replay:
+            if isinstance(settings, Settings):
                 self.attach_foremoe(settings)
-            else:
-                warn_once(
-                    "megatron.foremoe is set and does nothing, for router replay is disabled and no routing is known before a "
-                    "pass; set megatron.router_replay.mode to R3 or R2, or remove foremoe."
-                )
 
         def attach_foremoe(self, settings: Settings) -> None:
             """Puts slots around the model's MoE layers; collective. `initialize` calls it where the config says so."""

@@ -15,6 +15,8 @@ from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.megatron.forward_backward import planned_or_home
+from foremoe.integrations.megatron.layout import find_layers
+from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 from foremoe.integrations.verl.dump import dump_workload
 from foremoe.integrations.verl.metrics import Figures, Totals
@@ -26,7 +28,7 @@ class Session:
     """What lives as long as the engine.
 
     Args:
-        engine: VeRL's, initialized; its model has router replay.
+        engine: VeRL's, initialized. Where its router replay is off, rollout's routing is a hint.
 
     A stage whose planning fails on any rank of the EP group, takes too long, or gives an invalid plan runs at home on all of
     them: one warning, and the metric ``foremoe/STAGE/unplanned``.
@@ -34,6 +36,8 @@ class Session:
 
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
+        self.places = find_layers(engine.module)
+        self.replay = bool(engine.enable_routing_replay)  # else what rollout tells is a hint
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         self.compile_s = compile_in_turn(model_copy)
         self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
@@ -45,17 +49,23 @@ class Session:
         self._warned: set[str] = set()
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
-        """Whether a pass replays routing that is known now: not for the reference model, nor where R2 records.
+        """Whether routing is known now, to be replayed or as a hint: not where R2 records, nor where veRL replays but not in this
+        pass (the reference model).
 
         The same on all ranks, those without MoE layers included.
         """
         from verl.utils import tensordict_utils as tu
 
         wanted = self.settings.recompute if forward_only else self.settings.update
-        replayed = tu.get_non_tensor_data(data, key="enable_routing_replay", default=False)
+        acts = tu.get_non_tensor_data(data, key="enable_routing_replay", default=False) or not self.replay
         known = data.get("routed_experts", None) is not None
+        if not known and not self.replay:
+            warn_once(
+                "megatron.foremoe is set and does nothing in a pass without known routing; set "
+                "rollout.enable_rollout_routing_replay=True, or remove foremoe."
+            )
         static = not self.engine.engine_config.dynamic_context_parallel
-        return bool(self.attached.group.size > 1 and wanted and replayed and known and static)
+        return bool(self.attached.group.size > 1 and wanted and acts and known and static)
 
     @contextlib.contextmanager
     def run_stage(self, forward_only: bool) -> Iterator[RunningStage]:
@@ -122,10 +132,11 @@ class RunningStage:
             micro_batches, indices = session.packer.repack_batches(data, micro_batches, indices, partial(session.warn, "pack"))
             self._seconds["pack_s"] = time.perf_counter() - begin_s
         if attached.active:
-            routing = routing_of(session.engine, micro_batches)
+            routing = routing_of(session.engine, session.places, micro_batches)
             if session.settings.dump is not None:
                 dump_workload(attached, routing, self._stage, number, session.settings.dump, partial(session.warn, "dump"))
-            stage = planned_or_home(attached, routing, self._stage, partial(session.warn, "plan"))
+            warn = partial(session.warn, "plan")
+            stage = planned_or_home(attached, routing, self._stage, warn, replay=session.replay)
             self._planned = self._stack.enter_context(stage)
         self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
         return micro_batches, indices
