@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 import time
 
+import numpy as np
+
 from bench.output import command_line, emit, hardware
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.cost import CostModel
@@ -49,7 +51,7 @@ def solve(problem: Problem, solvers: tuple[RankSolver, ...]) -> tuple[float, flo
             placement = solver.solve(problem, placement)
         best_s = min(best_s, time.process_time() - begin_s)
     node_G, expert_NGR = problem.cluster.node_of_rank_G, placement.expert_NGS[:, :, problem.B :]
-    home_NE = problem.home_LE[problem.layer_N] // problem.B
+    home_NE = problem.home_LE[np.arange(problem.N) % problem.L] // problem.B
     far = 0
     for n in range(problem.N):
         held_GR = expert_NGR[n]

@@ -16,7 +16,7 @@ import numpy as np
 from bench.output import command_line, emit, hardware
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
-from foremoe.plan.links import choose_links, copy_seconds
+from foremoe.plan.links import choose_links
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
@@ -35,7 +35,7 @@ COLUMNS = (
 
 def in_place_s(plan: Plan, transfers: TransferList) -> Array:
     """Seconds until the copies of every use are in place, [U]: each waits for its source's copy and for both ends of its link."""
-    t, seconds = transfers, copy_seconds(plan.header.cluster, plan.header.model.expert_bytes)
+    t, seconds = transfers, plan.header.cluster.copy_seconds(plan.header.model.expert_bytes)
     found = []
     for need in np.unique(t.need_C):
         free: dict[tuple[str, int, int], float] = {}

@@ -148,6 +148,4 @@ def _same(a: object, b: object) -> bool:
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, ArrayValue):
         return a.same_as(b)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return False
-    return bool(a == b)
+    return not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and bool(a == b)

@@ -101,9 +101,8 @@ def require_format(source: Path, header: dict[str, Any], version: int) -> None:
     """Raises InputError when a file is of a newer format than `version`."""
     found = header.get("format")
     if not isinstance(found, int) or found > version:
-        raise InputError(
-            f"{str(source)!r} has {header['kind']} format {found}, this foremoe reads up to {version}; install a newer foremoe."
-        )
+        kind = f"{header['kind']} format {found}"
+        raise InputError(f"{str(source)!r} has {kind}, this foremoe reads up to {version}; install a newer foremoe.")
 
 
 def _header(payload: bytes) -> dict[str, Any] | None:

@@ -52,9 +52,8 @@ class Case:
         if self.num_ranks < 2:
             raise InputError(f"links are measured between ranks; give at least 2, not {self.num_ranks}.")
         if self.model.num_experts % self.num_ranks:
-            raise InputError(
-                f"{self.model.num_experts} experts do not divide over {self.num_ranks} ranks; give ranks that divide them."
-            )
+            sizes = f"{self.model.num_experts} experts do not divide over {self.num_ranks} ranks"
+            raise InputError(f"{sizes}; give ranks that divide them.")
         if self.tokens < 8 or not 1 <= self.sequence_length <= self.tokens:
             raise InputError(f"tokens must be at least 8 and sequences no longer; got {self.tokens} and {self.sequence_length}.")
         if self.model.bytes_per_weight not in (2.0, 4.0):
@@ -88,7 +87,6 @@ def require_time(case: Case, flops_per_s: float) -> None:
         return
     tokens = int(case.tokens * (_MARGIN * most_s - fixed_s) / by_tokens_s)
     fewer = f"--tokens {tokens}, " if tokens >= 8 else ""
-    raise InputError(
-        f"measuring {case.tokens} tokens of {case.model.name} takes about {least_s:.0f} s, at {flops_per_s / 1e9:.0f} GFLOP/s"
-        f" of a rank, not {case.seconds:g} s; give {fewer}--seconds {math.ceil(least_s)}, or a smaller model."
-    )
+    need = f"{least_s:.0f} s, at {flops_per_s / 1e9:.0f} GFLOP/s of a rank, not {case.seconds:g} s"
+    cure = f"give {fewer}--seconds {math.ceil(least_s)}, or a smaller model"
+    raise InputError(f"measuring {case.tokens} tokens of {case.model.name} takes about {need}; {cure}.")

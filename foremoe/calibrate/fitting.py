@@ -95,9 +95,7 @@ def fit(measured: Measured, model: Model, *, name: str, source: str) -> Fit:
     unit_s = _forward(compute, exchange)
     pair_s, slot_s, flop_s, layer_s, moved_s = unit_s
     if pair_s <= 0:
-        raise InputError(
-            "a pair takes no time in these measurements, other load must have hidden it; measure again, with more seconds."
-        )
+        raise InputError("a pair takes no time in these measurements: other load has hidden it; measure again, for more seconds.")
     ratios = _ratios(compute, exchange, unit_s)
     rates = [model.flops_per_pair / pair_s] + ([1.0 / flop_s] if flop_s > 0 else [])
     peak = max(measured.flops_per_s, *rates)

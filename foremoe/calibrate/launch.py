@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from foremoe.base.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError, first_line
 from foremoe.calibrate.case import Case
 from foremoe.calibrate.measure import Progress, measure
 from foremoe.calibrate.points import Measured
@@ -28,9 +28,7 @@ def launch(case: Case, make_progress: ProgressMaker) -> Measured:
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
     if num_gpus == 1:
-        raise InputError(
-            "there is 1 GPU and links need 2 GPUs; set CUDA_VISIBLE_DEVICES= (empty) to calibrate this machine's CPU."
-        )
+        raise InputError("there is 1 GPU and links need 2; set CUDA_VISIBLE_DEVICES= (empty) to calibrate this machine's CPU.")
     if num_gpus is not None and num_gpus < case.num_ranks:
         raise InputError(f"there are {num_gpus} GPUs for {case.num_ranks} ranks; give --ranks of at most that.")
     answer = start_ranks(_join_or_refusal, (case, make_progress), case.num_ranks, "calibration")[0]
@@ -47,8 +45,7 @@ def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
         raise
     except Exception as error:
         rank = int(os.environ["RANK"])
-        first_line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-        why = f"{type(error).__name__}: {first_line}"
+        why = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         raise TransferError(f"rank {rank} failed and the calibration was stopped ({why}).", (rank,)) from error
 
 

@@ -84,7 +84,7 @@ def exchange_points(
 
     One of the sizes is also sent unevenly: half of what goes elsewhere goes to the first rank that may have it.
     """
-    points = []
+    points, kind = [], "exchange across nodes" if across else "exchange"
     for num, uneven in [*((num, False) for num in rows), (rows[-1], True)]:
         sent_GG = np.array([_shares(num, g, node_of_rank, across, uneven) for g in range(group.size)])
         num_sent_G, num_received_G = sent_GG[group.rank].tolist(), sent_GG[:, group.rank].tolist()
@@ -99,12 +99,8 @@ def exchange_points(
             lap()
 
         ((seconds, spread),) = watch.laps(run, budget_s / (len(rows) + 1))
-        points.append(
-            Point(
-                kind="exchange across nodes" if across else "exchange", seconds=seconds, spread=spread, exchanges=_REPEATS,
-                exchange_bytes=_REPEATS * busiest * sent.shape[1] * sent.element_size(),
-            )
-        )  # fmt: skip
+        num_bytes = _REPEATS * busiest * sent.shape[1] * sent.element_size()
+        points.append(Point(kind=kind, seconds=seconds, spread=spread, exchanges=_REPEATS, exchange_bytes=num_bytes))
     return points
 
 
@@ -151,8 +147,6 @@ def beside_point(
         lap()
 
     seconds = watch.repeats(run, budget_s)
-    lost = seconds[:, 1] - seconds[:, 0]
+    lost_s = max(0.0, float(np.median(seconds[:, 1] - seconds[:, 0])))
     num = _ROUNDS * _AT_ONCE
-    return Point(
-        kind=f"beside {kind}", seconds=max(0.0, float(np.median(lost))), copies=num, copy_bytes=num * copies.blocks.sizes[layer]
-    )
+    return Point(kind=f"beside {kind}", seconds=lost_s, copies=num, copy_bytes=num * copies.blocks.sizes[layer])

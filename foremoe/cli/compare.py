@@ -110,9 +110,8 @@ def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], 
     moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
     if moved:
         spent = ", ".join(f"{row['solver']} {row['transfer_s'] * 1e3:.1f} ms" for row in moved)
-        lines.append(
-            f"* homes move: scored, never executed; stage ms leaves out how their weights travel ({spent}), so no speed-up"
-        )
+        travel = f"stage ms leaves out how their weights travel ({spent}), so no speed-up"
+        lines.append(f"* homes move: scored, never executed; {travel}")
     return lines + notes(rows, "solver")
 
 

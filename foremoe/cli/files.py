@@ -54,9 +54,8 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     shape = f"{num_layers} layers with top-{num_topk} of {num_experts} experts"
     if found:
         raise InputError(f"{shape} fit several models; give --model one of {', '.join(m.name for m in found)}.")
-    raise InputError(
-        f"no known model has {shape}; give --model NAME (one of {', '.join(Model.preset_names())}) or --model FILE.toml."
-    )
+    presets = ", ".join(Model.preset_names())
+    raise InputError(f"no known model has {shape}; give --model NAME (one of {presets}) or --model FILE.toml.")
 
 
 def read_trace(path: str, model: Model | None = None) -> RoutingTrace:

@@ -97,10 +97,8 @@ def _line(record: dict[str, Any]) -> str:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
     size = f"{record['tokens']} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
     where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}"
-    return (
-        f"case: {source}: {size}, top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}, "
-        f"{record['stage']}, objective {record['objective']}"
-    )
+    routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
+    return f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"
 
 
 def require_one_source(options: CaseOptions) -> None:
@@ -151,10 +149,9 @@ def _workload(
     if model is None:
         model = model_told(work.model, work.L, work.E, work.num_topk)
     if (work.E, work.num_topk) != (model.num_experts, model.num_topk) or model.num_layers < work.L:
-        raise InputError(
-            f"model {model.name} has {model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts, but "
-            f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}; name the model that was recorded."
-        )
+        sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
+        held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
+        raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
     for remark in _remarks(work, options):
         if progress is not None:
             progress.note(f"warning: {remark}")
@@ -195,11 +192,9 @@ def _remarks(work: Workload, options: CaseOptions) -> list[str]:
         remarks.append(f"--micro-steps {options.micro_steps}: there are {work.M} only.")
     if work.dealt is not None and work.dealt.over_budget:
         over, budget = work.dealt.over_budget, work.G * work.dealt.tokens_per_rank
-        one = len(over) == 1
-        remarks.append(
-            f"{len(over)} {'sequence is' if one else 'sequences are'} longer than a micro-step's budget of {budget} tokens "
-            f"({'number' if one else 'first number'} {over[0]}); each is a micro-step of its own."
-        )
+        what = "1 sequence is" if len(over) == 1 else f"{len(over)} sequences are"
+        long = f"longer than a micro-step's budget of {budget} tokens (first number {over[0]})"
+        remarks.append(f"{what} {long}; each is a micro-step of its own.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:
         remarks.append(f"{unknown} of {int(work.tokens_MG.sum())} tokens have no recorded routing and are in no load.")
@@ -216,10 +211,8 @@ def source_ranks(options: CaseOptions) -> int:
 def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
     """Raises InputError unless the experts divide over the ranks; dealing to too many ranks costs memory before it fails."""
     if num_experts % ranks:
-        divisors = [d for d in range(1, num_experts + 1) if num_experts % d == 0]
-        raise InputError(
-            f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {', '.join(map(str, divisors))}."
-        )
+        numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
+        raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")
 
 
 def _require_memory(num_bytes: int) -> None:

@@ -69,10 +69,8 @@ def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int
         shown = {key: dealt[key] for key in ("micro_steps", "static_skew", "step_correlation")}
         figures["dealt"] = {"ranks": ranks, "tokens_per_rank": tokens_per_rank, **shown}
         skew = dealt["static_skew"]
-        lines.append(
-            f"on {ranks} ranks with {tokens_per_rank} tokens each: {dealt['micro_steps']} micro-steps; static skew (experts at "
-            f"home in order): mean {skew['mean']:.3f}, p99 {skew['p99']:.3f}"
-        )
+        steps = f"on {ranks} ranks with {tokens_per_rank} tokens each: {dealt['micro_steps']} micro-steps"
+        lines.append(f"{steps}; static skew (experts at home in order): mean {skew['mean']:.3f}, p99 {skew['p99']:.3f}")
     return figures, lines
 
 

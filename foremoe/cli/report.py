@@ -71,9 +71,8 @@ def report(
         strategies = _strategies(shown, planners, simulate, threads, case_options.seed, progress) if planners else None
         others = None
         if redundant and shown.planner is None:
-            progress.note(
-                "warning: the plan's planner is not one of foremoe's own, so what-if is left out; give --planner to choose one."
-            )
+            left_out = "the plan's planner is not one of foremoe's own, so what-if is left out"
+            progress.note(f"warning: {left_out}; give --planner to choose one.")
         elif redundant and shown.planner is not None:
             others = plan_again(
                 shown.problem, shown.planner, redundant, history_LE=shown.history_LE, simulated=simulate, num_threads=threads,

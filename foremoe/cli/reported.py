@@ -80,9 +80,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
         posed, history_LE, source = case.problem, case.history_LE, _source_of(case)
         sizes, wanted = ([its.M, its.L, its.G, its.E] for its in (posed, plan))
         if sizes != wanted:
-            raise InputError(
-                f"the case has [M, L, G, E] = {sizes} and the plan {wanted}; give the options that it was planned with."
-            )
+            raise InputError(f"the case has [M, L, G, E] = {sizes} and the plan {wanted}; give the options of the plan.")
     problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
     _require_possible(problem, redundant)
@@ -104,10 +102,8 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
         if work.L != plan.L and not lacking:
             work = work.layers(positions)
     if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
-        raise InputError(
-            f"the workload has {work.L} layers, {work.E} experts and {work.G} ranks; the plan has {plan.L}, {plan.E} and "
-            f"{plan.G}; give what was planned."
-        )
+        sizes = f"{work.L} layers, {work.E} experts and {work.G} ranks"
+        raise InputError(f"the workload has {sizes}; the plan has {plan.L}, {plan.E} and {plan.G}: give what was planned.")
     if work.M != plan.M:
         raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
     return work

@@ -91,7 +91,6 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
         "weights, gradients: waiting for copies, and compute lost to them; moves: homes that change, once, exposed",
     ]
     if any(row["apart_s"] for row in rows):
-        lines.append(
-            "apart: weights of plans that re-place experts, spread over all links; in no other column, so they are bounds"
-        )
+        apart = "weights of plans that re-place experts, spread over all links"
+        lines.append(f"apart: {apart}; in no other column, so they are bounds")
     return lines

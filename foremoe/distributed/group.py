@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,14 +89,11 @@ class TorchGroup(Group):
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
         if sent.element_size() == 1:  # fp8 is unknown to gloo
             received, sent = received.view(torch.uint8), sent.view(torch.uint8)
+        exchange = partial(dist.all_to_all_single, received, sent, num_received_G, num_sent_G, group=self.process_group)
         if self._on_gloo or not sent.is_cuda:
-            exchange = lambda: dist.all_to_all_single(  # noqa: E731
-                received, sent, num_received_G, num_sent_G, group=self.process_group, async_op=True
-            )
-            self._answered(exchange, "exchange tokens")
+            self._answered(lambda: exchange(async_op=True), "exchange tokens")
         else:
-            # The wait of a CUDA collective is a stream's, not the host's: nothing to watch here.
-            dist.all_to_all_single(received, sent, num_received_G, num_sent_G, group=self.process_group)
+            exchange()  # the wait of a CUDA collective is a stream's, not the host's: nothing to watch here
 
     def gather(self, value: Any) -> list[Any]:
         data = pickle.dumps(value)
@@ -183,9 +181,8 @@ class TorchGroup(Group):
             return _ended_by(reported)
         ranks = tuple(sorted(silent))
         who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
-        return TransferError(
-            f"{who} did not {verb} within {waited_s:.1f} s ({why}); look at its log and restart the step.", ranks
-        )
+        lack = f"did not {verb} within {waited_s:.1f} s"
+        return TransferError(f"{who} {lack} ({why}); look at its log and restart the step.", ranks)
 
 
 _made: dict[str, int] = {}  # groups of the same ranks that this process has made

@@ -13,7 +13,7 @@ import numpy as np
 
 from foremoe.base import fields
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, naming
 
 _FILE = "clusters.toml"
 # Plans number ranks with int16.
@@ -149,7 +149,7 @@ class Cluster(ArrayValue):
         fields.check_keys(table, known, needed if by_list else [*needed, "num_ranks", "ranks_per_node"], where)
         if by_list and "ranks_per_node" in table:
             raise InputError(f"{where} has both ranks_per_node and node_of_rank; keep one of them.")
-        try:
+        with naming(where):
             if by_list:
                 nodes = table["node_of_rank"]
                 if not isinstance(nodes, list):
@@ -160,8 +160,6 @@ class Cluster(ArrayValue):
                 num_ranks = table["num_ranks"]
                 node_of_rank_G = nodes_in_order(num_ranks, table["ranks_per_node"])
             return cls(num_ranks=num_ranks, node_of_rank_G=node_of_rank_G, **{k: table[k] for k in names if k in table})
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Cluster:
@@ -228,17 +226,19 @@ class Cluster(ArrayValue):
     @property
     def late_byte_s(self) -> float:
         """Seconds per byte that a rank serves tokens of uniform sources: link classes run side by side, the slower one counts."""
-        near, far = self.remote_shares
-        return max(near / self.peer_bytes_per_s, far / self.rdma_bytes_per_s_per_rank)
-
-    @property
-    def remote_shares(self) -> tuple[float, float]:
-        """Shares of pairs that leave their rank inside its node, and their node, if every rank serves as many of each source."""
         size_V = np.bincount(self.node_of_rank_G).astype(np.float64)
-        inside = float((size_V**2).sum()) / self.num_ranks**2
-        return inside - 1.0 / self.num_ranks, 1.0 - inside
+        inside = float((size_V**2).sum()) / self.num_ranks**2  # share of pairs that stay in their node
+        return max((inside - 1.0 / self.num_ranks) / self.peer_bytes_per_s, (1.0 - inside) / self.rdma_bytes_per_s_per_rank)
 
     @property
     def rdma_bytes_per_s_per_rank(self) -> float:
         """Cross-node bandwidth of one rank and direction when all ranks of its NIC send at once."""
         return self.rdma_bytes_per_s / self.nic_sharing
+
+    def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
+        """Seconds that one rank takes to copy `num_bytes`: inside its node, between nodes, and from its host store (else inf)."""
+        return (
+            num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
+            num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
+            num_bytes / self.host_bytes_per_s + self.host_latency_s if self.host_bytes_per_s > 0 else np.inf,
+        )

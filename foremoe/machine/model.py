@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from foremoe.base import fields
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, naming
 
 _FILE = "models.toml"
 # Plans number layers and experts with int16.
@@ -114,10 +114,8 @@ class Model:
         """
         known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
         fields.check_keys(table, known, [name for name, required in known.items() if required], where)
-        try:
+        with naming(where):
             return cls(**table)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Model:

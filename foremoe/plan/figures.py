@@ -62,9 +62,8 @@ def peak_bytes(problem: Problem, plan: Plan) -> int:
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:
     """Largest number of copies that leave one rank for one counted row: slots that serve an expert away from its home."""
-    row_X, rank_X, slot_X = np.nonzero((plan.quota_NGS > 0) & counted_ML.reshape(-1, 1, 1))
-    home_X = plan.home_LE[row_X % plan.L, plan.expert_NGS[row_X, rank_X, slot_X]] // plan.B
-    return int(np.bincount((row_X * plan.G + home_X)[home_X != rank_X]).max(initial=0))
+    replicas = Replicas.of(plan, counted_ML)
+    return int(np.bincount(replicas.row_Z * plan.G + replicas.home_Z).max(initial=0))
 
 
 def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:

@@ -14,13 +14,12 @@ from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.landings import Landings
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.laws import SHOWN_PER_LAW, Violations, check_placement
-from foremoe.problem.placement import repeated
+from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Uses
-from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.problem.slots import ResidentSlots, SharedSlots, resident_fault
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
-    from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, Y of them relays,
 # Z landings, U uses, D demands.
@@ -69,23 +68,15 @@ def _check_header(found: Violations, plan: Plan) -> None:
         head.schedule.uses(L)
     except InputError as error:
         found.add("header", str(error))
-    if plan.resident_LGS is not None:
-        _check_resident(found, plan, plan.resident_LGS)
+    fault = resident_fault(plan.resident_LGS, head.slots, plan.E, plan.B)
+    if fault:
+        found.add("header", fault)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
         found.add("homes", "home_LE is not a permutation of the home slots.")
     if (np.sort(plan.order_M) != np.arange(M)).any():
         found.add("header", f"order_M {plan.order_M.tolist()[:8]} is not a permutation of the {M} micro-steps.")
     if plan.load_MLE.size and plan.load_MLE.min() < 0:
         found.add("tokens", "load_MLE holds negative counts.")
-
-
-def _check_resident(found: Violations, plan: Plan, resident_LGS: Array) -> None:
-    if isinstance(plan.header.slots, SharedSlots):
-        found.add("header", "resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
-    if resident_LGS.size and not -1 <= resident_LGS.min() <= resident_LGS.max() < plan.E:
-        found.add("header", f"resident_LGS holds {resident_LGS.min()} to {resident_LGS.max()}; experts are 0 to {plan.E - 1}.")
-    if repeated(resident_LGS[..., plan.B :]).any():
-        found.add("header", "resident_LGS holds an expert twice on one rank.")
 
 
 def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
@@ -120,9 +111,8 @@ def _check_transfers(found: Violations, plan: Plan) -> None:
         return
     t = plan.transfers
     placed_C = plan.expert_MLGS[t.micro_step_C, t.layer_C, t.dst_C, t.slot_C] == t.expert_C
-    found.mask(
-        "residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, where the plan does not place expert {t.expert_C[i]}"
-    )
+    lack = "where the plan does not place expert"
+    found.mask("residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, {lack} {t.expert_C[i]}")
     landings = Landings.of(t, plan.resident_LGS, plan.B, plan.header.slots.num_buffers(plan.header.redundant, 1))
     early_Z = _check_buffers(found, plan, landings)
     _check_readers(found, plan, uses, landings, early_Z)

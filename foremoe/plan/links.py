@@ -18,15 +18,6 @@ from foremoe.plan.transfers import Link, TransferList
 _PEER, _RDMA, _HOST = int(Link.PEER), int(Link.RDMA), int(Link.HOST)
 
 
-def copy_seconds(cluster: Cluster, expert_bytes: int) -> tuple[float, float, float]:
-    """Seconds of one copy of an expert by `Link`: peer, RDMA, host."""
-    return (
-        expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s,
-        expert_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s,
-        expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s if cluster.host_bytes_per_s > 0 else np.inf,
-    )
-
-
 def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
     relay: int = 0, buffers_per_pool: int = 0, resident_LGS: Array | None = None,
@@ -40,7 +31,7 @@ def choose_links(
     base = E // cluster.num_ranks
     home_C = home_LE[transfers.layer_C, transfers.expert_C] // base
     link_C, src_C = np.empty(len(transfers), np.uint8), home_C.astype(np.int16)
-    seconds = np.array(copy_seconds(cluster, expert_bytes))
+    seconds = np.array(cluster.copy_seconds(expert_bytes))  # by `Link`
     seconds[[link for link in Link if link not in allowed]] = np.inf
     wanted = _Wanted(np.argsort(transfers.need_C, kind="stable"), transfers.need_C, home_C, transfers.dst_C)
     free_2G = np.zeros((2, cluster.num_ranks))

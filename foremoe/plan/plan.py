@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,13 +17,11 @@ from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
 from foremoe.problem.laws import require_slots
+from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.skew import skew
 from foremoe.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, P = G*S physical slots.
 

@@ -117,17 +117,17 @@ def _returns(plan: Plan, rank: int, uses: list[tuple[int, int, int]]) -> dict[in
     if not plan.header.schedule.trains:
         return {}
     replicas = Replicas.of(plan)
-    u_ML = np.full((plan.M, plan.L), -1)
+    u_N = np.full(plan.N, -1)
     for u, (m, layer, phase) in enumerate(uses):
         if phase == Phase.BACKWARD:
-            u_ML[m, layer] = u
-    u_Z = u_ML[replicas.micro_step_Z, replicas.layer_Z]
+            u_N[m * plan.L + layer] = u
+    u_Z = u_N[replicas.row_Z]
     order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, u_Z))
     order_Z = order_Z[u_Z[order_Z] >= 0]
     returns: dict[int, list[Return]] = {}
     for i in np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank)).tolist():
         z = order_Z[i]
-        columns = replicas.layer_Z, replicas.expert_Z, replicas.rank_Z, replicas.home_Z
+        columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z
         one = Return(len(plan.transfers) + i, *(int(column_Z[z]) for column_Z in columns))
         returns.setdefault(int(u_Z[z]), []).append(one)
     return returns

@@ -49,10 +49,9 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
     lacking_Y = (held_Y < 0) | (t.src_C[relay_Y] == t.dst_C[relay_Y])
     if lacking_Y.any():
         c = relay_Y[np.argmax(lacking_Y)]
-        raise InputError(
-            f"copy {c} of the plan lets rank {t.src_C[c]} pass on expert {t.expert_C[c]} of layer {t.layer_C[c]}, which it does "
-            f"not hold by use {t.need_C[c]}; Plan.check() says more."
-        )
+        relay = f"rank {t.src_C[c]} pass on expert {t.expert_C[c]} of layer {t.layer_C[c]}"
+        lack = f"which it does not hold by use {t.need_C[c]}; Plan.check() says more"
+        raise InputError(f"copy {c} of the plan lets {relay}, {lack}.")
     num_residents = len(landings.rank_Z) - len(t)
     buffer_C[relay_Y], parent_C[relay_Y] = landings.buffer_Z[held_Y], np.maximum(held_Y - num_residents, -1)
     same_use_C = np.where(t.need_C[parent_C] == t.need_C, parent_C, -1)

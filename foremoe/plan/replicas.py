@@ -13,22 +13,21 @@ from foremoe.plan.plan import Plan
 
 
 class Replicas(NamedTuple):
-    """Redundant slots with a quota, by row, then rank, then slot; all int64 [Z]."""
+    """Slots with a quota off their expert's home rank, by row, then rank, then slot; all int64 [Z]."""
 
-    micro_step_Z: Array
-    layer_Z: Array
+    row_Z: Array  # m*L + l
     rank_Z: Array  # that holds the replica
-    slot_Z: Array  # redundant slot, from 0
+    slot_Z: Array  # redundant, unless the plan moves homes
     expert_Z: Array
     home_Z: Array  # home rank of the expert
 
     @staticmethod
     def of(plan: Plan, counted_ML: Array | None = None) -> Replicas:
         """The replicas of the rows that count (bool [M, L]; default: all)."""
-        used_MLGR = plan.quota_MLGS[..., plan.B :] > 0
+        served_NGS = plan.quota_NGS > 0
         if counted_ML is not None:
-            used_MLGR &= counted_ML[..., None, None]
-        m_Z, layer_Z, rank_Z, slot_Z = np.nonzero(used_MLGR)
-        expert_Z = plan.expert_MLGS[m_Z, layer_Z, rank_Z, plan.B + slot_Z].astype(np.int64)
-        home_Z = plan.home_LE[layer_Z, expert_Z].astype(np.int64) // plan.B
-        return Replicas(m_Z, layer_Z, rank_Z, slot_Z, expert_Z, home_Z)
+            served_NGS &= counted_ML.reshape(-1, 1, 1)
+        row_X, rank_X, slot_X = np.nonzero(served_NGS)
+        expert_X = plan.expert_NGS[row_X, rank_X, slot_X].astype(np.int64)
+        home_X = plan.home_LE[row_X % plan.L, expert_X].astype(np.int64) // plan.B
+        return Replicas(*(column_X[home_X != rank_X] for column_X in (row_X, rank_X, slot_X, expert_X, home_X)))

@@ -113,4 +113,4 @@ def diff(old: Plan, new: Plan) -> str:
 
 def _replica_set(plan: Plan) -> set[tuple[int, ...]]:
     z = Replicas.of(plan)
-    return set(zip(*(column_Z.tolist() for column_Z in (z.micro_step_Z, z.layer_Z, z.rank_Z, z.expert_Z)), strict=True))
+    return set(zip(z.row_Z.tolist(), z.rank_Z.tolist(), z.expert_Z.tolist(), strict=True))

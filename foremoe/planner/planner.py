@@ -65,13 +65,12 @@ class Planner:
 
     def __post_init__(self) -> None:
         require_foresight(self.foresight)
-        for name, base in (("pack", PackSolver), ("home", HomeSolver), ("path", PathSolver)):
-            if not isinstance(getattr(self, name), base):
-                raise InputError(f"{name} must be a {base.__name__}; got {getattr(self, name)!r}.")
-        if self.split is not None and not isinstance(self.split, SplitSolver):
-            raise InputError(f"split must be a SplitSolver or None; got {self.split!r}.")
-        if self.order is not None and not isinstance(self.order, OrderSolver):
-            raise InputError(f"order must be an OrderSolver or None; got {self.order!r}.")
+        for name, kind in (("pack", PackSolver), ("home", HomeSolver), ("path", PathSolver)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"{name} must be a {kind.__name__}; got {getattr(self, name)!r}.")
+        for name, optional in (("split", SplitSolver), ("order", OrderSolver)):
+            if not isinstance(getattr(self, name), optional | None):
+                raise InputError(f"{name} must be a {optional.__name__} or None; got {getattr(self, name)!r}.")
         if self.order is not None and self.foresight != "exact":
             raise InputError(f'order needs foresight="exact", since it plans ahead; got {self.foresight!r}.')
         if self.order is not None and self.split is not None:
@@ -147,7 +146,9 @@ class Planner:
             raise InputError(f"the key is of stage {key.stage} but the problem of stage {problem.stage}; make them equal.")
         with row_runner(num_threads) as runner:
             ran = self.what_ran(problem)
-            seen = self._seen(problem, history_LE)
+            if history_LE is not None:
+                history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
+            seen = foreseen(problem, self.foresight, history_LE)
             current = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
             # A start may be worse than doing nothing; the guard promises to be worse than neither.
@@ -162,7 +163,7 @@ class Planner:
                 with row_runner(runner.num_threads, count, cancel):
                     current = self._completed(solver, seen, solver.solve(seen, current))
                 spent = level.spent()
-                self._verify(solver, seen, current)
+                _refuse(solver, placement_violations(seen, current, keeps_homes=self.keeps_homes))
                 best.take(solver, current, spent, guard=self.guard)
             num_cancelled = int((best.stop_N == Stop.CANCELLED).sum())
             if num_cancelled and not warnings:
@@ -206,26 +207,12 @@ class Planner:
             moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
         )  # fmt: skip
 
-    def _seen(self, problem: Problem, history_LE: Array | None) -> Problem:
-        """The problem as the levels see it: with the predicted load."""
-        if history_LE is not None:
-            history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
-        return foreseen(problem, self.foresight, history_LE)
-
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:
         """A level's output with quotas; nothing compiled may read it before its slots are known to exist."""
-        shape = (problem.N, problem.G, problem.S)
-        self._refuse(solver, slot_violations(placement.expert_NGS, shape, problem.E, problem.L))
+        _refuse(solver, slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L))
         if placement.quota_NGS is None or self.split is not None:
             return with_quotas(problem, placement, self.split or ExactSplit(), solver.keeps_homes)
         return placement
-
-    def _verify(self, solver: RankSolver | OrderSolver, problem: Problem, placement: Placement) -> None:
-        self._refuse(solver, placement_violations(problem, placement, keeps_homes=self.keeps_homes))
-
-    def _refuse(self, solver: RankSolver | OrderSolver, broken: list[PlanError]) -> None:
-        if broken:
-            raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
     def _on_real_load(self, problem: Problem, seen: Problem, placement: Placement, history_LE: Array | None) -> Placement:
         """The placement with its quotas split on the real load, which is all that a prediction can leave to do, or served."""
@@ -259,13 +246,18 @@ class Planner:
             return None
         watch = Stopwatch()
         order_M, placement = self.order.solve(problem, placement)
-        self._verify(self.order, problem, placement)
+        _refuse(self.order, placement_violations(problem, placement, keeps_homes=self.keeps_homes))
         spent = watch.spent()
         # What is optimal for a row alone proves nothing in a sequence.
         plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
         objective_N = plan.objective_ML.ravel()
         improved = int((objective_N < start_N).sum())
         return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
+
+
+def _refuse(solver: RankSolver | OrderSolver, broken: list[PlanError]) -> None:
+    if broken:
+        raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
 
 def _unproven(stop_N: Array) -> Array:

@@ -77,10 +77,8 @@ def whole_step(problems: Sequence[Problem]) -> Problem:
     first = problems[0]
     for other in problems[1:]:
         if (other.L, other.E, other.G) != (first.L, first.E, first.G):
-            raise InputError(
-                f"homes are decided for one set of layers, experts and ranks; got {first.L}, {first.E}, {first.G} and"
-                f" {other.L}, {other.E}, {other.G}."
-            )
+            sizes = [(its.L, its.E, its.G) for its in (first, other)]
+            raise InputError(f"homes are decided for one set of layers, experts and ranks; got {sizes[0]} and {sizes[1]}.")
     if len(problems) == 1:
         return first
     arrays = Problem.join_arrays(problems, "M")
@@ -92,9 +90,8 @@ def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
     if problem.dealt is None:
         return AsGiven()
     if pack != AsGiven() and problem.dealt.packer != repr(pack):
-        raise InputError(
-            f"{problem.dealt.packer} dealt this problem, not pack={pack!r}; deal it with Planner.workload, or leave pack out."
-        )
+        dealt = f"{problem.dealt.packer} dealt this problem, not pack={pack!r}"
+        raise InputError(f"{dealt}; deal it with Planner.workload, or leave pack out.")
     return pack
 
 
@@ -104,7 +101,5 @@ def require_decided(home: HomeSolver, problem: Problem) -> None:
         return
     moved = int((home.solve(problem) != problem.home_LE).sum())
     if moved:
-        raise InputError(
-            f"home={home!r} has not run: it would move {moved} experts; decide homes with Planner.homes and give them to the"
-            " problem as home_LE, or leave home out."
-        )
+        cure = "decide homes with Planner.homes and give them to the problem as home_LE, or leave home out"
+        raise InputError(f"home={home!r} has not run: it would move {moved} experts; {cure}.")

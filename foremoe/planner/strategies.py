@@ -58,10 +58,8 @@ def resolve(text: str | Planner | Any) -> Planner:
         return _planner_of(load_entry_point(GROUP, name), name)
     if ":" in name:
         return _planner_of(load_place(name), name)
-    raise InputError(
-        f"there is no strategy {name!r}; choose from {', '.join([*STRATEGIES, *installed])}, "
-        "or write a solver such as 'Quota(min_pairs=64)' or 'package.module:name'."
-    )
+    names, form = ", ".join([*STRATEGIES, *installed]), "a solver such as 'Quota(min_pairs=64)' or 'package.module:name'"
+    raise InputError(f"there is no strategy {name!r}; choose from {names}, or write {form}.")
 
 
 def _planner_of(found: Any, name: str) -> Planner:

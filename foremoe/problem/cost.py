@@ -10,6 +10,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import real
 from foremoe.problem.rates import Rates
 
 # Letters: N rows, M micro-steps, L layers.
@@ -84,8 +85,7 @@ class CostModel:
     def __post_init__(self) -> None:
         if self.objective not in ("time", "balance"):
             raise InputError(f'objective must be "time" or "balance"; got {self.objective!r}.')
-        if not isinstance(self.overlap, int | float) or not 0.0 <= self.overlap <= 1.0:
-            raise InputError(f"overlap must lie in [0, 1]; got {self.overlap!r}.")
+        real(self.overlap, "overlap", 0.0, 1.0, open_low=False)
 
     def adjust(self, rates: Rates) -> Rates:
         """The rates to price with; a subclass may change those that follow from the machine."""

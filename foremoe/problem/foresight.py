@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
-
-if TYPE_CHECKING:
-    from foremoe.problem.problem import Problem
+from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, G source ranks, E experts, T tokens, K top-k, X tokens that change.
 
@@ -32,8 +29,7 @@ class Noisy:
 
     def __post_init__(self) -> None:
         # exp(100 * normal) still fits float64; a larger factor would overflow to nonsense loads.
-        if not 0 <= self.drift <= 100:
-            raise InputError(f"Noisy needs a drift from 0 to 100; got {self.drift}.")
+        real(self.drift, "drift of Noisy", 0.0, 100.0, open_low=False)
         whole(self.seed, "seed of Noisy", 0)
 
 

@@ -35,14 +35,10 @@ def problem_rates(problem: Problem) -> Rates:
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
     comm_passes = 1.0 + backward + reforward
-    rdma_bytes_per_s = cluster.rdma_bytes_per_s_per_rank
-    copy_peer_s = model.expert_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
     # Across nodes a copy may also come from the node's host store, whichever is faster.
-    copy_rdma_s = model.expert_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
-    if cluster.host_bytes_per_s > 0:
-        copy_rdma_s = min(copy_rdma_s, model.expert_bytes / cluster.host_bytes_per_s + cluster.host_latency_s)
-    gradient_peer_s = model.gradient_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
-    gradient_rdma_s = model.gradient_bytes / rdma_bytes_per_s + cluster.rdma_latency_s
+    copy_peer_s, *between_s = cluster.copy_seconds(model.expert_bytes)
+    copy_rdma_s = min(between_s)
+    gradient_peer_s, gradient_rdma_s, _ = cluster.copy_seconds(model.gradient_bytes)
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
     sends = 1.0 + sends_backward
     contention = cluster.copy_contention / problem.G
@@ -51,8 +47,8 @@ def problem_rates(problem: Problem) -> Rates:
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes + late_s, late_s=late_s,
         slot_s=cluster.slot_overhead_s * gemm_passes, fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
         peer_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.peer_bytes_per_s),
-        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * rdma_bytes_per_s), copy_peer_s=copy_peer_s,
-        copy_rdma_s=copy_rdma_s, gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
+        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.rdma_bytes_per_s_per_rank),
+        copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s, gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
         replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s), contention=contention,
         sends_backward=sends_backward, returns_gradients=bool(backward),

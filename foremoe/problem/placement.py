@@ -54,10 +54,6 @@ class Placement(ArrayValue):
         """int64 [N, G]: pairs that each rank serves."""
         return self.quotas_NGS.sum(axis=2, dtype=np.int64)
 
-    def num_replicas_N(self, num_base: int) -> Array:
-        """int64 [N]: redundant slots in use."""
-        return (self.expert_NGS[:, :, num_base:] >= 0).sum(axis=(1, 2))
-
     def where(self, mask_N: Array, other: Placement) -> Placement:
         """Rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
 

@@ -16,9 +16,9 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.counts import Counts, count
-from foremoe.problem.placement import Placement, repeated
+from foremoe.problem.placement import Placement
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.problem.slots import SharedSlots, Slots, resident_fault
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.workload import STAGES, Workload
@@ -117,13 +117,12 @@ class Problem(ArrayValue, Derived):
         wrong_L = (np.sort(self.home_LE, axis=1) != np.arange(self.E)).any(axis=1)
         if wrong_L.any():
             layer = int(np.argmax(wrong_L))
-            raise InputError(
-                f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give every expert its own."
-            )
+            raise InputError(f"home_LE of layer {layer} is not a permutation of {self.E} home slots; give every expert its own.")
         if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
             raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
-        if self.resident_LGS is not None:
-            self._check_resident(self.resident_LGS)
+        fault = resident_fault(self.resident_LGS, self.slots, self.E, self.B)
+        if fault:
+            raise InputError(fault)
 
     def _check_sizes(self) -> None:
         M, L, E, G = self.M, self.L, self.E, self.G
@@ -132,25 +131,12 @@ class Problem(ArrayValue, Derived):
         if self.model.num_experts != E:
             raise InputError(f"the load has {E} experts but model {self.model.name} has {self.model.num_experts}.")
         if E < G or E % G:
-            raise InputError(
-                f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}"
-                f" (for example {max(d for d in range(1, min(E, G) + 1) if E % d == 0)})."
-            )
+            most = max(d for d in range(1, min(E, G) + 1) if E % d == 0)
+            raise InputError(f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, say {most}.")
         if np.iinfo(np.int16).max < E:
             raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}.")
-
-    def _check_resident(self, resident_LGS: Array) -> None:
-        if not isinstance(self.slots, ResidentSlots):
-            raise InputError("resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next.")
-        if resident_LGS.min() < -1 or resident_LGS.max() >= self.E:
-            raise InputError(
-                f"resident_LGS holds {resident_LGS.min()} to {resident_LGS.max()}; give experts from 0 to {self.E - 1},"
-                " or -1 for an empty slot."
-            )
-        if repeated(resident_LGS[..., self.B :]).any():
-            raise InputError("resident_LGS holds an expert twice on one rank; empty one of the two slots.")
 
     @classmethod
     def of(
@@ -175,9 +161,7 @@ class Problem(ArrayValue, Derived):
         if model is None:
             model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)
         if cluster.num_ranks != workload.G:
-            raise InputError(
-                f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}; make them equal."
-            )
+            raise InputError(f"the workload has {workload.G} source ranks and the cluster {cluster.num_ranks}; make them equal.")
         return cls(
             model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slots=slots or SharedSlots(),
             schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas, resident_LGS=resident_LGS,
@@ -233,11 +217,6 @@ class Problem(ArrayValue, Derived):
     def counts(self) -> Counts:
         """The load as compiled functions read it; summed once and kept."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
-
-    @property
-    def layer_N(self) -> Array:
-        """int64 [N]: layer of each row."""
-        return np.tile(np.arange(self.L), self.M)
 
     @property
     def base_NGB(self) -> Array:

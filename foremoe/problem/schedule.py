@@ -97,10 +97,8 @@ class Schedule(ArrayValue):
         wrong_K = (num_forward_K != 1) | (num_backward_K > 1)
         if wrong_K.any():
             step, chunk = divmod(bad := int(np.argmax(wrong_K)), self.num_chunks)
-            raise InputError(
-                f"micro-step {step}, chunk {chunk} has {num_forward_K[bad]} forward and {num_backward_K[bad]} backward passes; "
-                "a Schedule needs exactly one forward and at most one backward."
-            )
+            has = f"{num_forward_K[bad]} forward and {num_backward_K[bad]} backward passes"
+            raise InputError(f"micro-step {step}, chunk {chunk} has {has}; give one forward and at most one backward.")
         forward_K = at_F[np.argsort(key_X[at_F])]
         early_B = at_B < forward_K[key_X[at_B]]
         if early_B.any():
@@ -223,9 +221,8 @@ class Schedule(ArrayValue):
     def parse(text: str, num_micro_steps: int) -> Schedule:
         """Reads the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
         each with ``+reforward`` behind it if backward runs the forward again."""
-        match = re.fullmatch(
-            r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?", text.strip().lower(), re.ASCII
-        )
+        form = r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?"
+        match = re.fullmatch(form, text.strip().lower(), re.ASCII)
         if match is not None:
             name, reforward = match[1], match[3] is not None
             args = [int(a) for a in (match[2] or "").split(",") if a]
@@ -237,10 +234,9 @@ class Schedule(ArrayValue):
                 return Schedule.one_f_one_b(num_micro_steps, args[0], args[1], reforward)
             if (name, len(args)) == ("interleaved", 3):
                 return Schedule.interleaved(num_micro_steps, args[0], args[1], args[2], reforward)
-        raise InputError(
-            f"{text!r} is not a valid schedule; write forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK, "
-            "with +reforward behind all but forward where activations are recomputed."
-        )
+        forms = "forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK"
+        cure = f"write {forms}, with +reforward behind all but forward where activations are recomputed"
+        raise InputError(f"{text!r} is not a valid schedule; {cure}.")
 
 
 def _schedule(passes: list[tuple[int, Phase, int]], num_chunks: int = 1, reforward: bool = False) -> Schedule:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
+from foremoe.problem.placement import repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,19 @@ class ResidentSlots:
 
 
 Slots = SharedSlots | ResidentSlots
+
+
+def resident_fault(resident_LGS: Array | None, slots: Slots, num_experts: int, num_base: int) -> str:
+    """Why slots cannot hold this at the start, in one sentence; empty if they can."""
+    if resident_LGS is None:
+        return ""
+    if not isinstance(slots, ResidentSlots):
+        return "resident_LGS is for ResidentSlots; SharedSlots hold nothing from one plan to the next."
+    if resident_LGS.size and not -1 <= resident_LGS.min() <= resident_LGS.max() < num_experts:
+        held = f"{resident_LGS.min()} to {resident_LGS.max()}"
+        return f"resident_LGS holds {held}; give experts from 0 to {num_experts - 1}, or -1 for an empty slot."
+    twice = repeated(resident_LGS[..., num_base:]).any()
+    return "resident_LGS holds an expert twice on one rank; empty one of the two slots." if twice else ""
 
 
 def slots_of(text: str) -> Slots:

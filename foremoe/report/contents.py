@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
+from foremoe.planner.summary import PlanSummary
 from foremoe.problem.objective import peak_bytes
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.simulate.result import LINKS
 from foremoe.workload.skew import skew
-
-if TYPE_CHECKING:
-    from foremoe.planner.summary import PlanSummary
 
 # Letters: M micro-steps, L layers, G ranks, K link classes and directions.
 

@@ -11,13 +11,14 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Replicas
 from foremoe.report.packing import Packer
-from foremoe.report.rows import Replicas, replica_of_copies, replica_of_returns
+from foremoe.report.rows import replica_of_copies, replica_of_returns
 
 if TYPE_CHECKING:
     from foremoe.transfer.timeline import Timeline
 
-# Letters: U uses (a layer in a pass), G ranks, C copies, A gradients that go home, Y replicas, V events.
+# Letters: U uses (a layer in a pass), G ranks, C copies, A gradients that go home, V events.
 
 MAX_LANE_CELLS = 8_000_000  # uses x ranks; beyond it the page would be slow to open
 MAX_COPIES = 2_000_000
@@ -54,8 +55,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
         return facts
     t = plan.transfers
     start_C, start_U = ticks(simulation.copy_start_C), at["start"]
-    of_C = replica_of_copies(plan, replicas.row_Y, replicas.rank_Y, replicas.slot_Y)
-    packer.add("copy_replica_C", of_C, "int32", differences=True)
+    packer.add("copy_replica_C", replica_of_copies(plan, replicas), "int32", differences=True)
     packer.add("copy_source_C", t.src_C, "int16")
     packer.add("copy_path_C", t.link_C, "uint8")
     packer.add("copy_use_C", t.need_C, "int32", differences=True)

@@ -3,73 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Y replicas, C copies.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Z replicas, C copies, A gradients that go home.
 
 FROM_HOST = -1
 NOT_SENT = -2  # still in its buffer from an earlier use, or of a plan that is scored and never executed
 
 
-class Replicas(NamedTuple):
-    """Every slot that serves an expert away from its home rank, by row, rank and slot."""
-
-    row_Y: Array  # m*L + l
-    rank_Y: Array
-    slot_Y: Array
-    expert_Y: Array
-    quota_Y: Array
-    home_rank_Y: Array
-    source_Y: Array  # rank its weights come from first, `FROM_HOST` or `NOT_SENT`
-
-
-def replicas_of(plan: Plan) -> Replicas:
-    """The plan's replicas; where homes move, every expert away from home counts."""
-    row_Y, rank_Y, slot_Y = np.nonzero(plan.quota_NGS > 0)
-    expert_Y = plan.expert_NGS[row_Y, rank_Y, slot_Y]
-    home_Y = plan.home_LE[row_Y % plan.L, expert_Y] // plan.B
-    away = home_Y != rank_Y
-    row_Y, rank_Y, slot_Y, expert_Y, home_Y = (part[away] for part in (row_Y, rank_Y, slot_Y, expert_Y, home_Y))
-    source_Y = np.full(len(row_Y), NOT_SENT, np.int16)
-    at_C = replica_of_copies(plan, row_Y, rank_Y, slot_Y)
+def sources_of(plan: Plan, replicas: Replicas) -> Array:
+    """int16 [Z]: the rank that the weights of each replica come from first, `FROM_HOST` or `NOT_SENT`."""
+    source_Z = np.full(len(replicas.row_Z), NOT_SENT, np.int16)
     # The first copy of a replica stands; the last write wins, so they are written backwards.
-    source_Y[at_C[::-1]] = plan.transfers.src_C[::-1]
-    return Replicas(row_Y, rank_Y, slot_Y, expert_Y, plan.quota_NGS[row_Y, rank_Y, slot_Y], home_Y, source_Y)
+    source_Z[replica_of_copies(plan, replicas)[::-1]] = plan.transfers.src_C[::-1]
+    return source_Z
 
 
-def replica_of_copies(plan: Plan, row_Y: Array, rank_Y: Array, slot_Y: Array) -> Array:
+def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
     """int64 [C]: the number of the replica that each of the plan's copies brings."""
-    key_Y = (row_Y * plan.G + rank_Y) * plan.S + slot_Y
+    key_Z = (replicas.row_Z * plan.G + replicas.rank_Z) * plan.S + replicas.slot_Z
     t = plan.transfers
     row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
-    return np.searchsorted(key_Y, (row_C * plan.G + t.dst_C) * plan.S + t.slot_C)
+    return np.searchsorted(key_Z, (row_C * plan.G + t.dst_C) * plan.S + t.slot_C)
 
 
 def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
     """int64 [A]: the number of the replica whose gradient each return brings home."""
     key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
-    key_Y = key(replicas.row_Y, replicas.rank_Y, replicas.expert_Y)
-    order_Y = np.argsort(key_Y, kind="stable")
-    return order_Y[np.searchsorted(key_Y[order_Y], key(row_A, rank_A, expert_A))]
+    key_Z = key(replicas.row_Z, replicas.rank_Z, replicas.expert_Z)
+    order_Z = np.argsort(key_Z, kind="stable")
+    return order_Z[np.searchsorted(key_Z[order_Z], key(row_A, rank_A, expert_A))]
 
 
 def require_belongs(problem: Problem, plan: Plan) -> None:
     """Raises InputError unless `plan` is a plan of `problem`: same load, homes, ranks and redundant slots."""
     want = (problem.M, problem.L, problem.G, problem.S)
     if plan.expert_MLGS.shape != want:
-        raise InputError(
-            f"the plan has [M, L, G, S] = {list(plan.expert_MLGS.shape)} and the problem {list(want)}; give the problem's plan."
-        )
+        have = list(plan.expert_MLGS.shape)
+        raise InputError(f"the plan has [M, L, G, S] = {have} and the problem {list(want)}; give the problem's plan.")
     if (plan.load_MLE != problem.load_MLE).any():
         rows = int((plan.load_MLE != problem.load_MLE).any(axis=2).sum())
         raise InputError(f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give what was planned.")
@@ -81,12 +62,11 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
     """Puts everything the chosen row's figures need into `packer`."""
     packer.add("load_MLE", plan.load_MLE, "int32")
     packer.add("home_rank_LE", plan.home_LE // plan.B, "uint16")
-    packer.add("replicas_N", np.bincount(replicas.row_Y, minlength=plan.N), "int32")
-    packer.add("rank_Y", replicas.rank_Y, "uint16")
-    packer.add("expert_Y", replicas.expert_Y, "uint16")
-    packer.add("quota_Y", replicas.quota_Y, "int32")
-    # Most weights come from the host or from home, and then the difference is one number throughout.
-    packer.add("source_Y", replicas.source_Y, "int16")
+    packer.add("replicas_N", np.bincount(replicas.row_Z, minlength=plan.N), "int32")
+    packer.add("rank_Y", replicas.rank_Z, "uint16")
+    packer.add("expert_Y", replicas.expert_Z, "uint16")
+    packer.add("quota_Y", plan.quota_NGS[replicas.row_Z, replicas.rank_Z, replicas.slot_Z], "int32")
+    packer.add("source_Y", sources_of(plan, replicas), "int16")
     packer.add("load_bound_ML", np.ceil(plan.load_bound_ML - 1e-6), "int32")
     packer.add("static_s_ML", static.total_s, "float32")
     packer.add("planned_s_ML", plan.cost_ML.total_s, "float32")
@@ -103,10 +83,10 @@ def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Ar
     out["host in"] = np.bincount(t.dst_C[t.link_C == Link.HOST], minlength=G) * float(weight)
     if problem.stage == "update" and plan.executable:
         node_G = problem.cluster.node_of_rank_G
-        near_Y = node_G[replicas.rank_Y] == node_G[replicas.home_rank_Y]
-        for name, mask_Y in (("peer", near_Y), ("rdma", ~near_Y)):
-            out[f"{name} out"] += np.bincount(replicas.rank_Y[mask_Y], minlength=G) * float(gradient)
-            out[f"{name} in"] += np.bincount(replicas.home_rank_Y[mask_Y], minlength=G) * float(gradient)
+        near_Z = node_G[replicas.rank_Z] == node_G[replicas.home_Z]
+        for name, mask_Z in (("peer", near_Z), ("rdma", ~near_Z)):
+            out[f"{name} out"] += np.bincount(replicas.rank_Z[mask_Z], minlength=G) * float(gradient)
+            out[f"{name} in"] += np.bincount(replicas.home_Z[mask_Z], minlength=G) * float(gradient)
     return out
 
 

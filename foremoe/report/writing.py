@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, file_errors
 from foremoe.base.version import __version__
 from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Replicas
+from foremoe.planner.summary import PlanSummary
 from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.report.contents import headline, links, memory, parts, planning
 from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
-from foremoe.report.rows import link_bytes, pack_rows, replicas_of, require_belongs
+from foremoe.report.rows import link_bytes, pack_rows, require_belongs
 from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import page
 
 if TYPE_CHECKING:
-    from foremoe.planner.summary import PlanSummary
     from foremoe.transfer.timeline import Timeline
 
 
@@ -53,7 +54,7 @@ def write_report(
     if simulation is not None and timelines:
         raise InputError("a report shows a simulated or a measured timeline; give simulation= or timelines=, not both.")
     packer, head, posed = Packer(), plan.header, posed or problem
-    replicas, static = replicas_of(plan), price_rows(posed, posed.static()).reshape(plan.M, plan.L)
+    replicas, static = Replicas.of(plan), price_rows(posed, posed.static()).reshape(plan.M, plan.L)
     bytes_by_link = link_bytes(problem, plan, replicas)
     pack_rows(packer, plan, replicas, static)
     moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())
@@ -84,7 +85,5 @@ def write_report(
         "timeline": timeline,
         "arrays": packer.contents,
     }  # fmt: skip
-    try:
+    with file_errors(path, "write", "choose another place"):
         Path(path).write_text(page(facts, packer.text()), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"cannot write the report {os.fspath(path)!r}: {error.strerror}; choose another place.") from None

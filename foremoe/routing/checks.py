@@ -31,10 +31,8 @@ def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, 
     if preset is None:
         return np.arange(num_layers, dtype=np.int32)
     if (preset.num_experts, preset.num_topk) != (num_experts, num_topk):
-        raise InputError(
-            f"model {preset.name!r} routes top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk}"
-            f" of {num_experts}; name the model that was recorded."
-        )
+        sizes = f"top-{preset.num_topk} of {preset.num_experts} experts but the data is top-{num_topk} of {num_experts}"
+        raise InputError(f"model {preset.name!r} routes {sizes}; name the model that was recorded.")
     return preset.moe_layer_L if preset.num_layers == num_layers else np.arange(num_layers, dtype=np.int32)
 
 
@@ -54,9 +52,7 @@ def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
         index = np.empty(0)
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
-        raise InputError(
-            f"layers must be distinct indices (positions from 0 to {num_layers - 1}) in a list; got {shown(indices)}."
-        )
+        raise InputError(f"layers must be a list of distinct positions from 0 to {num_layers - 1}; got {shown(indices)}.")
     return index.astype(np.int64)
 
 
@@ -98,9 +94,8 @@ def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Arr
     if topk_TLK.dtype.kind == "i":
         clipped_TLK = np.maximum(clipped_TLK, topk_TLK.dtype.type(-1))
     _raise_first_fault(frozen_array(clipped_TLK, np.int16, "topk_TLK"), topk_TLK, known_T, num_experts)
-    raise InputError(
-        f"tokens marked unknown hold ids from {topk_TLK.min()} to {topk_TLK.max()}, which {dtype} cannot hold; write 0 there."
-    )
+    low, high = topk_TLK.min(), topk_TLK.max()
+    raise InputError(f"tokens marked unknown hold ids from {low} to {high}, which {dtype} cannot hold; write 0 there.")
 
 
 def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | None, num_experts: int) -> None:
@@ -111,9 +106,8 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
     ids, where = shown_TLK[t, layer].tolist(), f"token {t}, layer {layer}"
     if 0 <= ids[k] < num_experts:
         raise InputError(f"{where} lists expert {ids[k]} twice ({ids}); mark such tokens unknown in known_T.")
-    raise InputError(
-        f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; correct num_experts, or mark it unknown in known_T."
-    )
+    cure = "correct num_experts, or mark it unknown in known_T"
+    raise InputError(f"{where} lists expert {ids[k]}, outside 0 to {num_experts - 1}; {cure}.")
 
 
 @kernel

@@ -63,9 +63,8 @@ def load_trace(
         found = {field: next((n for n in options if n in names), None) for field, options in _NAMES.items()}
         for field in ("topk_TLK", "seq_len_Q"):
             if found[field] is None:
-                raise InputError(
-                    f"{str(source)!r} lacks the array {' or '.join(_NAMES[field])}; it has {', '.join(sorted(names)) or 'none'}."
-                )
+                lack = f"lacks the array {' or '.join(_NAMES[field])}"
+                raise InputError(f"{str(source)!r} {lack}; it has {', '.join(sorted(names)) or 'none'}.")
         if not weights:
             found["weight_TLK"] = None
         arrays = {field: read(name) for field, name in found.items() if name is not None}
@@ -138,9 +137,8 @@ def _header(source: Path, text: object) -> dict[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("kind") != "trace":
-        raise InputError(
-            f"{str(source)!r} is not a trace; give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header."
-        )
+        cure = f"give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header"
+        raise InputError(f"{str(source)!r} is not a trace; {cure}.")
     require_format(source, header, FORMAT_VERSION)
     return header
 

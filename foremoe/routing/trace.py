@@ -62,15 +62,11 @@ class RoutingTrace(ArrayValue):
         except ValueError:
             raise InputError("topk_TLK is ragged; every token needs the same layers and top-k.") from None
         if topk_TLK.ndim != 3 or 0 in topk_TLK.shape or topk_TLK.dtype.kind not in "iu":
-            raise InputError(
-                f"topk_TLK must hold integers [tokens, layers, top-k], each axis at least 1 long; got {topk_TLK.dtype}"
-                f" {list(topk_TLK.shape)}."
-            )
+            given = f"{topk_TLK.dtype} {list(topk_TLK.shape)}"
+            raise InputError(f"topk_TLK must hold integers [tokens, layers, top-k], no axis empty; got {given}.")
         T, L, K = topk_TLK.shape
         if self.num_experts < K:
-            raise InputError(
-                f"top-{K} of {self.num_experts} experts is impossible; a token's experts are distinct: check num_experts."
-            )
+            raise InputError(f"top-{K} of {self.num_experts} experts is impossible; a token's are distinct: check num_experts.")
         put("known_T", checked_known(self.known_T, T))
         put("topk_TLK", checked_ids(topk_TLK, self.known_T, self.num_experts))
         put("seq_len_Q", checked_lengths(self.seq_len_Q, T))
@@ -160,9 +156,8 @@ class RoutingTrace(ArrayValue):
         for i, part in enumerate(parts):
             shape, want = (part.L, part.K, part.num_experts), (first.L, first.K, first.num_experts)
             if shape != want:
-                raise InputError(
-                    f"trace {i} has (layers, top-k, experts) {shape} but trace 0 has {want}; concatenate traces of one model."
-                )
+                sizes = f"trace {i} has (layers, top-k, experts) {shape} but trace 0 has {want}"
+                raise InputError(f"{sizes}; concatenate traces of one model.")
             if (part.moe_layer_L != first.moe_layer_L).any():
                 raise InputError(f"trace {i} has other layer numbers than trace 0; concatenate traces of the same layers.")
         known = [np.ones(p.T, bool) if p.known_T is None else p.known_T for p in parts]

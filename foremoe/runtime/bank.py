@@ -47,14 +47,10 @@ class ExpertBank(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if num_ranks < 1 or num_experts < 1 or num_experts % num_ranks or rank not in range(num_ranks):
-            raise InputError(
-                f"{num_experts} experts on {num_ranks} ranks, of which this is {rank}, do not fit; "
-                "give a number of experts that divides by the ranks, and a rank below their number."
-            )
+            given = f"{num_experts} experts on {num_ranks} ranks, of which this is {rank}"
+            raise InputError(f"{given}, do not fit; give experts that divide by the ranks, and a rank below their number.")
         if num_layers < 1 or num_buffers < 0:
-            raise InputError(
-                f"an ExpertBank needs at least one layer and no fewer than 0 buffers; got {num_layers}, {num_buffers}."
-            )
+            raise InputError(f"an ExpertBank needs at least 1 layer and 0 buffers; got {num_layers} and {num_buffers}.")
         self.num_layers, self.num_experts, self.num_buffers = num_layers, num_experts, num_buffers
         self.dtype, self.device = dtype, torch.empty(0, device=device).device
         self.rank, self.num_ranks, self.num_base = rank, num_ranks, num_experts // num_ranks

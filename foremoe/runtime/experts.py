@@ -156,8 +156,6 @@ def _busy(row: Row) -> list[tuple[int, slice]]:
 
 def _reshape(tensors: Tensors | None, row: Row, s: int) -> Tensors:
     if tensors is None:
-        raise TransferError(
-            f"slot {s} got {row.num_S[s]} pairs in micro-step {row.micro_step}, layer {row.layer}, but the plan leaves it empty; "
-            "give begin() the split of the plan that runs."
-        )
+        got = f"slot {s} got {row.num_S[s]} pairs in micro-step {row.micro_step}, layer {row.layer}"
+        raise TransferError(f"{got}, but the plan leaves it empty; give begin() the split of the plan that runs.")
     return [tensor.view(shape) for tensor, shape in zip(tensors, row.shapes, strict=True)]

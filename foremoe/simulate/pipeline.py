@@ -107,6 +107,5 @@ def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> 
 
 def _message_s(problem: Problem, micro_step: int) -> float:
     """Seconds of a micro-step's activations from one pipeline rank to the next."""
-    cluster, model = problem.cluster, problem.model
     tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG[micro_step].max())
-    return cluster.rdma_latency_s + tokens * model.token_bytes / cluster.rdma_bytes_per_s_per_rank
+    return problem.cluster.copy_seconds(tokens * problem.model.token_bytes)[1]

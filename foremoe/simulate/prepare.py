@@ -76,9 +76,8 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
     """The gradients of all replicas, row by row, and the replicas that they are of."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
-    row_A = replicas.micro_step_Z * plan.L + replicas.layer_Z
-    first_N, times = np.searchsorted(row_A, np.arange(plan.N + 1)), np.zeros((2, len(row_A)))
-    return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z, *times), replicas
+    first_N, times = np.searchsorted(replicas.row_Z, np.arange(plan.N + 1)), np.zeros((2, len(replicas.row_Z)))
+    return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z - plan.B, *times), replicas
 
 
 def empty_state(problem: Problem, stage: Stage) -> State:

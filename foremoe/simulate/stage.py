@@ -136,6 +136,7 @@ class StageRun:
         kernel.hold(float(end_A.max(initial=0.0)), kernel.GRADIENT, state)
         kernel.hold(end_s, kernel.BUBBLE, state)
         copies, returned, uses = self._copies, self._returned, self._uses
+        return_micro_step_A, return_layer_A = np.divmod(returned.row_Z, self.plan.L)
         start_U, window_U, ready_U, dispatched_U, computed_U, end_U = record.time_6U
         end_C = wall_seconds(copies.end_C, copies.link_C, record)
         if len(end_C):
@@ -145,7 +146,7 @@ class StageRun:
             micro_step_U=uses.micro_step_U, layer_U=uses.layer_U, phase_U=uses.phase_U, start_U=start_U, window_U=window_U,
             ready_U=ready_U, dispatched_U=dispatched_U, computed_U=computed_U, end_U=end_U, window_UG=record.window_UG,
             compute_UG=record.compute_UG, copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True),
-            copy_end_C=end_C, return_micro_step_A=returned.micro_step_Z, return_layer_A=returned.layer_Z,
+            copy_end_C=end_C, return_micro_step_A=return_micro_step_A, return_layer_A=return_layer_A,
             return_expert_A=returned.expert_Z, return_src_A=returned.rank_Z, return_dst_A=returned.home_Z, return_start_A=start_A,
             return_end_A=end_A, link_busy_WG=state.busy_WG + self._exchange_busy_WG,
             peak_bytes_G=fixed_bytes(self.problem) + np.ceil(state.peak_G).astype(np.int64),

@@ -60,18 +60,13 @@ def ep_groups(workload: Workload, size: int) -> list[Workload]:
         raise InputError(f"{workload.G} ranks do not divide into EP groups of {size}; choose a size that divides {workload.G}.")
     out = []
     for low in range(0, workload.G, size):
-        ranks = slice(low, low + size)
-        load_MLGE, tokens_MG = workload.load_MLGE[:, :, ranks], workload.tokens_MG[:, ranks]
-        pairs_ML = load_MLGE.sum(axis=(2, 3), dtype=np.int64)
-        tokens_M = tokens_MG.sum(axis=1, dtype=np.int64)
+        cut = workload.cut_arrays(G=slice(low, low + size))
+        pairs_ML = cut["load_MLGE"].sum(axis=(2, 3), dtype=np.int64)
+        tokens_M = cut["tokens_MG"].sum(axis=1, dtype=np.int64)
         # Unknown tokens are counted over all ranks together; the pairs that a group lacks give its share.
         lacking_ML = tokens_M[:, None] - -(-pairs_ML // workload.num_topk)
-        out.append(
-            dataclasses.replace(
-                workload, load_MLGE=load_MLGE, tokens_MG=tokens_MG, attention_MG=workload.attention_MG[:, ranks],
-                unknown_ML=np.minimum(lacking_ML, workload.unknown_ML), micro_step_Q=None, rank_Q=None, dealt=None,
-            )
-        )  # fmt: skip
+        cut["unknown_ML"] = np.minimum(lacking_ML, workload.unknown_ML)
+        out.append(dataclasses.replace(workload, **cut, micro_step_Q=None, rank_Q=None, dealt=None))
     return out
 
 

@@ -107,10 +107,8 @@ class RowSolver(RankSolver):
         try:
             return edit_rows(start, rows)
         except (NumbaError, UnsupportedBytecodeError) as error:
-            raise InputError(
-                f"numba cannot compile the edit of {self!r} ({' '.join(str(error).split())[:300]}); write it in what numba"
-                " supports, or set compiled = False."
-            ) from error
+            why, cure = " ".join(str(error).split())[:300], "write it in what numba supports, or set compiled = False"
+            raise InputError(f"numba cannot compile the edit of {self!r} ({why}); {cure}.") from error
 
 
 @functools.cache

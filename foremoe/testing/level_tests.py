@@ -196,9 +196,8 @@ class PackSolverTests:
             held_Q = np.flatnonzero(micro_step_Q == m)
             groups, num_tokens = {batch.group_Q[q] for q in held_Q}, sum(batch.seq_len_Q[q] for q in held_Q)
             assert len(groups) == 1, f"{self.solver!r} mixes groups {sorted(groups)} in micro-step {m}."
-            assert num_tokens <= budget or len(held_Q) == 1, (
-                f"{self.solver!r} puts {num_tokens} tokens in {len(held_Q)} sequences into micro-step {m}; budget {budget}."
-            )
+            put = f"{num_tokens} tokens in {len(held_Q)} sequences into micro-step {m}"
+            assert num_tokens <= budget or len(held_Q) == 1, f"{self.solver!r} puts {put}; budget {budget}."
         if self.few_micro_steps:
             given_ = int(batch.pack(AsGiven())[0].max()) + 1
             assert len(used) <= given_, f"{self.solver!r} needs {len(used)} micro-steps where file order needs {given_}."

@@ -7,17 +7,14 @@ an output gradient of its own, so a fault in one row stays visible there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
 from foremoe.problem.schedule import Phase
 from foremoe.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from foremoe.plan.plan import Plan
 
 # Letters: M micro-steps, L layers, G ranks (source and server), E experts, B base slots, S slots, C copies, H hidden size,
 # Z pairs of the whole stage, in the order (micro-step, layer, source rank, expert) of load_MLGE.

@@ -27,10 +27,8 @@ def refusal(
         return f"the plan is for {plan.G} ranks and the group has {num_ranks}; plan for this group."
     needed = int(plan.transfers.buffer_C.max(initial=-1)) + 1
     if needed > num_buffers:
-        return (
-            f"the plan uses {needed} slot buffers per rank and there are {num_buffers}; make more, or plan with fewer redundant "
-            "slots or a smaller depth."
-        )
+        lack = f"the plan uses {needed} slot buffers per rank and there are {num_buffers}"
+        return f"{lack}; make more, or plan with fewer redundant slots or a smaller depth."
     broken = plan.violations() if debug else []
     if broken:
         return f"the plan breaks a law: {broken[0]}."
@@ -57,10 +55,9 @@ def require_agreement(group: Group, plan: Plan, refused: str, options: tuple[Any
         if other:
             raise InputError(other if g == group.rank else f"rank {g}: {other}")
         if theirs != answers[0][1]:
-            raise InputError(
-                f"rank {g} was given another plan, or other options, than rank 0 (prefetch, debug, same_weights, backends: "
-                f"{theirs[1]} and {answers[0][1][1]}); give all ranks the same."
-            )
+            given = f"rank {g} was given another plan, or other options, than rank 0"
+            which = f"prefetch, debug, same_weights, backends: {theirs[1]} and {answers[0][1][1]}"
+            raise InputError(f"{given} ({which}); give all ranks the same.")
 
 
 def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:

@@ -32,11 +32,8 @@ class HomeWatch:
         """Raises `StaleWeights` if a home weight (of layer `only`) was written since this object was made."""
         for layer in range(len(self._homes_L)) if only is None else (only,):
             if self._version(layer) != self.version_L[layer]:
-                raise StaleWeights(
-                    f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies of them are "
-                    "stale; end the plan before the optimizer steps.",
-                    (self.rank,),
-                )
+                stale = f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies are stale"
+                raise StaleWeights(f"{stale}; end the plan before the optimizer steps.", (self.rank,))
 
     def _version(self, layer: int) -> int:
         return sum(x._version for x in self._homes_L[layer])
@@ -97,21 +94,16 @@ class DebugContents:
     def check(self, layer: int, expert: int, tensors: Tensors) -> None:
         """Raises `TransferError` if `tensors` are not the expert's weights."""
         if digest(tensors) != self._digest[layer, expert]:
-            raise TransferError(
-                f"the replica of expert {expert} of layer {layer} on rank {self._rank} differs from its home; its buffer was "
-                "overwritten, or a backend delivered wrong bytes.",
-                (self._rank,),
-            )
+            replica = f"the replica of expert {expert} of layer {layer} on rank {self._rank}"
+            cause = "its buffer was overwritten, or a backend delivered wrong bytes"
+            raise TransferError(f"{replica} differs from its home; {cause}.", (self._rank,))
 
     def check_homes(self) -> None:
         """Raises `StaleWeights` if a home here was written since, in whatever way."""
         for (layer, expert), before in self._homes.items():
             if digest(self._buffers.home(layer, expert)) != before:
-                raise StaleWeights(
-                    f"expert {expert} of layer {layer} at home on rank {self._rank} changed after the plan began; end the plan "
-                    "before the optimizer steps.",
-                    (self._rank,),
-                )
+                stale = f"expert {expert} of layer {layer} at home on rank {self._rank} changed after the plan began"
+                raise StaleWeights(f"{stale}; end the plan before the optimizer steps.", (self._rank,))
 
 
 def spoil(tensors: Tensors) -> None:

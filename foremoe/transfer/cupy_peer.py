@@ -133,10 +133,9 @@ class CupyPeer(TransferBackend):
         for event in handle.done:
             torch.cuda.current_stream(self._device).wait_event(event)
         if handle.version != self._version:
-            raise StaleWeights(
-                f"copies were started with version {handle.version} of the weights, and version {self._version} has been "
-                "published since; wait for the copies of a plan before the next one begins."
-            )
+            started = f"copies were started with version {handle.version} of the weights"
+            since = f"version {self._version} has been published since"
+            raise StaleWeights(f"{started}, and {since}; wait for the copies of a plan before the next one begins.")
 
     def close(self) -> None:
         if self._group is None:
@@ -210,10 +209,8 @@ class CupyPeer(TransferBackend):
             with torch.cuda.device(self._device):
                 return int(self._cuda.ipcOpenMemHandle(handle))
         except Exception as error:
-            raise TransferError(
-                f"the GPU memory of rank {home} cannot be opened ({error}); the two GPUs need peer access, and containers one "
-                "IPC namespace (--ipc=host)."
-            ) from error
+            needs = "the two GPUs need peer access, and containers one IPC namespace (--ipc=host)"
+            raise TransferError(f"the GPU memory of rank {home} cannot be opened ({error}); {needs}.") from error
 
     def _moves(self, copy: Copy) -> list[tuple[int, int, int]]:
         """Destination, source and bytes of the tensors of a copy."""
@@ -226,16 +223,12 @@ class CupyPeer(TransferBackend):
         sizes = [tensor.nbytes for tensor in copy.dst]
         theirs = [piece.num_bytes for piece in pieces]
         if sizes != theirs:
-            raise TransferError(
-                f"expert {expert} of layer {layer} has tensors of {theirs} bytes on rank {home} and of {sizes} bytes on rank "
-                f"{self._rank}; an expert must have the same tensors on every rank."
-            )
+            has = f"tensors of {theirs} bytes on rank {home} and of {sizes} bytes on rank {self._rank}"
+            raise TransferError(f"expert {expert} of layer {layer} has {has}; it must have the same on every rank.")
         if any(piece.num_bytes and (home, piece.base) not in self._base for piece in pieces):
-            raise TransferError(
-                f"expert {expert} of layer {layer} is on rank {home}, whose GPU memory is not open on rank {self._rank}; publish "
-                "it for this rank, and pull from other hosts by another backend.",
-                (home,),
-            )
+            where = f"on rank {home}, whose GPU memory is not open on rank {self._rank}"
+            cure = "publish it for this rank, and pull from other hosts by another backend"
+            raise TransferError(f"expert {expert} of layer {layer} is {where}; {cure}.", (home,))
         return [
             (tensor.data_ptr(), self._base[home, piece.base] + piece.offset, piece.num_bytes)
             for tensor, piece in zip(copy.dst, pieces, strict=True)
@@ -274,7 +267,6 @@ def _allocation(pointer: int) -> tuple[int, int]:
 
 
 def _not_shareable(key: Key, why: str) -> TransferError:
-    return TransferError(
-        f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why}); use torch's default "
-        "allocator: no expandable_segments and no cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF."
-    )
+    lies = f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why})"
+    cure = "no expandable_segments and no cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF"
+    return TransferError(f"{lies}; use torch's default allocator: {cure}.")

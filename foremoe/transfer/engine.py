@@ -257,10 +257,9 @@ class Engine:
         if lost and self._trains and self._backends.return_backend() < 0:
             if self._in_flight:
                 rows = f"{len(self._in_flight)} rows that already ran on replicas"
-                raise TransferError(
-                    f"{', '.join(lost)} failed and no two-sided backend is left to bring home the gradients of {rows}; drop this "
-                    "optimizer step, or give the engine a second two-sided backend."
-                )
+                lack = f"no two-sided backend is left to bring home the gradients of {rows}"
+                cure = "drop this optimizer step, or give the engine a second two-sided backend"
+                raise TransferError(f"{', '.join(lost)} failed and {lack}; {cure}.")
             self._homes_only = True
 
     @contextlib.contextmanager

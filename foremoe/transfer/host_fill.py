@@ -97,7 +97,5 @@ def unpublished(key: Key, written: int | None, version: int, lack: str) -> Trans
     layer, expert = key
     if written is None:
         return TransferError(f"expert {expert} of layer {layer} {lack}; publish it before it is pulled.")
-    return StaleWeights(
-        f"expert {expert} of layer {layer} was last published with version {written}, and version {version} is asked for; "
-        "publish it again after weights have changed."
-    )
+    last = f"expert {expert} of layer {layer} was last published with version {written}"
+    return StaleWeights(f"{last}, and version {version} is asked for; publish it again after weights have changed.")

@@ -105,10 +105,8 @@ class HostStore:
         if not found == begun == version:
             layer, expert = key
             state = f"has version {found}" if found == begun else f"is being overwritten (version {found} by {begun})"
-            raise StaleWeights(
-                f"expert {expert} of layer {layer} {state} in the host store, and version {version} is asked for; weights may "
-                "change between plans only."
-            )
+            held = f"expert {expert} of layer {layer} {state} in the host store"
+            raise StaleWeights(f"{held}, and version {version} is asked for; weights may change between plans only.")
 
     def close(self) -> None:
         """Gives back page lock and memory; the last rank's close frees it. Safe to call twice."""
@@ -127,10 +125,8 @@ class HostStore:
         """The bytes of an entry, cut like tensors."""
         sizes, num_bytes = [tensor.nbytes for tensor in tensors], self._place[key].num_bytes
         if sum(sizes) != num_bytes:
-            raise TransferError(
-                f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} bytes on this rank; "
-                "an expert must have the same tensors on every rank."
-            )
+            has = f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} on this rank"
+            raise TransferError(f"{has}; an expert must have the same tensors on every rank.")
         return list(self._entry(key).split(sizes))
 
     def _entry(self, key: Key) -> torch.Tensor:
@@ -141,10 +137,8 @@ class HostStore:
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
         if error:
             self.close()
-            raise TransferError(
-                f"{size} bytes of the host store cannot be page-locked (CUDA error {error}); raise the limit of locked memory "
-                "(ulimit -l), or send fewer experts by host."
-            )
+            cure = "raise the limit of locked memory (ulimit -l), or send fewer experts by host"
+            raise TransferError(f"{size} bytes of the host store cannot be page-locked (CUDA error {error}); {cure}.")
         self._locked_address = address
 
 
@@ -197,7 +191,6 @@ def _reserve(file: int, size: int) -> None:
             os.ftruncate(file, size)
     except OSError as error:
         where = os.fstatvfs(file)
-        raise TransferError(
-            f"the host store needs {size} bytes and {_directory()} has {where.f_bavail * where.f_frsize} left "
-            f"({error.strerror}); enlarge it (containers: --shm-size), or send fewer experts by host."
-        ) from error
+        have = f"{_directory()} has {where.f_bavail * where.f_frsize} left ({error.strerror})"
+        cure = "enlarge it (containers: --shm-size), or send fewer experts by host"
+        raise TransferError(f"the host store needs {size} bytes and {have}; {cure}.") from error

@@ -92,10 +92,9 @@ def _copy(one: Copy, other: Copy) -> None:
     if src is None or dst is None:
         raise TransferError(f"both ends of copy {one.key} say that they are its {'source' if dst is None else 'destination'}.")
     if _layout(src) != _layout(dst):
-        raise TransferError(
-            f"expert {one.expert} of layer {one.layer} has tensors {_layout(src)} on rank {one.src_rank} and {_layout(dst)} on "
-            f"rank {one.dst_rank}; an expert must have the same tensors on every rank."
-        )
+        layouts = f"{_layout(src)} on rank {one.src_rank} and {_layout(dst)} on rank {one.dst_rank}"
+        has = f"expert {one.expert} of layer {one.layer} has tensors {layouts}"
+        raise TransferError(f"{has}; an expert must have the same tensors on every rank.")
     with torch.no_grad():
         for to, tensor in zip(dst, src, strict=True):
             to.copy_(tensor)

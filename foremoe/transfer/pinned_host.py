@@ -177,10 +177,9 @@ class PinnedHost(TransferBackend):
             try:
                 file.open()
             except FileNotFoundError:
-                raise InputError(
-                    f"ranks {self._node_ranks} count as one node, but rank {self._rank} does not see {file.path}, which rank "
-                    f"{first} has made; say with node_of_rank_G which ranks share a machine."
-                ) from None
+                lack = f"rank {self._rank} does not see {file.path}, which rank {first} has made"
+                cure = "say with node_of_rank_G which ranks share a machine"
+                raise InputError(f"ranks {self._node_ranks} count as one node, but {lack}; {cure}.") from None
 
         def move() -> None:
             on_gpu = self._buffers.num_buffers > 0 and self._buffers.slot(0)[0].is_cuda

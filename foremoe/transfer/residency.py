@@ -61,9 +61,7 @@ def residency(
             grads.append(None if buffer is None or phase != Phase.BACKWARD else buffers.slot_grad(buffer))
     lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
     if lacking and phase != Phase.FORWARD:
-        raise TransferError(
-            f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m} cannot be had on rank "
-            f"{rank}; drop this optimizer step and restart the engine.",
-            (rank,),
-        )
+        lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
+        cure = "drop this optimizer step and restart the engine"
+        raise TransferError(f"{lost} cannot be had on rank {rank}; {cure}.", (rank,))
     return Residency(tuple(expert_S), tuple(weights), tuple(grads) if phase == Phase.BACKWARD else None, not lacking)

@@ -32,17 +32,15 @@ def check_pairs(work: Workload) -> None:
     over_MLG = pairs_MLG > limit_MG[:, None]
     if over_MLG.any():
         m, layer, g = np.argwhere(over_MLG)[0]
-        raise InputError(
-            f"micro-step {m}, layer {layer}, rank {g} counts {pairs_MLG[m, layer, g]} pairs but its {work.tokens_MG[m, g]} tokens"
-            f" make at most {limit_MG[m, g]} at top-{work.num_topk}; correct num_topk or tokens_MG."
-        )
+        row = f"micro-step {m}, layer {layer}, rank {g} counts {pairs_MLG[m, layer, g]} pairs"
+        most = f"its {work.tokens_MG[m, g]} tokens make at most {limit_MG[m, g]} at top-{work.num_topk}"
+        raise InputError(f"{row} but {most}; correct num_topk or tokens_MG.")
     short_ML = pairs_MLG.sum(axis=2) > work.num_topk * (work.tokens_MG.sum(axis=1, dtype=np.int64)[:, None] - work.unknown_ML)
     if short_ML.any():
         m, layer = np.argwhere(short_ML)[0]
-        raise InputError(
-            f"micro-step {m}, layer {layer} counts {pairs_MLG[m, layer].sum()} pairs, more than its tokens make without the"
-            f" {work.unknown_ML[m, layer]} unknown ones; correct unknown_ML."
-        )
+        row = f"micro-step {m}, layer {layer} counts {pairs_MLG[m, layer].sum()} pairs"
+        most = f"more than its tokens make without the {work.unknown_ML[m, layer]} unknown ones"
+        raise InputError(f"{row}, {most}; correct unknown_ML.")
 
 
 def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk: int) -> None:
@@ -50,11 +48,9 @@ def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk:
     wrong_ML = pairs_ML != num_topk * (tokens_M[:, None] - unknown_ML)
     if wrong_ML.any():
         m, layer = np.argwhere(wrong_ML)[0]
-        raise InputError(
-            f"micro-step {m}, layer {layer} counts {pairs_ML[m, layer]} pairs but its {tokens_M[m]} tokens,"
-            f" {unknown_ML[m, layer]} of them unknown, make {num_topk * (tokens_M[m] - unknown_ML[m, layer])} at top-{num_topk};"
-            " correct num_topk or tokens_MG, or give unknown_ML."
-        )
+        row, unknown = f"micro-step {m}, layer {layer} counts {pairs_ML[m, layer]} pairs", unknown_ML[m, layer]
+        made = f"its {tokens_M[m]} tokens, {unknown} of them unknown, make {num_topk * (tokens_M[m] - unknown)}"
+        raise InputError(f"{row} but {made} at top-{num_topk}; correct num_topk or tokens_MG, or give unknown_ML.")
 
 
 def require_below(array: Array, limit: int, name: str) -> None:

@@ -56,19 +56,15 @@ def deal(
     np.maximum.at(high_M, micro_step_Q, group_Q)
     if (low_M != high_M).any():
         m = int(np.argmax(low_M != high_M))
-        raise InputError(
-            f"{packer!r} put groups {low_M[m]} and {high_M[m]} into micro-step {m}; a micro-step must not mix groups."
-        )
+        raise InputError(f"{packer!r} put groups {low_M[m]} and {high_M[m]} into micro-step {m}; do not mix groups.")
     budget = num_ranks * tokens_per_rank
     sequences_M = np.bincount(micro_step_Q, minlength=M)
     tokens_M = np.bincount(micro_step_Q, weights=trace.seq_len_Q, minlength=M)
     over_M = (tokens_M > budget) & (sequences_M > 1)
     if over_M.any():
         m = int(over_M.argmax())
-        raise InputError(
-            f"{packer!r} put {int(tokens_M[m])} tokens in {sequences_M[m]} sequences into micro-step {m}, over the budget of"
-            f" {budget}; only a single sequence may exceed it."
-        )
+        put = f"{int(tokens_M[m])} tokens in {sequences_M[m]} sequences into micro-step {m}"
+        raise InputError(f"{packer!r} put {put}, over the budget of {budget}; only a single sequence may exceed it.")
     limit = M if max_micro_steps is None else min(M, whole(max_micro_steps, "max_micro_steps"))
     kept_Q = micro_step_Q < limit
     over_budget = tuple(np.flatnonzero(kept_Q & (trace.seq_len_Q > budget)).tolist())
@@ -95,9 +91,8 @@ def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str
         raise InputError(f"{who} names ranks from {rank_X.min()} to {rank_X.max()}; they must lie in [0, {num_ranks}).")
     numbers = np.unique(micro_step_X)
     if numbers[0] != 0 or numbers[-1] != len(numbers) - 1:
-        raise InputError(
-            f"{who} has {len(numbers)} micro-steps numbered from {numbers[0]} to {numbers[-1]}; number them without gaps."
-        )
+        have = f"{len(numbers)} micro-steps numbered from {numbers[0]} to {numbers[-1]}"
+        raise InputError(f"{who} has {have}; number them without gaps.")
     return len(numbers)
 
 

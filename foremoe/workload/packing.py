@@ -52,9 +52,8 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
     group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
     if (np.diff(group_Q) < 0).any():
         q = int(np.argmax(np.diff(group_Q) < 0)) + 1
-        raise InputError(
-            f"sample_group_Q falls from {group_Q[q - 1]} to {group_Q[q]} at sequence {q}; order the sequences by group first."
-        )
+        fall = f"sample_group_Q falls from {group_Q[q - 1]} to {group_Q[q]} at sequence {q}"
+        raise InputError(f"{fall}; order the sequences by group first.")
     return group_Q
 
 

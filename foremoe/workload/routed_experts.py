@@ -213,10 +213,8 @@ def _places(
         raise InputError("no sequence has a micro-step; give at least one.")
     M = int(micro_step.max()) + 1 if num_micro_steps is None else whole(num_micro_steps, "num_micro_steps")
     if micro_step.max() >= M or rank.min() < 0 or rank.max() >= G:
-        raise InputError(
-            f"sequences go to micro-steps up to {micro_step.max()} and ranks {rank.min()} to {rank.max()}; there are {M}"
-            f" micro-steps and {G} ranks, from 0."
-        )
+        places = f"micro-steps up to {micro_step.max()} and ranks {rank.min()} to {rank.max()}"
+        raise InputError(f"sequences go to {places}; there are {M} micro-steps and {G} ranks, from 0.")
     return out, M
 
 

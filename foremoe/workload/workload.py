@@ -179,9 +179,8 @@ class Workload(ArrayValue):
         micro_step_Q = rank_Q = dealt = None
         if assign is not None:
             if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:
-                raise InputError(
-                    "assign already says where every token goes; leave out tokens_per_rank, sample_group_Q and max_micro_steps."
-                )
+                given = "tokens_per_rank, sample_group_Q and max_micro_steps"
+                raise InputError(f"assign already says where every token goes; leave out {given}.")
             micro_step_T, rank_T = assigned(assign, trace.T, G)
             attention_MG = sum_cells(micro_step_T, rank_T, G, np.repeat(trace.seq_len_Q, trace.seq_len_Q))
         else:

@@ -172,8 +172,8 @@ def test_copies_are_priced_by_fan_out() -> None:
     ("build", "sentence"),
     [
         (lambda: CostModel(objective="speed"), 'objective must be "time" or "balance"; got \'speed\''),
-        (lambda: CostModel(overlap=1.5), "overlap must lie in [0, 1]; got 1.5"),
-        (lambda: CostModel(overlap=float("nan")), "overlap must lie in [0, 1]; got nan"),
+        (lambda: CostModel(overlap=1.5), "overlap must be in [0, 1]; got 1.5"),
+        (lambda: CostModel(overlap=float("nan")), "overlap must be in [0, 1]; got nan"),
         (
             lambda: Cost(**dict.fromkeys(Cost.__dataclass_fields__, np.zeros(2)) | {"compute_s": np.zeros(3)}),
             "compute_s must have",

@@ -40,7 +40,7 @@ def test_static_serves_everything_at_home(data: st.DataObject) -> None:
     assert placement_violations(problem, static) == []
     for n in range(problem.N):
         for e in range(problem.E):
-            h = problem.home_LE[problem.layer_N[n], e]
+            h = problem.home_LE[n % problem.L, e]
             assert static.expert_NGS[n, h // problem.B, h % problem.B] == e == problem.base_NGB[n].ravel()[h]
             assert static.quotas_NGS[n, h // problem.B, h % problem.B] == problem.load_NE[n, e]
     assert (static.expert_NGS[:, :, problem.B :] == -1).all() and not static.quotas_NGS[:, :, problem.B :].any()

@@ -92,6 +92,11 @@ def row_problem(load_E, expert_GS):
     return make_problem(load_E[None, None], np.zeros(G, int), S - len(load_E) // G)
 
 
+def num_replicas_N(problem: Problem, placement: Placement) -> np.ndarray:
+    """Redundant slots in use."""
+    return (placement.expert_NGS[:, :, problem.B :] >= 0).sum(axis=(1, 2))
+
+
 def served_E(expert_GS, quota_GS, num_experts):
     used = expert_GS >= 0
     return np.bincount(expert_GS[used], quota_GS[used], minlength=num_experts).astype(np.int64)

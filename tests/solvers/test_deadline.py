@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from solver_util import make_problem
 
 from foremoe.base.errors import InputError
-from foremoe.plan.links import choose_links, copy_seconds
+from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
@@ -36,7 +36,7 @@ def copies_of(problem, placement):
 
 def paths_by_hand(problem, transfers):
     """Per copy: the free times of every link it may use, in a dict that is emptied for every use."""
-    node_of, seconds, out = problem.cluster.node_of_rank_G, copy_seconds(problem.cluster, problem.model.expert_bytes), []
+    node_of, seconds, out = problem.cluster.node_of_rank_G, problem.cluster.copy_seconds(problem.model.expert_bytes), []
     need, free = None, {}
     for c in range(len(transfers)):
         if transfers.need_C[c] != need:
@@ -67,7 +67,7 @@ def test_paths_are_those_of_list_scheduling_by_hand(data):
 def relays_by_hand(problem, transfers, relay):
     """As `paths_by_hand`, and every rank that certainly holds the expert is asked when it could pass it on."""
     t, node_of, out = transfers, problem.cluster.node_of_rank_G, {}
-    seconds = copy_seconds(problem.cluster, problem.model.expert_bytes)
+    seconds = problem.cluster.copy_seconds(problem.model.expert_bytes)
     arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
     kept = []  # (rank, buffer, layer, expert, use it came for) of residents and of copies from ranks
     if problem.resident_LGS is not None:

@@ -1,7 +1,7 @@
 """Static: homes only."""
 
 from hypothesis import given
-from solver_util import problems, require_valid
+from solver_util import num_replicas_N, problems, require_valid
 
 from foremoe.solvers.rank.static import Static
 
@@ -10,5 +10,5 @@ from foremoe.solvers.rank.static import Static
 def test_serves_everything_at_home(problem):
     placement = Static().solve(problem, problem.static())
     require_valid(problem, placement)
-    assert (placement.num_replicas_N(problem.B) == 0).all()
+    assert (num_replicas_N(problem, placement) == 0).all()
     assert repr(Static()) == "Static()"

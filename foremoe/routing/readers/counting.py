@@ -112,10 +112,9 @@ def _limits(dtype: np.dtype[Any], num_experts: int) -> tuple[np.uint64, np.uint6
 def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_experts: int) -> None:
     t, layer, k = fault
     if t >= 0:
-        raise InputError(
-            f"token {first + t}, layer {layer} of the payload lists expert {topk_TLK[first + t, layer, k]}; experts are 0 to"
-            f" {num_experts - 1}, and -1 where routing is not known: correct num_experts or dtype, or the payload."
-        )
+        found = f"token {first + t}, layer {layer} of the payload lists expert {topk_TLK[first + t, layer, k]}"
+        allowed = f"experts are 0 to {num_experts - 1}, and -1 where routing is not known"
+        raise InputError(f"{found}; {allowed}: correct num_experts or dtype, or the payload.")
 
 
 @kernel

@@ -48,9 +48,8 @@ def decode(payload: Any, expected: Expected) -> Array:
         return _shaped(_from_lists(payload), expected)
     array = as_numpy(payload)
     if array is None:
-        raise InputError(
-            f"routing must be an array, a tensor, base64 text, bytes, nested lists or a dict; got {type(payload).__name__}."
-        )
+        kinds = "an array, a tensor, base64 text, bytes, nested lists or a dict"
+        raise InputError(f"routing must be {kinds}; got {type(payload).__name__}.")
     return _shaped(array, expected)
 
 
@@ -94,9 +93,8 @@ def _from_base64(text: str, expected: Expected) -> Array:
     try:
         blob = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
-        raise InputError(
-            f"{len(text)} characters of text are not base64, A-Z a-z 0-9 + / and = at the end; send it as the engine gave it."
-        ) from None
+        lack = "are not base64, A-Z a-z 0-9 + / and = at the end"
+        raise InputError(f"{len(text)} characters of text {lack}; send it as the engine gave it.") from None
     return _from_npy(memoryview(blob), expected) if is_npy else _from_raw(memoryview(blob), expected)
 
 
@@ -106,10 +104,8 @@ def _from_raw(blob: memoryview, expected: Expected) -> Array:
     guessed = expected.dtype is None and expected.shape is None and dtype.itemsize < 4
     if guessed and array.size > 1 and not array[1 : 1 << 16 : 2].any():
         # Half of an int32 payload has the bytes of a whole int16 one.
-        raise InputError(
-            f"{len(blob)} bytes would be {dtype} of shape {list(shape)} by their number, but look like wider numbers; the payload"
-            " is truncated, or give dtype."
-        )
+        layout = f"{dtype} of shape {list(shape)} by their number, but look like wider numbers"
+        raise InputError(f"{len(blob)} bytes would be {layout}; the payload is truncated, or give dtype.")
     return array.reshape(shape)
 
 
@@ -119,10 +115,8 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
         dtype, shape = expected.dtype or np.dtype("<i4"), checked_shape(expected.shape)
         needed = math.prod(shape) * dtype.itemsize
         if needed != num_bytes:
-            raise InputError(
-                f"{num_bytes} bytes cannot hold {dtype} of shape {list(shape)}, which takes {needed}; the payload is"
-                " truncated, or shape or dtype is wrong."
-            )
+            layout = f"{dtype} of shape {list(shape)}, which takes {needed}"
+            raise InputError(f"{num_bytes} bytes cannot hold {layout}; the payload is truncated, or shape or dtype is wrong.")
         return dtype, shape
     if expected.num_topk is None or not expected.num_layers:
         raise InputError(f"{num_bytes} raw bytes have no shape; give model, or num_topk and num_layers.")
@@ -139,10 +133,9 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
         layouts = " and ".join(f"{dtype} {list(shape)}" for dtype, shape in fits)
         raise InputError(f"{num_bytes} bytes fit both {layouts}; give dtype, num_layers or lengths.")
     rows_text, layers, names = (" or ".join(map(str, some)) for some in (expected.num_rows, expected.num_layers, dtypes))
-    raise InputError(
-        f"{num_bytes} bytes do not make {rows_text or 'whole'} rows of {layers} layers x top-{expected.num_topk} of {names};"
-        " the payload is truncated, or lengths, num_layers, num_topk or dtype is wrong."
-    )
+    wanted = f"{rows_text or 'whole'} rows of {layers} layers x top-{expected.num_topk} of {names}"
+    cure = "the payload is truncated, or lengths, num_layers, num_topk or dtype is wrong"
+    raise InputError(f"{num_bytes} bytes do not make {wanted}; {cure}.")
 
 
 def checked_shape(value: Any) -> tuple[int, int, int]:
@@ -169,10 +162,8 @@ def _from_npy(blob: memoryview, expected: Expected) -> Array:
     dtype = np.dtype(name)
     held, stated = len(blob) - at, math.prod(shape) * dtype.itemsize
     if held != stated:
-        raise InputError(
-            f"the header of the .npy file claims {dtype} of shape {list(shape)}, {stated} bytes, but {held} follow it; send the"
-            " whole file."
-        )
+        claim = f"claims {dtype} of shape {list(shape)}, {stated} bytes"
+        raise InputError(f"the header of the .npy file {claim}, but {held} follow it; send the whole file.")
     array = np.frombuffer(blob[at:], dtype)
     return _shaped(array.reshape(shape[::-1]).T if order == "True" else array.reshape(shape), expected)
 

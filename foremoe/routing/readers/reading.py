@@ -83,10 +83,9 @@ class Reader:
             prompt_length = item.prompt_length
             rows_TLK = self._decode(item.prompt, None, None, () if prompt_length is None else (prompt_length - start,))
             if prompt_length is not None and start + len(rows_TLK) != prompt_length:
-                raise InputError(
-                    f"{len(rows_TLK)} rows of prompt from token {start} on do not make its {prompt_length} tokens; correct them."
-                )
-            pieces.append(self._piece(start, rows_TLK))
+                rows = f"{len(rows_TLK)} rows of prompt from token {start} on"
+                raise InputError(f"{rows} do not make its {prompt_length} tokens; correct them.")
+            pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK))
             start += len(rows_TLK)
         if item.data is None:
             if length is None and not pieces:
@@ -102,12 +101,11 @@ class Reader:
         if length is None:
             length = start + num_rows + item.num_last_missing
         if length < 1 or start > length or num_rows < length - start - 1 - (item.num_last_missing if item.length is None else 0):
-            raise InputError(
-                f"{num_rows} rows from token {start} on do not reach the end of {length} tokens, the last of which alone may be"
-                " missing; correct lengths or start, or send all rows."
-            )
+            rows = f"{num_rows} rows from token {start} on"
+            lack = f"do not reach the end of {length} tokens, the last of which alone may be missing"
+            raise InputError(f"{rows} {lack}; correct lengths or start, or send all rows.")
         used = min(num_rows, length - start)
-        pieces.append(self._piece(start, rows_TLK[:used]))
+        pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))
         return Read(length, pieces, num_rows - used)
 
     def _join_segments(self, item: Routed) -> Read:
@@ -118,9 +116,7 @@ class Reader:
                 reads.append(self.read(parse_routed(segment)))
         num_tokens = max(read.num_tokens for read in reads)
         if item.length is not None and num_tokens > item.length:
-            raise InputError(
-                f"the segments reach token {num_tokens} of a sequence of {item.length} tokens; correct lengths or start."
-            )
+            raise InputError(f"segments reach token {num_tokens} of a sequence of {item.length}; correct lengths or start.")
         pieces = [piece for read in reads for piece in read.pieces]
         owner_T, known_T = np.full(num_tokens, -1), np.zeros(num_tokens, bool)
         for i, (first, layer_L, rows_TLK) in enumerate(pieces):
@@ -145,9 +141,6 @@ class Reader:
             raise InputError(f"top-{self._topk} of {self.num_experts} experts is impossible; correct num_experts.")
         return rows_TLK
 
-    def _piece(self, start: int, rows_TLK: Array) -> tuple[int, Array, Array]:
-        return start, self._positions(rows_TLK.shape[1]), rows_TLK
-
     def _layer_counts(self) -> tuple[int, ...]:
         """How many layers a row may have."""
         if self._num_layers is not None:
@@ -166,10 +159,8 @@ class Reader:
         if num_layers in counts and num_layers > self._moe.max():
             return self._moe.astype(np.int64)
         shown = " or ".join(map(str, counts))
-        raise InputError(
-            f"routing of {num_layers} layers was given where {shown} fit, {len(self._moe)} of them MoE; correct model,"
-            " moe_layer_L or num_layers."
-        )
+        given = f"routing of {num_layers} layers was given where {shown} fit, {len(self._moe)} of them MoE"
+        raise InputError(f"{given}; correct model, moe_layer_L or num_layers.")
 
 
 def _num_rows(length: int | None, start: int | None) -> tuple[int, ...]:

@@ -45,10 +45,8 @@ class Routed:
             if value is not None:
                 object.__setattr__(self, name, whole(value, name, low))
         if self.length is not None and max(self.start, self.prompt_length or 0) > self.length:
-            raise InputError(
-                f"a sequence of {self.length} tokens cannot have start {self.start} and {self.prompt_length or 0} prompt tokens;"
-                " correct lengths or start."
-            )
+            extent = f"start {self.start} and {self.prompt_length or 0} prompt tokens"
+            raise InputError(f"a sequence of {self.length} tokens cannot have {extent}; correct lengths or start.")
 
 
 def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
@@ -171,10 +169,8 @@ def _cut_by_mask(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Rou
     mask_BS: Array = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
     if array is None or array.ndim != 4 or mask_BS.shape != array.shape[:2] or lengths is not None or start is not None:
         shape = "a list" if array is None else list(array.shape)
-        raise InputError(
-            f"mask [sequences, tokens] goes with one array [sequences, tokens, layers, top-k], and without lengths and start; got"
-            f" mask {list(mask_BS.shape)} and payloads {shape}."
-        )
+        goes = "goes with one array [sequences, tokens, layers, top-k], and without lengths and start"
+        raise InputError(f"mask [sequences, tokens] {goes}; got mask {list(mask_BS.shape)} and payloads {shape}.")
     if mask_BS.dtype.kind not in "biu" or (mask_BS.size and not ((mask_BS == 0) | (mask_BS == 1)).all()):
         raise InputError(f"mask must be bool, or 0 and 1; got {mask_BS.dtype}.")
     out = []

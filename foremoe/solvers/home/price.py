@@ -16,10 +16,7 @@ from foremoe.problem.problem import Problem
 
 def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
     """Seconds that one expert, with `state_bytes` more per weight, takes on a rank's link: inside its node, and to another."""
-    cluster, model = problem.cluster, problem.model
-    num_bytes = model.expert_bytes + model.expert_params * state_bytes
-    peer_s = num_bytes / cluster.peer_bytes_per_s + cluster.peer_latency_s
-    return peer_s, num_bytes / cluster.rdma_bytes_per_s_per_rank + cluster.rdma_latency_s
+    return problem.cluster.copy_seconds(problem.model.expert_bytes + problem.model.expert_params * state_bytes)[:2]
 
 
 def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:

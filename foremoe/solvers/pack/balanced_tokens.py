@@ -13,6 +13,7 @@ from foremoe.base.errors import InputError
 from foremoe.levels import PackSolver
 from foremoe.machine.model import Model
 from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.dealing import sum_cells
 from foremoe.workload.packing import AsGiven, sample_groups
 
 # Letters: M micro-steps, G ranks, Q sequences, I places of an order of sequences.
@@ -72,21 +73,14 @@ def attention_flops(trace: RoutingTrace) -> Array:
     return np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
 
 
-def rank_sums(amount_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
-    """float64 [M, G]: amounts of the sequences on every rank."""
-    M = int(micro_step_Q.max()) + 1
-    place_Q = micro_step_Q.astype(np.int64) * num_ranks + rank_Q
-    return np.bincount(place_Q, amount_Q, M * num_ranks).reshape(M, num_ranks)
-
-
 def rank_tokens(seq_len_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
     """int64 [M, G]: tokens on every rank."""
-    return rank_sums(seq_len_Q, micro_step_Q, rank_Q, num_ranks).astype(np.int64)
+    return sum_cells(micro_step_Q, rank_Q, num_ranks, seq_len_Q).astype(np.int64)
 
 
 def slowest_attention(attention_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
     """Attention of the rank with the most of it, summed over micro-steps."""
-    return float(rank_sums(attention_Q, micro_step_Q, rank_Q, num_ranks).max(axis=1).sum())
+    return float(sum_cells(micro_step_Q, rank_Q, num_ranks, attention_Q).max(axis=1).sum())
 
 
 def _pack_group(

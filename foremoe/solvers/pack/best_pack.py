@@ -19,10 +19,11 @@ from foremoe.problem.schedule import Schedule
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L, row_seconds_L
-from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_sums, rank_tokens
+from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_tokens
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
 from foremoe.solvers.rank.chain import Chain
+from foremoe.workload.dealing import sum_cells
 from foremoe.workload.packing import AsGiven
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, Q sequences.
@@ -61,9 +62,7 @@ class BestPack(PackSolver):
         for name, kind, example in (("packers", PackSolver, "AsGiven()"), ("rank", RankSolver, "Chain()")):
             value = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(solver, kind) for solver in value):
-                raise InputError(
-                    f"BestPack needs {name} as a tuple of solvers of that level such as ({example},); got {value!r}."
-                )
+                raise InputError(f"BestPack needs {name} as a tuple of such solvers, like ({example},); got {value!r}.")
         if self.home is not None and not isinstance(self.home, Anneal):
             raise InputError(f"BestPack needs home as Anneal(...), whose moves have a price, or None; got {self.home!r}.")
         whole(self.redundant, "redundant of BestPack", 0, 10**6)
@@ -100,9 +99,8 @@ class BestPack(PackSolver):
         layer_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, self.layers)).round().astype(np.int64))
         pairs_QJE = expert_pairs(trace, layer_J)
         share = len(layer_J) / trace.L
-        return [
-            self._stage_seconds(self._problem(trace, layer_J, pairs_QJE, *packing, num_ranks)) / share for packing in packings
-        ]
+        problems = (self._problem(trace, layer_J, pairs_QJE, *packing, num_ranks) for packing in packings)
+        return [self._stage_seconds(problem) / share for problem in problems]
 
     def _aware(self) -> ExpertAware:
         return ExpertAware(skew_weight=1.0, redundant=0, cluster=self.cluster, ranks_per_node=self.ranks_per_node)
@@ -121,7 +119,7 @@ class BestPack(PackSolver):
             redundant=min(self.redundant, E), home_LE=np.tile(np.arange(E), (J, 1)), load_MLE=load_MGJE.sum(axis=1),
             load_MLGE=load_MGJE.transpose(0, 2, 1, 3), schedule=Schedule.accumulate(M),
             tokens_MG=rank_tokens(trace.seq_len_Q, micro_step_Q, rank_Q, G),
-            attention_MG=rank_sums(trace.seq_len_Q.astype(np.float64) ** 2, micro_step_Q, rank_Q, G),
+            attention_MG=sum_cells(micro_step_Q, rank_Q, G, trace.seq_len_Q.astype(np.float64) ** 2),
             moe_layer_L=trace.moe_layer_L[layer_J],
         )  # fmt: skip
 

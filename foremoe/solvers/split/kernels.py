@@ -29,10 +29,8 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     served_N, load_N = quota_NGS.sum(axis=(1, 2), dtype=np.int64), load_NE.sum(axis=1, dtype=np.int64)
     if (served_N != load_N).any():
         n = int(np.argmax(served_N != load_N))
-        raise InputError(
-            f"the slots of row {n} serve {served_N[n]} of {load_N[n]} pairs: an expert with load has no slot; "
-            "every expert needs at least its home."
-        )
+        served = f"the slots of row {n} serve {served_N[n]} of {load_N[n]} pairs"
+        raise InputError(f"{served}: an expert with load has no slot; every expert needs at least its home.")
     return quota_NGS
 
 

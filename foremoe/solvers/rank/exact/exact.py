@@ -116,7 +116,7 @@ class Exact(RankSolver):
     def _within_N(self, problem: Problem, placement: Placement) -> Array:
         """bool [N]: rows of the placement that keep the budget."""
         expert_NGS, node_G = placement.expert_NGS, problem.cluster.node_of_rank_G
-        home_NGS = (problem.home_LE // problem.B)[problem.layer_N[:, None, None], expert_NGS]
+        home_NGS = (problem.home_LE // problem.B)[np.arange(problem.N)[:, None, None] % problem.L, expert_NGS]
         copy_NGS = (placement.quotas_NGS > 0) & (home_NGS != np.arange(problem.G)[:, None])
         cross_NGS = copy_NGS & (node_G[home_NGS] != node_G[:, None])
         most, most_cross = (np.inf if most is None else most for most in (self.max_replicas, self.max_cross_node))
