@@ -17,7 +17,6 @@ class PlanError(ValueError):
     Args:
         law: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``, ``header``, ...
         where: The place, for example ``"micro-step 3, layer 7, rank 2"``.
-        message: What is wrong, with the numbers.
     """
 
     def __init__(self, law: str, where: str, message: str) -> None:

@@ -33,7 +33,6 @@ class Case:
         seconds: Approximate length of the measurement.
         math: Makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
         layer: Makes the `foremoe.calibrate.layer.Layer` of (model, num_experts, dtype, device); None: `PlainLayer`.
-        seed: Seed of routing.
 
     Raises:
         InputError: Numbers out of range, or ranks that do not divide the experts.

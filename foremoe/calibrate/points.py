@@ -21,14 +21,12 @@ class Point:
         backward: Backward of the compute, else forward.
         pairs: (token, expert) pairs on the rank with most.
         busy: Busy slots of expert compute on that rank.
-        layers: Layers run.
         tokens: (token, layer) pairs on a rank, 0 for expert loads that no routing made.
         attention_flops: FLOPs of the layers' attention, forward, on a rank.
         moved: Pairs received by the rank with most, permuted there and back.
         exchanges: Messages to all ranks one after the other.
         exchange_bytes: Bytes of their busiest direction.
         copies: Copies one after the other on the busiest link.
-        copy_bytes: Bytes of these copies.
     """
 
     kind: str
@@ -59,7 +57,6 @@ class Measured:
     Attributes:
         flops_per_s: What one large matrix product reaches on a rank while all ranks run one.
         memory_bytes: Memory of one rank.
-        node_of_rank: Node of every rank.
         hardware: What it ran on, in words.
         versions: Versions of torch and others, by name.
     """

@@ -39,13 +39,7 @@ class PlanHeader(ArrayValue):
     """What a plan was made from. No clock, host name or weight version: a plan is a function of its input.
 
     Attributes:
-        key: Part of training that the plan is for.
         planner: Text of the planner, its repr.
-        model: Sizes of the model.
-        cluster: The ranks and their links.
-        cost: Objective, and how much hides copies.
-        slots: Slot policy.
-        schedule: Order of the passes.
         redundant: R, redundant slots per rank.
         replicas: ``"any"``, or ``"node"``: none leaves its home's node.
         keeps_homes: False for plans that are scored, never executed.

@@ -31,14 +31,11 @@ class Plan(ArrayValue):
     """Where every expert lives and how its tokens are split, for every micro-step and layer of one stage.
 
     Attributes:
-        header: `PlanHeader`.
         home_LE: int32, home slot g*B + b of every expert.
         load_MLE: int32, the load planned for, so that a plan checks itself.
         expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
         quota_MLGS: int32, (token, expert) pairs every slot serves.
-        transfers: `TransferList`.
         order_M: int32, the micro-step that runs m-th.
-        cost_ML: `Cost` in seconds.
         bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
         load_bound_ML: float64, lower bound of the largest rank load.
         stop_ML: uint8, `Stop`.

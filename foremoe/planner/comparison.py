@@ -140,9 +140,6 @@ def ablate(
 
     Args:
         problem: What to plan; its own number of redundant slots does not matter.
-        planner: What to take apart.
-        redundant: Numbers of redundant slots per rank.
-        foresight: Loads that the levels see.
         history_LE: As for `compare`.
         progress: As for `compare`.
 

@@ -126,7 +126,6 @@ class Planner:
         ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels.
 
         Args:
-            problem: What to plan.
             start: Plan or placement to start from; default: static. On another load its quotas are split again.
             key: Which part of training this is; default: step 0 of the problem's stage.
             history_LE: An earlier step's load for foresight "previous", int32 [L, E].
@@ -230,11 +229,7 @@ class Planner:
     ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
         """The plan that the order level makes of finished rows; None without such a level, or with the reason in `warnings`.
 
-        Args:
-            placement: Placement of every row by itself.
-            stop_N: Why each row stopped, uint8 [N].
-            start_N: Objective of the start, float64 [N].
-            cancel: Leaves the level out when set.
+        Rows come as each was planned by itself: `placement`, why it stopped, and the objective of its start.
         """
         if self.order is None:
             return None

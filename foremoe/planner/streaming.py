@@ -48,7 +48,6 @@ class PlanStream:
         planner: A planner with foresight ``"exact"``; the others look at more than the micro-steps added so far.
         cluster: As for `Problem.of`.
         reforward: True if backward passes run the forward again; the schedule given to `finish` must say the same.
-        key: Which part of training this is.
         num_threads: Threads of the planner; default: every core.
         options: As for `Problem.of`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
 

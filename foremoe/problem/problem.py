@@ -55,8 +55,6 @@ class Problem(ArrayValue, Derived):
     """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
 
     Attributes:
-        model: Sizes of the model.
-        cluster: The EP group's ranks and links.
         cost: ``cost.objective`` is what solvers minimise.
         stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
         schedule: Order of passes; its number of micro-steps is M.
@@ -147,8 +145,6 @@ class Problem(ArrayValue, Derived):
         """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
-            workload: The load by source rank.
-            cluster: The EP group's ranks and links.
             model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
             home_LE: Default: contiguous, expert e at home slot e.
             cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.

@@ -25,7 +25,6 @@ def what_if(
     Args:
         redundant: Values of R, each from 0 to the number of experts.
         history_LE: As for `Planner.plan`.
-        simulated: Also simulate every plan.
         progress: Called with (what, rows done, rows in all).
 
     Returns:

@@ -28,7 +28,6 @@ class RoutingTrace(ArrayValue):
 
     Attributes:
         topk_TLK: uint8 (num_experts <= 256) or int16, logical experts of each token, distinct within a token and layer.
-        num_experts: Experts of a layer.
         known_T: bool, False where a token's routing was not recorded: its ids are ignored. None: all are known.
         seq_len_Q: int64, tokens of each sequence, each >= 1; they sum to T.
         moe_layer_L: int32, the model's own layer numbers; default: those of the preset `model` if it has L layers, else 0 to L-1.

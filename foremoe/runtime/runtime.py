@@ -70,12 +70,8 @@ class Runtime:
     each by itself or in the blocks that the schedule names (``Schedule.block_L``).
 
     Args:
-        bank: The experts of this rank.
         group: The EP group; a `Group`, a process group, or None for all ranks.
-        backends: Transfer backends of the engine; this and the next three as in `foremoe.transfer.Engine`.
-        prefetch: Uses that the engine looks ahead.
-        timeout_s: Patience of the engine, in seconds.
-        debug: Checks of the engine.
+        backends: Transfer backends; this, `prefetch`, `timeout_s` and `debug` are options of `foremoe.transfer.Engine`.
 
     After a `TransferError` only `close` may be called. As a context manager it closes, and an exception that leaves the block is
     reported to the other ranks, so that they need not wait for this one.

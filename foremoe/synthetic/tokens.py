@@ -50,7 +50,6 @@ def synthetic_trace(
 
     Args:
         model: A `Model`, or the name of a preset.
-        num_sequences: Q.
         mean_length: Mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
         regime: A `Regime`, or the name of one.
         domains: Number of domains instead of the regime's; 1 is the control, where history predicts load.

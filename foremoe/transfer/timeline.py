@@ -27,7 +27,6 @@ class Timeline:
     """One stage of one rank.
 
     Attributes:
-        rank: This rank.
         begin_s: Seconds that `Engine.begin` took.
         wall_s: Seconds from then to the end of `end`.
         events: `Event`, in the order in which they were known to be over.

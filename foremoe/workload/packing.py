@@ -31,11 +31,9 @@ class PackSolver(abc.ABC):
         """Deals every sequence once.
 
         Args:
-            trace: Routing of the sequences.
             num_ranks: At least 1.
             tokens_per_rank: At least 1; a micro-step has at most num_ranks * tokens_per_rank tokens, or a single longer sequence.
             sample_group_Q: Integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
-            seed: For whatever is random.
 
         Returns:
             ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.

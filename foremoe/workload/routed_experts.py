@@ -27,8 +27,6 @@ class ReadSummary:
     """What a reader found in the payloads besides routing.
 
     Attributes:
-        num_sequences: Sequences that were read.
-        num_tokens: Tokens that were read.
         num_unknown_tokens: Tokens of which at least one layer is not known: those of the next two, and those with a -1.
         num_missing_tokens: Tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
         num_blank_tokens: Tokens whose experts are all 0, which is padding and not routing (not distinguished at top-1).
@@ -69,7 +67,6 @@ def from_routed_experts(
         start: The token that the first row of each payload belongs to; 0 by default.
         mask: bool or 0 and 1 [sequences, tokens], for payloads of four axes only: the tokens that are no padding, in one piece.
         dtype: Dtype of raw bytes.
-        source: Free text for the trace.
 
     Raises:
         InputError: Anything that is not routing, in one sentence that names the sequence.
@@ -113,7 +110,6 @@ def count_workload(
 
     Args:
         payloads: As in `from_routed_experts`.
-        num_ranks: Ranks of the EP group.
         micro_step_Q: Micro-step of each whole sequence; -1 leaves it out, undecoded.
         rank_Q: Source rank of each whole sequence.
         range_X5: Instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,

@@ -41,7 +41,6 @@ class Workload(ArrayValue):
         tokens_MG: int32, tokens on each source rank.
         attention_MG: float64, sum over a rank's sequences of length squared (tokens^2); zero prices attention by tokens alone.
         unknown_ML: int64, tokens whose routing in this layer is not known; they are in no load.
-        num_topk: K.
         stage: ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
         moe_layer_L: int32, the model's own layer numbers.
@@ -120,7 +119,6 @@ class Workload(ArrayValue):
 
         Args:
             load_MLGE: Whole numbers >= 0, source rank major.
-            num_topk: K.
             tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
                 num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
                 the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.
