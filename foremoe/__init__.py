@@ -4,8 +4,6 @@ Data flows one way: `RoutingTrace` -> `Workload` -> `Problem` -> `Planner` -> `P
 importing the package costs next to nothing.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from foremoe.base.lazy import lazy

@@ -4,8 +4,6 @@ A solver is frozen configuration (a frozen dataclass whose repr is its name in t
 rows at once. `level` tells `Planner.using` and entry points where an instance belongs.
 """
 
-from __future__ import annotations
-
 import abc
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Compiles ahead of time what a first plan would wait for."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

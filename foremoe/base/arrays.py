@@ -1,7 +1,5 @@
 """Read-only arrays inside frozen value types: one way to declare, check, cut, join and compare them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The errors a user of foremoe can meet: bad input, a plan that breaks a law, and a transfer that failed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Third-party solvers and backends by entry point, looked up only when a name is not one of ours."""
 
-from __future__ import annotations
-
 import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen values of plain fields: the checks of one field, and the way to and from TOML tables."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.resources

@@ -1,7 +1,5 @@
 """What ran: the processor and the cores of this process."""
 
-from __future__ import annotations
-
 import os
 import platform
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of a package that are loaded on first use."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping

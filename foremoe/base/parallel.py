@@ -4,8 +4,6 @@ Kernels are serial and release the GIL, so plain threads give parallel work with
 not survive fork. Blocks do not change results: rows are independent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import threading

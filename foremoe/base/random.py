@@ -1,7 +1,5 @@
 """Random numbers of compiled searches: one stream for every kernel, the same on all machines."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.compiled import kernel

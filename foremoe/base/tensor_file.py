@@ -1,7 +1,5 @@
 """Files of named arrays: safetensors with one JSON header and a checksum over everything."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

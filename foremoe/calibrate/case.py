@@ -1,7 +1,5 @@
 """Case: what a calibration measures, and whether about the seconds that were asked for can be enough."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a rank computes in one layer and micro-step: expert compute alone, and whole layers whose experts pass tokens through."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

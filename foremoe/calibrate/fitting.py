@@ -1,7 +1,5 @@
 """Fit: from measured points to the constants of the cost model, each with how well it explains what was measured."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

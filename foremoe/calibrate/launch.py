@@ -1,7 +1,5 @@
 """Starting the ranks of a calibration: processes of this machine, or those that torchrun has started on several."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable

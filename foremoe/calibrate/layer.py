@@ -1,7 +1,5 @@
 """What of a decoder layer is not experts: norms, projections, attention within sequences, and the router."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

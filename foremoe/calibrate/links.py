@@ -1,7 +1,5 @@
 """What links take: exchanges of tokens, and copies of weights over the backends that the engine uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

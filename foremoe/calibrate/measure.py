@@ -1,7 +1,5 @@
 """Measure: everything that a calibration times, on one rank of a group; all ranks call it together."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

@@ -1,7 +1,5 @@
 """Nonnegative least squares for a handful of unknowns, by relative residuals, with little weight on outliers."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Points: what a calibration measured, one timed thing each, and the amounts of work that its seconds stand for."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

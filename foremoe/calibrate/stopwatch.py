@@ -1,7 +1,5 @@
 """Stopwatch: medians over repeats of what all ranks do at once, with the slowest rank's seconds in every repeat."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """``foremoe ablate``: one planner, level by level, over redundant slots and foresight."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import click

@@ -1,7 +1,5 @@
 """``foremoe calibrate``: the cost model's constants, measured on this machine and written as a cluster file."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """``foremoe check``: does a plan file keep its laws, and does it belong to this routing?"""
 
-from __future__ import annotations
-
 import click
 import numpy as np
 

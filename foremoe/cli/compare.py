@@ -1,7 +1,5 @@
 """``foremoe compare``: strategies side by side on one case."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a trace, a workload or a plan says of itself: figures for JSON, and the same as lines of text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

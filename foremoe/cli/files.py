@@ -1,7 +1,5 @@
 """What the command line's file names and preset names stand for."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

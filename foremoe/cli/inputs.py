@@ -1,7 +1,5 @@
 """From the command line's options to a `Case`: files or synthetic routing, dealt, on a cluster, as one problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """``foremoe inspect``: what a file is and what is in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """JSON out: strictly valid, and an option ``--json`` whose file name is optional but never swallows a trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

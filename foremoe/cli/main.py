@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. Th
 command runs, so that ``foremoe --help`` is quick.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

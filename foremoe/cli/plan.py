@@ -1,7 +1,5 @@
 """``foremoe plan``: one plan file from routing."""
 
-from __future__ import annotations
-
 import click
 
 from foremoe.cli.figures import plan_figures, summary_figures

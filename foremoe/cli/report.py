@@ -1,7 +1,5 @@
 """``foremoe report``: one HTML page of a plan."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

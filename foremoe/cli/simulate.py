@@ -1,7 +1,5 @@
 """``foremoe simulate``: what each strategy would give on a cluster, as an event timeline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

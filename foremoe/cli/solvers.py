@@ -1,7 +1,5 @@
 """``foremoe solvers``: what --solvers and --planner can name."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import click

@@ -1,7 +1,5 @@
 """Plain text tables: columns as wide as their content, numbers to the right, too wide tables in parts."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Sequence

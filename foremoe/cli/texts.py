@@ -1,7 +1,5 @@
 """How the command line's texts are read: seconds, lists, ranges, and names of solvers and policies."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

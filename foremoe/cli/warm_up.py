@@ -1,7 +1,5 @@
 """``foremoe warm-up``: compiles ahead of time what a first plan would wait for."""
 
-from __future__ import annotations
-
 import sys
 
 import click

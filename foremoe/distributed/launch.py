@@ -1,7 +1,5 @@
 """Starting the ranks with torchrun's elastic launcher, and what becomes of an end that is not the happy one."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

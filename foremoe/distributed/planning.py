@@ -4,8 +4,6 @@ What travels is counts: each rank gets the counts of all sources for its own lay
 source, and sends each source its part. No rank needs the counts of all layers from all sources.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The cost of a sequence of micro-steps as its weights are really sent: what a buffer still holds is not sent again."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The figures of one finished plan, counted from its arrays: what every line of `compare` shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

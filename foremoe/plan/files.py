@@ -1,7 +1,5 @@
 """Plan files: the plan's arrays and one JSON header; docs/plan-format.md is their contract."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

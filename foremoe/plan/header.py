@@ -1,7 +1,5 @@
 """PlanHeader: what a plan was made from, so that a plan file stands on its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which link every weight copy takes, and from which rank, so that the copies of a use are in place as early as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

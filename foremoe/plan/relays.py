@@ -1,7 +1,5 @@
 """Relays: copies that a rank passes on from a buffer of its own; where it has them from, and which of them an engine executes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ node; tier 3, anywhere. Within a tier, what sources still have (in rank order) a
 out as intervals on one line, and a source sends a slot the overlap of their intervals.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

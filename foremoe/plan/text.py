@@ -1,7 +1,5 @@
 """Texts about a plan: summary, explanation of one row, difference to another plan."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array

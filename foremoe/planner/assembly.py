@@ -1,7 +1,5 @@
 """A plan from finished rows: bounds, proofs, prices, copies and their links."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The best placement of every row so far, level by level."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.levels import RankSolver

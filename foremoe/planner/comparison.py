@@ -3,8 +3,6 @@
 Figures come from the finished plans' arrays, not from the planner's own summaries.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import itertools

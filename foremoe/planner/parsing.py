@@ -3,8 +3,6 @@
 The form is the repr: calls of known classes with literal arguments, so ``parse(repr(x)) == x``. Nothing else is evaluated.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The line of an exact planner: rows of a seeded sample, one at a time, as many as its seconds allow."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Mapping

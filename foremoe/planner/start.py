@@ -1,7 +1,5 @@
 """What planning starts from: the problem of a whole step, levels that have run, the first placement, missing quotas."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

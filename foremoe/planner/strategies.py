@@ -1,7 +1,5 @@
 """The named strategies, and how a name or text becomes a planner."""
 
-from __future__ import annotations
-
 import inspect
 from types import MappingProxyType
 from typing import Any

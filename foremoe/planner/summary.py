@@ -1,7 +1,5 @@
 """PlanSummary: how planning went; the plan itself holds only what is a function of its input."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Lower bounds of every row that hold for every placement that keeps the homes: on the largest rank load, on the objective."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array

@@ -1,7 +1,5 @@
 """Counts: the load of a problem as compiled functions read it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Foresight: which load the planner sees. With router replay it is the exact one; the rest are for ablations and baselines."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

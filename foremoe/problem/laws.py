@@ -1,7 +1,5 @@
 """The laws of a placement, vectorised: each check returns what is broken, where, with the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

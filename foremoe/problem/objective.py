@@ -5,8 +5,6 @@ rings, links shared by neighbouring layers) is left to simulation. A mixed-integ
 come from `Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """The coefficients of the closed form: what a pair, a slot, a copy and a gradient cost in one problem, in seconds."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """Slot policies: where the weights of replicas lie between being copied in and being used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the page says of one plan: figures and words as plain values."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

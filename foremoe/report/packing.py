@@ -1,7 +1,5 @@
 """Numbers for the page: one compressed block of bytes, and a table of contents that says how to read it."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any

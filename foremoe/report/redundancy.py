@@ -1,7 +1,5 @@
 """What other numbers of redundant slots would give: one plan for each, scored like the plan of the report."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

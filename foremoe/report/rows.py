@@ -1,7 +1,5 @@
 """What the page shows of every (micro-step, layer): loads, replicas with their quotas and sources, bounds, predicted seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table of strategies: rows of `compare` or `simulate_systems` as columns with units; what no row has is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

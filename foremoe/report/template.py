@@ -1,7 +1,5 @@
 """One HTML file from the template's parts: style and scripts inlined, facts as JSON, arrays as base64."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The checks that make a routing trace strict."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Trace files: `.npz` and `.safetensors`, our own and those with the array names of public recordings."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """ExpertBank: the experts of several MoE layers on one rank, with main gradients and slot buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

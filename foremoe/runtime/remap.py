@@ -1,7 +1,5 @@
 """Remap: which physical slot serves each (token, expert) pair of a source rank, so that quotas are met exactly."""
 
-from __future__ import annotations
-
 import torch
 
 # Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks.

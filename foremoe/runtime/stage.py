@@ -1,7 +1,5 @@
 """Stages: what the runtime asks between begin and end, with a plan (slots, weights and order are the plan's) and without one."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 

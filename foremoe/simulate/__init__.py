@@ -1,7 +1,5 @@
 """Simulation of a stage: what a plan would take on a cluster, as an event timeline over ranks, links and copy engines."""
 
-from __future__ import annotations
-
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate

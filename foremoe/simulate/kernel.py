@@ -4,8 +4,6 @@ Copies have clocks of their own, one for each link class, that stop while an exc
 a link, and copies use what is left. On a link, copies go one after the other in the order in which they are needed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.compiled import kernel

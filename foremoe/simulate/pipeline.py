@@ -1,7 +1,5 @@
 """`simulate_pipeline`: the ranks of a pipeline, each a plan of its own layers, and how their passes wait for each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """From a problem and its plan to the arrays of the clockwork, and from its clocks back to time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """Simulation: the timeline of one stage of one EP group, and the parts of its time."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`simulate`: one stage of one EP group as a timeline of its plan; `StageRun` is the same pass by pass, for pipelines."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

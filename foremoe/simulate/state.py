@@ -1,7 +1,5 @@
 """What the simulator's clockwork reads and writes: stage, copies, gradient returns, clocks, and the record of what happened."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """EP groups of one stage, and planners side by side on them, each with its own knowledge and prefetch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How long the exchanges of every row keep the links busy: tokens to their experts, by link class."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`RowSolver`: a rank-level solver written for one row."""
 
-from __future__ import annotations
-
 import abc
 import collections
 import dataclasses

@@ -19,8 +19,6 @@ A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests hold t
 (skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array

@@ -3,8 +3,6 @@
 Names are loaded on first use: the reference executor needs no hypothesis, the suites need hypothesis and pytest.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from foremoe.base.lazy import lazy

@@ -1,7 +1,5 @@
 """Conformance suites of split-, home- and pack-level solvers; used like `SolverTests`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

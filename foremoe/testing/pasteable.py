@@ -1,7 +1,5 @@
 """Prints a Problem as an expression to paste: ``from foremoe import *`` knows every name in it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

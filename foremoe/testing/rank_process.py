@@ -1,7 +1,5 @@
 """What a process of `foremoe.testing.ranks.RankPool` runs, and how it and its parent write to each other."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import multiprocessing

@@ -1,7 +1,5 @@
 """Random valid placements and plans from a numpy generator: what the hypothesis strategies draw, usable without hypothesis."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

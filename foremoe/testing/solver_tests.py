@@ -8,8 +8,6 @@
 A failure is a sentence that names the law, with the problem as an expression to paste (see `describe`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from typing import Any, ClassVar

@@ -8,8 +8,6 @@ Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn see
         note(describe(problem))
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Cases of the conformance suite for transfer backends, apart from the suite: rank processes need no pytest or hypothesis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Every drill works on `DRILL`, two ranks or more; ranks above the first two only open and close.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

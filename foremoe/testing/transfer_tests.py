@@ -9,8 +9,6 @@ Ranks are processes on this machine, or threads with ``in_process = True``. A fa
 which bytes of which copy are wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar

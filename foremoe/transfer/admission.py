@@ -1,7 +1,5 @@
 """Admission: whether an engine can run a plan, and whether all ranks were given the same one."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

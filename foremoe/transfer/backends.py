@@ -1,7 +1,5 @@
 """The transfer backends by name (ours in one table, those of other packages by entry point), and the set that an engine uses."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Sequence

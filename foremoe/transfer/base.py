@@ -1,7 +1,5 @@
 """What every transfer backend is: byte copies between the ranks of one EP group, started early and waited for late."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Carrier: brings the weight copies of a plan over several backends, and finds another one where one fails."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

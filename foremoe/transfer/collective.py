@@ -1,7 +1,5 @@
 """Collective: two-sided copies by torch.distributed point-to-point messages: gloo between CPUs, NCCL between GPUs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Container
 

@@ -1,7 +1,5 @@
 """CupyPeer: one-sided pulls out of the memory of another GPU of the node, by copy engines, through CuPy and CUDA IPC."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

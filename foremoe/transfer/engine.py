@@ -1,7 +1,5 @@
 """Engine: executes a plan's transfers while the model runs: weights ahead of use, gradients home, failures contained."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Which experts the host stores lack, who writes them, and what crosses nodes for it; `PinnedHost.publish` does it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

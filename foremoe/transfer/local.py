@@ -1,7 +1,5 @@
 """Local: copies between ranks that are threads of one process; what every two-sided backend must do, and nothing else."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """PinnedHost: one-sided pulls from a store in host memory that the ranks of a node share; by DMA on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

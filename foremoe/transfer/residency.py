@@ -1,7 +1,5 @@
 """Residency: what the slots of one rank hold during one use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.errors import TransferError

@@ -1,7 +1,5 @@
 """Returns: gradients of replicas on their way home, added there in one fixed order."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Timeline: what an engine did in one stage, copy by copy, as seen from one rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """From a trace to counts: which micro-step and source rank every token goes to, and one pass that counts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

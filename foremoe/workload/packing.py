@@ -1,7 +1,5 @@
 """Level pack: the interface that deals whole sequences to micro-steps and ranks, and what a trainer does by itself."""
 
-from __future__ import annotations
-
 import abc
 import heapq
 from dataclasses import dataclass

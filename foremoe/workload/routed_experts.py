@@ -1,7 +1,5 @@
 """The tolerant way in: routing as rollout engines return it, read into a `RoutingTrace`, or counted without one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

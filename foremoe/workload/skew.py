@@ -1,7 +1,5 @@
 """What makes expert load hard to balance, in a few numbers: to compare generated routing with recorded routing."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """Counting routing into pairs per expert, in place: whatever the integer dtype, the payload is neither copied nor converted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One payload of a rollout engine as an array of integers, whatever it is encoded in; checked before anything is allocated."""
 
-from __future__ import annotations
-
 import binascii
 import math
 import re

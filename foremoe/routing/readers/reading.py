@@ -1,7 +1,5 @@
 """Reader: what is known of the model, and one sequence's payloads placed on its tokens."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, NamedTuple
 

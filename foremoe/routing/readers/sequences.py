@@ -1,7 +1,5 @@
 """Payloads apart: which sequence each belongs to, and what its envelope says about it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

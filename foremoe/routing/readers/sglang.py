@@ -3,8 +3,6 @@
 SGLang itself is not imported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

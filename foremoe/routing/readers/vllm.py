@@ -3,8 +3,6 @@
 vLLM itself is not imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

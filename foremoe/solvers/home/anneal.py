@@ -1,7 +1,5 @@
 """Anneal: homes by annealed swaps on a smoothed sum over micro-steps of the largest load."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

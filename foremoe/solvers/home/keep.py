@@ -1,7 +1,5 @@
 """Keep: the home level that moves nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.arrays import Array

@@ -1,7 +1,5 @@
 """Lpt: homes by longest processing time first, and what home solvers share: base slots and names of ranks with few moves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a change of homes costs and saves, in seconds, for the objective ``"time"``."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

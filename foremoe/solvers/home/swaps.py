@@ -4,8 +4,6 @@ Loads are whole numbers (`scaled`), so an incremental sum is the sum recounted, 
 no replica evens out the ranks of a node.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Transitions: the order of micro-steps, and replicas that stay from one to the next."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

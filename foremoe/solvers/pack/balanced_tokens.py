@@ -1,7 +1,5 @@
 """Level pack: micro-steps and ranks balanced by tokens and attention alone, blind to experts."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

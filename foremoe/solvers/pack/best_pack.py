@@ -1,7 +1,5 @@
 """Level pack: several packings, each of them planned; the one whose stage is predicted to be fastest stays."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

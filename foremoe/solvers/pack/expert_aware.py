@@ -1,7 +1,5 @@
 """Level pack: micro-steps and ranks by the predicted time of the stage: attention, rank load and dispatch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

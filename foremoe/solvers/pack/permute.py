@@ -1,7 +1,5 @@
 """Level pack: sequences change micro-steps so that expert load is even over ranks; nothing else is looked at."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `ExpertAware` within ranks: the slowest rank's attention and the busiest rank's pairs count, where pairs start does not change.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Price of a packing: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array

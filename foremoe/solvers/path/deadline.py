@@ -1,7 +1,5 @@
 """Deadline: which link every weight copy takes, so that the copies of a use are in place as early as possible."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.errors import InputError

@@ -1,7 +1,5 @@
 """Chain: near-perfect balance with homes kept, by replicas that pass load on along chains and trees."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

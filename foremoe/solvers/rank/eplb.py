@@ -1,7 +1,5 @@
 """Eplb: the published expert-parallel load balancer of DeepSeek, as a row kernel and a solver."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Greedy: level the most and the least loaded rank, again and again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LeastLoaded: spill to the least loaded rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Lplb: a fixed replica graph and the best split over it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

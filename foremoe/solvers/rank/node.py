@@ -1,7 +1,5 @@
 """NodeChain: which load crosses nodes, by few replicas that settle the nodes' totals."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Polish: a search over whole sets of replicas, for small rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.fields import whole

@@ -1,7 +1,5 @@
 """Quota: threshold search over a greedy spill."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

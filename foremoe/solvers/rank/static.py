@@ -1,7 +1,5 @@
 """Static: the solver that replicates nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.levels import RankSolver

@@ -1,7 +1,5 @@
 """Even: every slot of an expert serves the same share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.arrays import Array

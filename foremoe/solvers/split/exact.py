@@ -1,7 +1,5 @@
 """ExactSplit: the split with the least possible maximum rank load."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foremoe.base.arrays import Array

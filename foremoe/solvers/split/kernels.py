@@ -1,7 +1,5 @@
 """Row kernels of the split level: quotas for replicas that are already placed, one row at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """WaterFill: iterative water-filling."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Exact: replicas and quotas of a row together, as a mixed-integer program through SCIP."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math

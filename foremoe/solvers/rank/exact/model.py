@@ -5,8 +5,6 @@ at its home. Everything is counted in pairs: seconds of the time objective are d
 numbers are of the size that floating-point solvers are built for. `Rates` has the closed form.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One row of a problem as plain numbers: what the mixed-integer program of `Exact` is built from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
