@@ -59,7 +59,7 @@ class Experts:
 
     def main_grad(self, *_: int) -> list[torch.Tensor]:
         """There are no gradients."""
-        raise NotImplementedError
+        raise NotImplementedError("only weights are copied")
 
     slot_grad = main_grad
 

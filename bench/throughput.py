@@ -58,7 +58,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def ordering(rows: dict[str, dict[str, Any]]) -> str:
-    """Whether static < EPLB < ReLibra < force-balanced holds, and what foremoe adds."""
+    """Says if static < EPLB < ReLibra < force-balanced holds, and what foremoe adds."""
     best = {name: min(rows[system]["stage_s"] for system in stand_for) for name, stand_for in ORDER}
     best["force-balanced"] = rows["force-balanced"]["stage_s"]
     names = list(best)

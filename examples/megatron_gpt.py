@@ -58,7 +58,7 @@ def build(args: argparse.Namespace) -> tuple[DistributedDataParallel, MegatronOp
 
 
 def run(args: argparse.Namespace, model: DistributedDataParallel, batches: list, replayed: list | None) -> tuple[list, list]:
-    """All micro-steps: losses (on the last pipeline stage), and the experts chosen, one array [T, L, K] per micro-step.
+    """All micro-steps: losses (on the last pipeline rank), and the experts chosen, one array [T, L, K] per micro-step.
 
     Args:
         replayed: What an earlier call found: the update replays it. None: forward only, and record.

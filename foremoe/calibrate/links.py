@@ -40,10 +40,10 @@ class Blocks:
         return (self._slot[layer][i],)
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        raise NotImplementedError
+        raise NotImplementedError("only weights are copied")
 
     def slot_grad(self, buffer: int) -> Tensors:
-        raise NotImplementedError
+        raise NotImplementedError("only weights are copied")
 
 
 class Copies:

@@ -91,7 +91,7 @@ def calibrate(
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun, or a launcher that sets its variables, started this process as one of several ranks.
+    """True if torchrun, or a launcher that sets its variables, started this process as one of several ranks.
 
     What a scheduler leaves behind in part is not enough to join the others.
     """

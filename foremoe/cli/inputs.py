@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
     @property
     def cost_model(self) -> str:
-        """Whether the cluster's constants were measured."""
+        """``"calibrated"`` if the cluster's constants were measured, else ``"uncalibrated"``."""
         return "calibrated" if self.problem.cluster.calibrated else "uncalibrated"
 
     @property

@@ -117,7 +117,7 @@ class TransferTests:
 
     @property
     def one_sided(self) -> bool:
-        """Whether the backend under test is."""
+        """True if destinations pull alone over the backend under test."""
         return resolve_backend(self.backend).one_sided
 
     def cases(self, **options: Any) -> st.SearchStrategy[TransferCase]:

@@ -80,7 +80,7 @@ class BackendSet:
         return self.backends[number]
 
     def one_sided(self, number: int) -> bool:
-        """Whether destinations pull alone over a backend; False for `NONE`."""
+        """True if destinations pull alone over a backend; not for `NONE`."""
         return number != NONE and self.backends[number].one_sided
 
     def by_link(self) -> Array:
@@ -93,7 +93,7 @@ class BackendSet:
         return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
 
     def replaceable(self) -> bool:
-        """Whether a two-sided backend could be given up for another backend; the same on all ranks."""
+        """True if a two-sided backend could be given up for another backend; the same on all ranks."""
         left = [x for b, x in enumerate(self.backends) if b not in self.retired]
         return len(left) > 1 and not all(x.one_sided for x in left)
 

@@ -195,7 +195,7 @@ class Carrier:
                 self._passed_on.setdefault(need, []).append(self._batches[-1])
 
     def _from_buffer(self, c: int, b: int) -> bool:
-        """Whether this rank passes a copy on out of one of its slot buffers."""
+        """True if this rank passes a copy on out of one of its slot buffers."""
         return not self.backends[b].one_sided and self.src_C[c] == self.group.rank != self.programme.home_C[c]
 
     def _await_own(self, c: int) -> None:

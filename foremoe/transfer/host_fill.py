@@ -32,7 +32,7 @@ class Fill:
 
     @property
     def crosses(self) -> bool:
-        """Whether the bytes come from another node."""
+        """True if the bytes come from another node."""
         return self.home != self.writer
 
 

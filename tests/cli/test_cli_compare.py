@@ -189,7 +189,7 @@ def test_the_model_is_told_from_a_unique_shape(tmp_path: Path) -> None:
 
 
 def test_a_sampled_row_shows_another_planner_on_the_same_rows(trace: str, dealing: list[str]) -> None:
-    pytest.importorskip("pyscipopt")
+    pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     words = ["compare", trace, *dealing, "--objective", "balance", "--exact-seconds", "5", "--solvers"]
     lines = good([*words, "static,hierarchical,exact"]).stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("exact ("))

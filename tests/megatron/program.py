@@ -120,7 +120,7 @@ class Program:
         return topk[:, here * T // tp : (here + 1) * T // tp].clone()
 
     def forward_backward(self, step, topk_MTLK, forward_only=False):
-        """All micro-steps of one optimizer step: the losses (on the last pipeline stage, else none).
+        """All micro-steps of one optimizer step: the losses (on the last pipeline rank, else none).
 
         Args:
             topk_MTLK: what routers replay; None: they route by themselves.
@@ -247,7 +247,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None):
-    """Model chunk `v` of this pipeline stage.
+    """Model chunk `v` of this pipeline rank.
 
     Args:
         core_attention: a module class in place of Megatron's own.

@@ -306,7 +306,7 @@ def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_no_optimum_lies_below_the_bound(data: st.DataObject) -> None:
-    pytest.importorskip("pyscipopt")
+    pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     few = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 1}
     problem = data.draw(problems(min_ranks=2, min_redundant=1, **few))
     note(describe(problem))

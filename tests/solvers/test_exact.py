@@ -26,7 +26,7 @@ from foremoe.solvers.rank.exact.row import rows_of
 from foremoe.testing import SolverTests, describe, placements, problems
 from foremoe.testing.samples import with_quotas
 
-pytest.importorskip("pyscipopt")
+pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
 
 SMALL = {"min_ranks": 2, "max_ranks": 4, "max_base": 2, "min_redundant": 1, "max_micro_steps": 2, "max_layers": 2}
 # What SCIP's tolerances leave of an equality.
@@ -207,7 +207,7 @@ def highs_balance(load_E, num_ranks, redundant, node_G, node_only):
     [(8, [0, 0, 0, 0], 1, "any"), (8, [0, 1, 0, 1], 1, "node"), (12, [0, 0, 1, 1], 2, "any"), (16, [0, 0, 0, 0], 1, "any")],
 )
 def test_optima_are_those_of_highs(num_experts, node_G, redundant, replicas):
-    pytest.importorskip("highspy")
+    pytest.importorskip("highspy", reason="the optima are checked by HiGHS; foremoe[test] installs it")
     load_MLE = random_loads(3, num_experts, seed=num_experts, sigma=1.3, pairs=700)
     problem = with_objective(make_problem(load_MLE, node_G, redundant, replicas=replicas), "balance")
     found = Exact().solve(problem, problem.static())

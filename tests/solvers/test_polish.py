@@ -270,7 +270,7 @@ def test_finds_the_best_of_all_sets(shape, overlap):
 @pytest.mark.parametrize(("shape", "tokens"), [((16, 4, 2), 8192), ((32, 4, 2), 2048), ((16, 4, 4), 2048)], ids=str)
 @pytest.mark.parametrize("redundant", (1, 2))
 def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
-    pytest.importorskip("pyscipopt")
+    pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     problem = small(*shape, redundant, tokens, overlap=0.0, seed=2)
     found = polished(problem)
     bound_N = Exact(node_limit=20_000).solve(problem, found).bound_N

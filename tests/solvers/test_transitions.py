@@ -303,7 +303,7 @@ def test_options_that_do_not_go_together_are_refused() -> None:
 
 
 def test_nothing_is_called_optimal_in_a_sequence() -> None:
-    pytest.importorskip("pyscipopt")
+    pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     problem = two_kinds()
     problem = dataclasses.replace(problem, load_MLE=problem.load_MLE // 500)
     assert (Planner(rank=(Exact(),)).plan(problem)[0].stop_ML == Stop.OPTIMAL).any()

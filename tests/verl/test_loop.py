@@ -14,7 +14,7 @@ import pytest
 import torch
 
 for package in ("ray", "transfer_queue", "hydra"):
-    pytest.importorskip(package)
+    pytest.importorskip(package, reason=f"veRL's own loop needs {package}; make test-verl installs it")
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "verl.md"

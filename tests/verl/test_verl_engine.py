@@ -209,14 +209,14 @@ def test_interleaved_pipeline_recomputes_the_same(pool):
 
 
 def copies(members, layout):
-    """For each rank the runs of its model copy, EP group by EP group: the like of its own in every pipeline stage."""
+    """For each rank the runs of its model copy, EP group by EP group: the like of its own in every pipeline rank."""
     groups = list(ep_groups(members, layout))
     per_stage = len(groups) // layout.pp
     return [groups[(rank // layout.ep) % per_stage :: per_stage] for rank in range(len(members))]
 
 
 def ep_groups(members, layout):
-    """The ranks' runs by EP group, as Megatron lays ranks out: pipeline stages outermost, then EP inside data parallelism."""
+    """The ranks' runs by EP group, as Megatron lays ranks out: pipeline ranks outermost, then EP inside data parallelism."""
     per_stage = len(members) // layout.pp
     for first in range(0, len(members), layout.ep):
         assert first // per_stage == (first + layout.ep - 1) // per_stage

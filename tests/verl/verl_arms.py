@@ -85,7 +85,7 @@ def metrics_of(output, stage):
 
 
 def recorded_routes(program, output):
-    """R2's routes, as the trainer hands them to every pipeline stage."""
+    """R2's routes, as the trainer hands them to every pipeline rank."""
     pipeline = program.ps.get_pipeline_model_parallel_group()
     holder = [output["model_output"]["routed_experts"] if output else None]
     dist.broadcast_object_list(holder, src=dist.get_process_group_ranks(pipeline)[-1], group=pipeline)

@@ -64,7 +64,7 @@ def as_numpy(value: Any) -> Array | None:
         raise InputError(f"routing must be whole numbers; got a tensor of {name} of shape {list(value.shape)}.")
     try:
         array: Array = value.detach().cpu().numpy()
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, NotImplementedError):  # of sparse, nested and meta tensors
         raise InputError(f"a tensor {list(value.shape)} on {value.device} has no plain values; give a dense one.") from None
     return array
 

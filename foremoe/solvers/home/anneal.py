@@ -185,10 +185,10 @@ class Anneal(HomeSolver):
 
 
 def _located(problem: Problem) -> bool:
-    """Whether nearness of homes to tokens counts."""
+    """True if nearness of homes to tokens counts."""
     return problem.cost.objective == "time" and problem.load_MLGE is not None
 
 
 def _bound(problem: Problem) -> bool:
-    """Whether replicas stay inside one of several nodes."""
+    """True if replicas stay inside one of several nodes."""
     return problem.replicas == "node" and problem.cluster.num_nodes > 1
