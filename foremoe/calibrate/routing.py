@@ -1,8 +1,6 @@
 """Routing drawn for measurements: popular and neglected experts, the load even over ranks or heavy on the first one."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -21,8 +19,8 @@ class Routing(NamedTuple):
     load_GE: Array  # pairs by source and expert
     sent_GG: Array  # pairs by source and the expert's home
 
-    @staticmethod
-    def draw(tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Routing:
+    @classmethod
+    def draw(cls, tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Self:
         """`tokens` of every rank; with `heavy` most go to the first rank."""
         rng = np.random.default_rng([seed, tokens, int(heavy)])
         popularity_E = _SPREAD * rng.standard_normal(num_experts)
@@ -32,7 +30,7 @@ class Routing(NamedTuple):
         noisy_GTE = popularity_E + rng.gumbel(size=(num_ranks, tokens, num_experts))
         topk_GTK = np.argpartition(-noisy_GTE, num_topk - 1, axis=2)[:, :, :num_topk].astype(np.int64)
         load_GE = np.stack([np.bincount(topk_TK.ravel(), minlength=num_experts) for topk_TK in topk_GTK])
-        return Routing(topk_GTK, load_GE, load_GE.reshape(num_ranks, num_ranks, -1).sum(axis=2))
+        return cls(topk_GTK, load_GE, load_GE.reshape(num_ranks, num_ranks, -1).sum(axis=2))
 
     @property
     def largest(self) -> int:

@@ -1,9 +1,7 @@
 """Progress on stderr: a bar on a terminal, one plain line per task elsewhere."""
 
-from __future__ import annotations
-
 import sys
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -18,7 +16,7 @@ class Progress:
         self.verb, self.task = verb, ""
         self._bar: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,13 +1,11 @@
 """Cluster: how fast ranks compute, how fast the links between them are, and which node each rank is on."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -113,7 +111,7 @@ class Cluster(ArrayValue):
         object.__setattr__(self, "node_of_rank_G", node_of_rank_G)
 
     @classmethod
-    def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Cluster:
+    def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Self:
         """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
 
         Args:
@@ -134,7 +132,7 @@ class Cluster(ArrayValue):
         return fields.preset_names(_FILE)
 
     @classmethod
-    def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Cluster:
+    def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
         """The cluster of a table of fields.
 
         Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` may be left out.
@@ -162,7 +160,7 @@ class Cluster(ArrayValue):
             return cls(num_ranks=num_ranks, node_of_rank_G=node_of_rank_G, **{k: table[k] for k in names if k in table})
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Cluster:
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
         """The cluster in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
@@ -183,7 +181,7 @@ class Cluster(ArrayValue):
         """Writes the cluster to a TOML file."""
         fields.write(path, self.to_dict())
 
-    def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Cluster:
+    def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
         """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
         With more nodes than these figures were fitted on, they count as not calibrated.

@@ -1,14 +1,12 @@
 """Model: the sizes of a Mixture-of-Experts model that planning and pricing need."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +87,7 @@ class Model:
             raise InputError(f"{sizes}; use 1 if the router has no groups.")
 
     @classmethod
-    def preset(cls, name: str) -> Model:
+    def preset(cls, name: str) -> Self:
         """A model shipped with foremoe; case does not matter. An InputError for another name lists those there are."""
         return cls.from_dict(fields.preset(_FILE, name, "model"))
 
@@ -99,14 +97,14 @@ class Model:
         return fields.preset_names(_FILE)
 
     @classmethod
-    def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Model]:
+    def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Self]:
         """The presets with these counts: exactly one when a trace's shape tells its model."""
         models = (cls.preset(name) for name in cls.preset_names())
         shape = (num_layers, num_experts, num_topk)
         return [m for m in models if (m.num_layers, m.num_experts, m.num_topk) == shape]
 
     @classmethod
-    def from_dict(cls, table: Mapping[str, Any], where: str = "model") -> Model:
+    def from_dict(cls, table: Mapping[str, Any], where: str = "model") -> Self:
         """The model of a table of fields; fields with a default may be left out.
 
         Raises:
@@ -118,7 +116,7 @@ class Model:
             return cls(**table)
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Model:
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
         """The model in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 

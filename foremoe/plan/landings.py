@@ -1,8 +1,6 @@
 """Landings: what lies in the buffers of all ranks, from the start or by a copy."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -22,16 +20,16 @@ class Landings(NamedTuple):
     need_Z: Array  # use that reads it first; -1 for residents
     after_Z: Array  # use that must be over before it lands; -1 for residents
 
-    @staticmethod
-    def of(t: TransferList, resident_LGS: Array | None, base: int, pool: int) -> Landings:
+    @classmethod
+    def of(cls, t: TransferList, resident_LGS: Array | None, base: int, pool: int) -> Self:
         """The landings of copies, and of `resident_LGS` with `base` home slots and `pool` buffers for every layer."""
         columns = t.dst_C, t.layer_C, t.expert_C, t.buffer_C, t.need_C, t.after_C
         if resident_LGS is None:
-            return Landings(*(column_C.astype(np.int64) for column_C in columns))
+            return cls(*(column_C.astype(np.int64) for column_C in columns))
         layer_X, rank_X, slot_X = np.nonzero(resident_LGS[:, :, base:] >= 0)
         start_X = np.full(len(layer_X), -1)
         residents = rank_X, layer_X, resident_LGS[layer_X, rank_X, base + slot_X], layer_X * pool + slot_X, start_X, start_X
-        return Landings(*(np.concatenate(pair).astype(np.int64) for pair in zip(residents, columns, strict=True)))
+        return cls(*(np.concatenate(pair).astype(np.int64) for pair in zip(residents, columns, strict=True)))
 
     def successions(self) -> tuple[Array, Array]:
         """Pairs of landings, as two indices: the second is the next to land on the buffer of the first."""

@@ -1,8 +1,6 @@
 """Replicas: the slots of a plan that serve an expert away from its home."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -21,8 +19,8 @@ class Replicas(NamedTuple):
     expert_Z: Array
     home_Z: Array  # home rank of the expert
 
-    @staticmethod
-    def of(plan: Plan, counted_ML: Array | None = None) -> Replicas:
+    @classmethod
+    def of(cls, plan: Plan, counted_ML: Array | None = None) -> Self:
         """The replicas of the rows that count (bool [M, L]; default: all)."""
         served_NGS = plan.quota_NGS > 0
         if counted_ML is not None:
@@ -30,4 +28,4 @@ class Replicas(NamedTuple):
         row_X, rank_X, slot_X = np.nonzero(served_NGS)
         expert_X = plan.expert_NGS[row_X, rank_X, slot_X].astype(np.int64)
         home_X = plan.home_LE[row_X % plan.L, expert_X].astype(np.int64) // plan.B
-        return Replicas(*(column_X[home_X != rank_X] for column_X in (row_X, rank_X, slot_X, expert_X, home_X)))
+        return cls(*(column_X[home_X != rank_X] for column_X in (row_X, rank_X, slot_X, expert_X, home_X)))

@@ -1,12 +1,10 @@
 """Planner: composes the levels into one plan, and keeps the best of them per row."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -85,7 +83,7 @@ class Planner:
         """True if every level leaves homes in their base slots, so that plans are executable."""
         return all(solver.keeps_homes for solver in self.rank)
 
-    def using(self, *solvers: Any) -> Planner:
+    def using(self, *solvers: Any) -> Self:
         """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order."""
         changed: dict[str, Any] = {}
         for solver in solvers:
@@ -185,7 +183,7 @@ class Planner:
             stops=count_stops(plan.stop_ML), warnings=tuple(warnings), compile_s=watch.compile_s(),
         )  # fmt: skip
 
-    def what_ran(self, problem: Problem) -> Planner:
+    def what_ran(self, problem: Problem) -> Self:
         """The planner whose pack and home levels made `problem`; `plan` records it in the plan.
 
         A pack level is left out where nothing says how the load was dealt. A home level counts as run where homes are no longer

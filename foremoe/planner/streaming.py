@@ -1,13 +1,11 @@
 """PlanStream: plans micro-steps while later ones are still being sampled."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -145,7 +143,7 @@ class PlanStream:
         self._cancel.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> PlanStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

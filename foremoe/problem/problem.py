@@ -1,12 +1,10 @@
 """Problem: all that a solver may see. Hard constraints live here and are checked; preferences live on the solver."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -141,7 +139,7 @@ class Problem(ArrayValue, Derived):
         cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | None = None,
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slots: Slots | None = None, replicas: str = "any", resident_LGS: Array | None = None,
-    ) -> Problem:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
@@ -231,11 +229,11 @@ class Problem(ArrayValue, Derived):
         quota_NGS[:, :, : self.B] = load_NE.reshape(base_NGB.shape)
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
-    def with_load(self, load_MLE: Array) -> Problem:
+    def with_load(self, load_MLE: Array) -> Self:
         """The same problem with another load (a prediction, say), whose sources are not known."""
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None)
 
-    def __getitem__(self, micro_steps: slice) -> Problem:
+    def __getitem__(self, micro_steps: slice) -> Self:
         """A range of micro-steps as a problem of its own (streaming).
 
         What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing.
@@ -247,7 +245,7 @@ class Problem(ArrayValue, Derived):
             cut["resident_LGS"] = None
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps])
 
-    def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Problem:
+    def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
         """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)

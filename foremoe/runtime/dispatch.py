@@ -4,10 +4,8 @@ Router probabilities are applied after combine, on the source: they need not tra
 gradient is made where the router is. The price is that a source keeps the outputs of its own pairs for backward.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -80,15 +78,15 @@ class Route:
     by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
     by_arrival_Y: torch.Tensor  # its inverse
 
-    @staticmethod
-    def of(slot_TK: torch.Tensor, counts: Counts) -> Route:
+    @classmethod
+    def of(cls, slot_TK: torch.Tensor, counts: Counts) -> Self:
         """The route of pairs with known slots."""
         G, S = counts.received_GS.shape
         by_slot_Z = torch.argsort(slot_TK.reshape(-1), stable=True)
         slot_GS = torch.arange(S, device=slot_TK.device).repeat(G)
         slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_S))
         by_slot_Y = torch.argsort(slot_Y, stable=True)
-        return Route(counts.exchange, slot_TK.shape[1], by_slot_Z, _inverse(by_slot_Z), by_slot_Y, _inverse(by_slot_Y))
+        return cls(counts.exchange, slot_TK.shape[1], by_slot_Z, _inverse(by_slot_Z), by_slot_Y, _inverse(by_slot_Y))
 
 
 # Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.

@@ -1,11 +1,9 @@
 """Runtime: the MoE layers of one rank, run by a plan or at home, in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -180,7 +178,7 @@ class Runtime:
             if self._owns_group:
                 self.group.close()
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -10,8 +10,6 @@
     run_processes(sums, 2, 10)                   # the same on processes that nobody else uses, which may be killed
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing
@@ -21,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Self
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -158,7 +156,7 @@ class RankPool:
         if not self.unusable:
             self._end("it was closed.")
 
-    def __enter__(self) -> RankPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

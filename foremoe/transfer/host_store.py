@@ -1,13 +1,11 @@
 """HostStore: expert weights in memory that the ranks of one node share, each with the version it was written at."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -84,7 +82,7 @@ class HostStore:
             torch.cuda.current_stream(device).synchronize()
         self._stamp_N2[rows, _DONE] = version
 
-    def take(self, other: HostStore, keys: Iterable[Key]) -> None:
+    def take(self, other: Self, keys: Iterable[Key]) -> None:
         """Copies entries of another store, with their stamps."""
         for key in keys:
             self._entry(key).copy_(other._entry(key))

@@ -1,12 +1,10 @@
 """Workload: how many (token, expert) pairs every source rank sends to every expert, per micro-step and layer."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +112,7 @@ class Workload(ArrayValue):
         cls, load_MLGE: npt.ArrayLike, *, num_topk: int, tokens_MG: npt.ArrayLike | None = None,
         attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
         model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
-    ) -> Workload:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """A workload of counts that were made elsewhere: the primary way in.
 
         Args:
@@ -152,7 +150,7 @@ class Workload(ArrayValue):
         cls, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int | None = None, packer: PackSolver | None = None,
         seed: int = 0, stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
         assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None, num_threads: int | None = None,
-    ) -> Workload:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Deals the tokens of a trace to micro-steps and source ranks, every token exactly once, and counts.
 
         Either whole sequences are dealt by `packer` within a budget, or `assign` says where every token goes.
@@ -196,7 +194,7 @@ class Workload(ArrayValue):
             micro_step_Q=micro_step_Q, rank_Q=rank_Q, dealt=dealt,
         )  # fmt: skip
 
-    def __getitem__(self, micro_steps: slice) -> Workload:
+    def __getitem__(self, micro_steps: slice) -> Self:
         """A range of micro-steps as a workload of its own; sequences outside it get -1.
 
         What the first micro-steps leave out is added to ``dealt.dropped_micro_steps``, as if they had been dealt so. Another
@@ -222,7 +220,7 @@ class Workload(ArrayValue):
                 dealt = replace(dealt, over_budget=over_budget, dropped_micro_steps=num_dropped)
         return replace(self, dealt=dealt, **cut)
 
-    def layers(self, indices: Sequence[int]) -> Workload:
+    def layers(self, indices: Sequence[int]) -> Self:
         """Some layers (positions from 0, not the model's numbers) as a workload of its own: those of a pipeline rank, say.
 
         Raises:
@@ -241,7 +239,7 @@ class Workload(ArrayValue):
         write_tensors(path, "workload", FORMAT_VERSION, header, tensors)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Workload:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; the same value comes back, byte for byte.
 
         Raises:
