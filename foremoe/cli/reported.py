@@ -78,7 +78,8 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
         posed, history_LE, source = case.problem, case.history_LE, _source_of(case)
         sizes, wanted = ([its.M, its.L, its.G, its.E] for its in (posed, plan))
         if sizes != wanted:
-            raise InputError(f"the case has [M, L, G, E] = {sizes} and the plan {wanted}; give the options of the plan.")
+            differ = f"the case has [M, L, G, E] = {sizes} and the plan {wanted}"
+            raise InputError(f"{differ}; give the options that it was planned with.")
     problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
     _require_possible(problem, redundant)

@@ -155,7 +155,8 @@ class Problem(ArrayValue, Derived):
         if model is None:
             model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)
         if cluster.num_ranks != workload.G:
-            raise InputError(f"the workload has {workload.G} source ranks and the cluster {cluster.num_ranks}; make them equal.")
+            sizes = f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}"
+            raise InputError(f"{sizes}; make them equal.")
         return cls(
             model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slots=slots or SharedSlots(),
             schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas, resident_LGS=resident_LGS,

@@ -123,7 +123,7 @@ class HostStore:
         """The bytes of an entry, cut like tensors."""
         sizes, num_bytes = [tensor.nbytes for tensor in tensors], self._place[key].num_bytes
         if sum(sizes) != num_bytes:
-            has = f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} on this rank"
+            has = f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} bytes on this rank"
             raise TransferError(f"{has}; an expert must have the same tensors on every rank.")
         return list(self._entry(key).split(sizes))
 
