@@ -113,7 +113,7 @@ class Problem(ArrayValue, Derived):
         wrong_L = (np.sort(self.home_LE, axis=1) != np.arange(self.E)).any(axis=1)
         if wrong_L.any():
             layer = int(np.argmax(wrong_L))
-            raise InputError(f"home_LE of layer {layer} is not a permutation of {self.E} home slots; give every expert its own.")
+            raise InputError(f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give each its own.")
         if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
             raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
         fault = resident_fault(self.resident_LGS, self.slots, self.E, self.B)

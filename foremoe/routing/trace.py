@@ -62,7 +62,7 @@ class RoutingTrace(ArrayValue):
             raise InputError("topk_TLK is ragged; every token needs the same layers and top-k.") from None
         if topk_TLK.ndim != 3 or 0 in topk_TLK.shape or topk_TLK.dtype.kind not in "iu":
             given = f"{topk_TLK.dtype} {list(topk_TLK.shape)}"
-            raise InputError(f"topk_TLK must hold integers [tokens, layers, top-k], no axis empty; got {given}.")
+            raise InputError(f"topk_TLK must hold integers [tokens, layers, top-k], each axis at least 1 long; got {given}.")
         T, L, K = topk_TLK.shape
         if self.num_experts < K:
             raise InputError(f"top-{K} of {self.num_experts} experts is impossible; a token's are distinct: check num_experts.")

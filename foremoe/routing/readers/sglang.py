@@ -27,7 +27,8 @@ def payloads(outputs: Any) -> list[Routed]:
         if isinstance(output, list | tuple):
             segments = payloads(output)
             if len(segments) != len(output) or not segments:
-                raise InputError(f"a sequence of {len(output)} requests needs one choice in each; they have {len(segments)}.")
+                have = f"they have {len(segments)} together"
+                raise InputError(f"a sequence of {len(output)} requests needs one choice in each; {have}.")
             out.append(Routed(segments=tuple(segments)))
             continue
         if not isinstance(output, Mapping):
