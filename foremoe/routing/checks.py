@@ -50,7 +50,7 @@ def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
         index = np.empty(0)
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
-        raise InputError(f"layers must be distinct indices from 0 to {num_layers - 1} in a list; got {shown(indices)}.")
+        raise InputError(f"layers must be distinct indices (positions from 0 to {num_layers - 1}); got {shown(indices)}.")
     return index.astype(np.int64)
 
 
