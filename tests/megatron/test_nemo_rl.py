@@ -105,7 +105,7 @@ def step_of(_group, case, checkout, planned):
 @pytest.mark.parametrize("checkout", CHECKOUTS)
 @pytest.mark.parametrize("case", [Case(2, Layout(recompute="full")), Case(4, Layout(pp=2, num_layers=4, dense=(2, 3)))], ids=str)
 def test_nemo_rl_s_sequence_of_calls(pool, case, checkout):
-    """In the second layout the last pipeline stage has no MoE layers."""
+    """In the second layout the last pipeline rank has no MoE layers."""
     alone, planned = (pool.run(step_of, case, checkout, planned, num_ranks=case.num_ranks) for planned in (False, True))
     assert [stage for stage, _ in planned[0][2]] == ["recompute", "update"]
     assert all(metrics["replicas"] and not metrics["drift"] for _, metrics in planned[0][2])

@@ -110,7 +110,7 @@ def plan_calls_of(module: Any, routing_of: RoutingOf, settings: Settings) -> Non
 
 def on_host(layers: Sequence[torch.Tensor]) -> Array:
     """int16 [T, L, K] of one micro-batch, from an integer tensor [T, K] per MoE layer of this rank."""
-    if not layers:  # a pipeline stage without MoE layers
+    if not layers:  # a pipeline rank without MoE layers
         return np.empty((0, 0, 0), np.int16)
     # In one copy, as small as it can be.
     return torch.stack([topk_TK.to(torch.int16) for topk_TK in layers], dim=1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Metrics of a stage over all ranks of a model copy (every pipeline stage and its EP group), and of a step over its stages."""
+"""Metrics of a stage over all ranks of a model copy (every pipeline rank and its EP group), and of a step over its stages."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Session:
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         self.compile_s = compile_in_turn(model_copy)
         self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
-        # An EP group and its like in the other pipeline stages: all whose metrics one rank of the last stage reports.
+        # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
         self.copy = TorchGroup(model_copy)
         self.packer = Packer(engine, self.attached.num_experts) if settings.packing else None
         self.num_stages = {"recompute": 0, "update": 0}
