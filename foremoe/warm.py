@@ -9,6 +9,7 @@ import numpy as np
 from foremoe.base.compiled import watch_compilation
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.plan.split import split_over_sources
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
@@ -50,7 +51,9 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
             plan, _ = _PLANNER.plan(problem)
             plan.check(problem)
             plan.rows_for(work, 0)
-            if problem.load_MLGE is not None:
+            if problem.load_NGE is not None:
+                sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, problem.cluster.node_of_rank_G
+                split_over_sources(*sources, 0, demand_NVE=problem.counts().demand_NVE)
                 simulate(problem, plan)
         one_Q, rank_Q = np.ones(4, np.int64), np.arange(4) // 2
         repack(one_Q, one_Q, np.ones((4, 1, 2), np.int64), rank_Q, one_Q, 2, np.arange(4) % 2)

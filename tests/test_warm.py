@@ -15,7 +15,9 @@ import sys
 import numpy as np
 import foremoe
 from numba.core.dispatcher import Dispatcher
+from foremoe.distributed.planning import PlanningTask, plan_together
 from foremoe.simulate import simulate
+from foremoe.testing.ranks import run_threads
 
 def compiled():
     found = {id(d): d for name, module in list(sys.modules.items()) if name.startswith("foremoe") for d in vars(module).values()
@@ -38,6 +40,12 @@ for ranks_per_node in (8, 4):
         plan.rows_for(work, 3)
         simulate(problem, plan)
         foremoe.Planner().plan(problem.with_load(problem.load_MLE))
+    task = PlanningTask(
+        model=problem.model, cluster=cluster, stage=work.stage, schedule=problem.schedule, redundant=1, slots=problem.slots,
+        moe_layer_L=work.moe_layer_L, home_LE=problem.home_LE,
+    )
+    tokens_MG = work.tokens_MG.astype(np.int64)
+    run_threads(lambda g: plan_together(g, foremoe.Planner(), task, work.load_MLGE[:, :, g.rank], tokens_MG[:, g.rank]), 8)
 sampling = ("systematic_topk",)  # of synthetic_trace alone
 print([text for text in sorted(compiled() - before) if not text.startswith(sampling)])
 """

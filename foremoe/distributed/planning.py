@@ -67,6 +67,7 @@ class Planned:
     split_MLP: Array  # int32, pairs that this source sends to every slot
     plan_s: float  # of planning its own layers
     share_s: float  # of exchanging counts, placements and splits
+    agreed: bool = False  # split and quotas were made together, from the counts of all sources
 
 
 def plan_together(
@@ -98,7 +99,7 @@ def plan_together(
     plan = _merged(parts, layers_G, task)
     plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
     split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
-    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at)
+    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
 
 
 def homes_together(

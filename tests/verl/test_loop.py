@@ -105,10 +105,9 @@ def test_figures_are_of_the_whole_step(folder, pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_nothing_is_compiled_after_the_first_step(folder, pair):
+def test_nothing_is_compiled_after_the_first_step_has_begun(folder, pair):
     steps = logged(folder, f"{pair}-foremoe")
     assert ["actor/foremoe/compile_s" in step for step in steps] == [True, False, False], "told once"
     for rank in range(4 if pair == "R3" else 2):
-        # The warm-up misses some small kernel, which the first step may compile; stages are planned all the same.
-        _, *later = (results(folder, f"{pair}-foremoe")[f"step_{i}_rank_{rank}.pt"]["compile_s"] for i in range(4))
-        assert len(set(later)) == 1
+        first, *later = (results(folder, f"{pair}-foremoe")[f"step_{i}_rank_{rank}.pt"]["compile_s"] for i in range(4))
+        assert later == [first] * 3

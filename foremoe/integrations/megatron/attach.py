@@ -265,7 +265,8 @@ class Attached:
         fault = first_fault(self.group.gather(self._planning.fault_of(plan, stage, overlaps)))
         if fault:
             raise InputError(fault)
-        agree_on_split(self.group, plan, planned.split_MLP, plan.home_LE, self._buffers.device)
+        if not planned.agreed:
+            agree_on_split(self.group, plan, planned.split_MLP, plan.home_LE, self._buffers.device)
         if self._engine is None:
             self._engine = Engine(self._buffers, group=self.group, **self._engine_options)
         self._move_homes(plan)
