@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import cpu
 import deepep
+import grouped_linear
 import torch
 from process_groups import lay_out, wrap
 from torch.nn import functional
@@ -37,6 +38,8 @@ class Layout:
     M: int = 4
     sequence: int = 12
     batch: int = 2
+    engine: str | None = None  # experts are `TEGroupedMLP` over this class of grouped_linear.py
+    options: tuple = ()  # pairs of a name of TransformerConfig and a value
 
     @property
     def T(self):
@@ -215,7 +218,7 @@ def model_config(layout):
     dispatcher = {"moe_token_dispatcher_type": "alltoall"}
     if layout.dispatcher != "alltoall":
         dispatcher = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": layout.dispatcher}
-    return TransformerConfig(
+    options = dict(
         num_layers=layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
         num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
         **dispatcher,
@@ -230,6 +233,7 @@ def model_config(layout):
         virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=1,
         batch_p2p_comm=True, gradient_accumulation_fusion=False, **recompute,
     )  # fmt: skip
+    return TransformerConfig(**options | dict(layout.options))
 
 
 class RMSNorm(torch.nn.Module):
@@ -264,6 +268,9 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        if layout.engine and layer.submodules.mlp.module.__name__ == "MoELayer":
+            linear = getattr(grouped_linear, layout.engine)
+            layer.submodules.mlp.submodules.experts = engine_experts(linear)
         if core_attention is not None:
             layer.submodules.self_attention.submodules.core_attention = core_attention
     module = GPTModel(
@@ -274,6 +281,16 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
     )  # fmt: skip
     module.model_type = ModelType.encoder_or_decoder
     return module.to(config.params_dtype)
+
+
+def engine_experts(linear):
+    """Spec of `TEGroupedMLP` over a class of linear modules."""
+    from megatron.core.transformer import mlp
+    from megatron.core.transformer.moe import experts
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    parts = getattr(experts, "GroupedMLPSubmodules", mlp.MLPSubmodules)
+    return ModuleSpec(module=experts.TEGroupedMLP, submodules=parts(linear_fc1=linear, linear_fc2=linear))
 
 
 def fill_experts(module, ep_rank, seed):

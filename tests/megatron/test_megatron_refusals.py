@@ -26,7 +26,14 @@ OPTIONS = [
     ({"fp8": "hybrid"}, "set fp8=None"),
     ({"fp4": "e2m1"}, "set fp8=None, fp4=None"),
     ({"moe_router_padding_for_quantization": True}, "no router padding"),
-    ({"moe_apply_probs_on_input": True}, "set moe_apply_probs_on_input=False"),
+    ({"cuda_graph_impl": "local", "cuda_graph_modules": []}, "cuda_graph_modules"),  # its name from 0.18 on
+    ({"moe_paged_stash": True}, "set moe_paged_stash=False"),
+    ({"moe_single_grouped_weight": True}, "set moe_single_grouped_weight=False"),
+    ({"use_transformer_engine_op_fuser": True}, "set use_transformer_engine_op_fuser=False"),
+    ({"overlap_dispatch_backward_with_experts_wgrad": True}, "set overlap_dispatch_backward_with_experts_wgrad=False"),
+    ({"expert_gtp_weight_remat_size": 2}, "set expert_gtp_weight_remat_size=1"),
+    ({"quant_recipe": "recipe"}, "set quant_recipe=None"),
+    ({"transformer_impl": "inference_optimized"}, "set transformer_impl='transformer_engine'"),
     ({"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion=False"),
 ]
 

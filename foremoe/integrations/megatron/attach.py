@@ -125,6 +125,10 @@ class Attached:
         num_buffers = options.slots.num_buffers(options.redundant, len(kinds))
         self._home_LE = contiguous_homes(len(kinds), num_experts)
         self._buffers = MegatronBuffers(kinds, self.group.rank, num_base, num_buffers, sync, self._home_LE)
+        fault = first_fault(self.group.gather(self._buffers.prepare("")))
+        if fault:
+            self.group.close()
+            raise InputError(fault)
         self._planning = Planning(
             options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
             cluster=cluster_of(self.group, options.cluster, engine_options["backends"]),
@@ -262,7 +266,8 @@ class Attached:
     def _begin(self, planned: Planned, stage: str, replay: bool) -> None:
         plan = planned.plan
         overlaps = any(layer.overlaps_reduction for layer in self._layers)
-        fault = first_fault(self.group.gather(self._planning.fault_of(plan, stage, overlaps)))
+        fault = self._planning.fault_of(plan, stage, overlaps) or self._buffers.prepare(stage)
+        fault = first_fault(self.group.gather(fault))
         if fault:
             raise InputError(fault)
         if not planned.agreed:
@@ -282,7 +287,7 @@ class Attached:
         if moves.num_moved:
             self._buffers.finish_sync()
             self._moves = moves
-            moves.enter()
+            moves.enter(trains=plan.header.schedule.trains)
             self._buffers.home_LE = plan.home_LE
 
     def _end(self, planned: Planned) -> None:

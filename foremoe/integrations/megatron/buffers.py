@@ -9,6 +9,7 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.integrations.megatron.checks import are_offloaded, difference_of, fault_of_experts
 from foremoe.integrations.megatron.experts import ExpertKind
 from foremoe.transfer.base import Tensors
 
@@ -34,15 +35,39 @@ class MegatronBuffers:
     ) -> None:
         self.kinds, self.rank, self.num_base, self.num_buffers = list(kinds), rank, num_base, num_buffers
         self._sync, self.home_LE = sync, home_LE
-        like = kinds[0].parameters(0)
-        self.device, self.dtype = like[0].device, like[0].dtype
-        sizes = [[view.numel() for view in kind.views(0)] for kind in kinds]
+        self.dtype = next(kinds[0].experts.parameters()).dtype
+        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self._slots: list[Tensors] = []
+        self._grads: list[Tensors] = []
+
+    def prepare(self, stage: str) -> str:
+        """Why no stage can run with the experts as they are; empty if nothing is at fault.
+
+        Makes the slots when the weights are there for the first time: where attaching finds them offloaded, a stage does.
+
+        Args:
+            stage: "recompute", "update", or "" when attaching.
+        """
+        offloaded = are_offloaded(self.kinds)
+        if stage and offloaded:
+            return "expert weights are offloaded; load them before the stage begins."
+        for number, kind in enumerate(self.kinds):
+            if fault := fault_of_experts(kind, trains=stage == "update"):
+                return f"MoE layer {number} of this rank: {fault}."
+        if self._slots or offloaded:
+            return ""
+        sizes = [[view.numel() for view in kind.views(0)] for kind in self.kinds]
         if any(size != sizes[0] for size in sizes):
-            raise InputError("the MoE layers have experts of different sizes; foremoe needs them equal in all layers.")
+            return "the MoE layers have experts of different sizes; foremoe needs them equal in all layers."
+        self.finish_sync()
+        for number, kind in enumerate(self.kinds):
+            if fault := difference_of(kind):
+                return f"MoE layer {number} of this rank: {fault}; such experts are not supported, run them without foremoe."
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         make = lambda dtype: [torch.zeros(n, dtype=dtype, device=self.device) for n in sizes[0]]  # noqa: E731
-        self._slots: list[Tensors] = [make(self.dtype) for _ in range(num_buffers)]
-        self._grads: list[Tensors] = [make(wide) for _ in range(num_buffers)]
+        self._slots = [make(self.dtype) for _ in range(self.num_buffers)]
+        self._grads = [make(wide) for _ in range(self.num_buffers)]
+        return ""
 
     def home(self, layer: int, expert: int) -> Tensors:
         """Flat weights of an expert whose home is this rank; waits until data-parallel ranks have shared them."""
@@ -54,9 +79,8 @@ class MegatronBuffers:
     def finish_sync(self) -> None:
         """Waits until data-parallel ranks have shared all expert weights of this rank."""
         for kind in self.kinds:
-            for b in range(self.num_base):
-                for param in kind.parameters(b):
-                    self._sync.finish(param)
+            for param in kind.all_parameters():
+                self._sync.finish(param)
 
     def slot(self, buffer: int) -> Tensors:
         """Flat weights in a buffer."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.nn import functional
 
 from foremoe.base.errors import InputError
 from foremoe.transfer.base import Tensors
@@ -17,20 +17,22 @@ from foremoe.transfer.base import Tensors
 
 
 class ExpertKind(abc.ABC):
-    """One kind of experts module, as `MoELayer.experts` holds it.
+    """One kind of experts module, as `MoELayer.experts` holds it. Nothing of a weight is kept here but its parameter.
 
     Attributes:
         experts: The module.
-        shapes: Shapes of one expert's tensors in `compute`.
     """
 
     def __init__(self, experts: Any) -> None:
         self.experts = experts
-        self.shapes = [tuple(view.shape) for view in self.views(0)]
 
     @abc.abstractmethod
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         """The parameters that hold the expert of a base slot; one parameter may hold several experts."""
+
+    def all_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of all base slots, each once."""
+        return list(dict.fromkeys(p for b in range(self.experts.num_local_experts) for p in self.parameters(b)))
 
     def views(self, base_slot: int, tensors: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """The expert's part of each of its parameters, or of `tensors` of the same shapes (their main gradients)."""
@@ -42,10 +44,8 @@ class ExpertKind(abc.ABC):
 
     def flat_main_grads(self, base_slot: int) -> Tensors:
         """Where Megatron sums the gradients of a base slot's expert, each [numel]."""
-        grads = [getattr(param, "main_grad", None) for param in self.parameters(base_slot)]
-        if any(grad is None for grad in grads):
-            raise InputError("expert parameters have no main_grad; wrap the model in Megatron's DistributedDataParallel first.")
-        return [view.view(-1) for view in self.views(base_slot, [grad for grad in grads if grad is not None])]
+        grads: list[Any] = [vars(param)["main_grad"] for param in self.parameters(base_slot)]
+        return [view.view(-1) for view in self.views(base_slot, grads)]
 
     def compute(self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int]) -> torch.Tensor:
         """The slots' output, times the router's probabilities; differentiable in all but `num_R`.
@@ -53,41 +53,31 @@ class ExpertKind(abc.ABC):
         Args:
             weights_R: Flat tensors of every slot that has pairs.
         """
-        parts = zip(weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True)
-        return torch.cat([self.one(self._reshape(weights), x, probs) for weights, x, probs, num in parts if num])
+        single, names = self.single()
+        shapes = [view.shape for view in self.views(0)]
+        outputs = []
+        for weights, x, probs, num in zip(weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True):
+            if num:
+                borrowed = {n: w.view(shape) for n, w, shape in zip(names, weights, shapes, strict=True)}
+                outputs.append(functional_call(single, borrowed, (x, torch.tensor([num]), probs))[0])
+        return torch.cat(outputs)
 
     @abc.abstractmethod
-    def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        """One expert."""
-
-    def _reshape(self, weights: Tensors) -> list[torch.Tensor]:
-        return [weight.view(shape) for weight, shape in zip(weights, self.shapes, strict=True)]
-
-    def _activate(self, pre: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        """Activation and probabilities as Megatron's unfused experts apply them."""
-        config = self.experts.config
-        if config.gated_linear_unit:
-            gate, up = pre.chunk(2, dim=-1)
-            limit = getattr(config, "activation_func_clamp_value", None)
-            if limit is not None:
-                gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-            act = config.activation_func(gate) * (up + getattr(config, "glu_linear_offset", 0.0))
-        else:
-            act = config.activation_func(pre)
-        return (act * probs_Y.unsqueeze(-1)).to(pre.dtype)
+    def single(self) -> tuple[torch.nn.Module, list[str]]:
+        """Megatron's module with one expert alone, and its parameters' names. Made at every use: a copy grows stale."""
 
 
 class SequentialExperts(ExpertKind):
-    """`SequentialMLP`: one MLP module per expert. A replica runs the first of them with other weights."""
+    """`SequentialMLP`: one MLP module per expert."""
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return list(self.experts.local_experts[base_slot].parameters())
 
-    def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        template = self.experts.local_experts[0]
-        names = [name for name, _ in template.named_parameters()]
-        output, _ = functional_call(template, dict(zip(names, weights, strict=True)), (x_YH, probs_Y))
-        return output
+    def single(self) -> tuple[torch.nn.Module, list[str]]:
+        expert = self.experts.local_experts[0]
+        only = _like(self.experts.local_experts, _modules={"0": expert})
+        single = _like(self.experts, num_local_experts=1, _modules={"local_experts": only})
+        return single, [f"local_experts.0.{name}" for name, _ in expert.named_parameters()]
 
 
 class GroupedExperts(ExpertKind):
@@ -102,26 +92,38 @@ class GroupedExperts(ExpertKind):
         hidden = self.experts.config.hidden_size
         return [first.view(num, hidden, -1)[base_slot], second.view(num, -1, hidden)[base_slot]]
 
-    def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        return self._activate(x_YH @ weights[0], probs_Y) @ weights[1]
+    def single(self) -> tuple[torch.nn.Module, list[str]]:
+        return _like(self.experts, num_local_experts=1, activation_recompute=False), ["weight1", "weight2"]
 
 
 class TransformerEngineExperts(ExpertKind):
     """`TEGroupedMLP`: parameters ``weight0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
 
-    Base slots run Transformer Engine's kernels as ever, weight gradients fused or not; replicas, few as they are, plain GEMMs.
+    Base slots run Transformer Engine's kernels as ever, weight gradients fused or not; replicas, few as they are, the same
+    modules with one matrix, whose gradient autograd returns.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
-        found = [getattr(linear, f"weight{base_slot}", None) for linear in (self.experts.linear_fc1, self.experts.linear_fc2)]
-        if any(weight is None for weight in found):
-            raise InputError(
-                "the experts keep all weights in one parameter, which foremoe cannot read yet; unset moe_single_grouped_weight."
-            )
-        return [weight for weight in found if weight is not None]
+        linears = (self.experts.linear_fc1, self.experts.linear_fc2)
+        return [linear._parameters[f"weight{base_slot}"] for linear in linears if f"weight{base_slot}" in linear._parameters]
 
-    def one(self, weights: Tensors, x_YH: torch.Tensor, probs_Y: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self._activate(functional.linear(x_YH, weights[0]), probs_Y), weights[1])
+    def single(self) -> tuple[torch.nn.Module, list[str]]:
+        names = ["linear_fc1", "linear_fc2"]
+        linears = {
+            name: _like(linear, num_gemms=1, fuse_wgrad_accumulation=False, _parameters={"weight0": linear.weight0})
+            for name, linear in ((name, getattr(self.experts, name)) for name in names)
+        }
+        alone = {"activation_recompute": False, "offload_expert_fc1": False, "offload_moe_act": False}
+        single = _like(self.experts, num_local_experts=1, _modules=dict(self.experts._modules) | linears, **alone)
+        return single, [f"{name}.weight0" for name in names]
+
+
+def _like(module: torch.nn.Module, **changes: Any) -> Any:
+    """A module that shares everything with another but what is given, and a forward of the instance (ours, in a stage)."""
+    like = copy.copy(module)
+    like.__dict__.pop("forward", None)
+    like.__dict__.update({"_parameters": dict(module._parameters)} | changes)
+    return like
 
 
 def kind_of(experts: Any) -> ExpertKind:

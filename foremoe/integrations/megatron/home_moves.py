@@ -38,8 +38,8 @@ class HomeMoves:
         """Experts that compute away from their own slot, over all layers and ranks."""
         return sum(len(moved) for moved in self._moved_L)
 
-    def enter(self) -> None:
-        """Exchanges weights, and main gradients if there are any yet; collective."""
+    def enter(self, trains: bool) -> None:
+        """Exchanges weights, and main gradients if the stage adds to them and there are any yet; collective."""
         rank = self._group.rank
         for layer, moved_E in enumerate(self._moved_L):
             for e in moved_E.tolist():
@@ -47,7 +47,8 @@ class HomeMoves:
                 if slot // self._base == rank:
                     self._kept += [(view, _copy_aside(view)) for view in self._weights(layer, slot)]
         self._exchange(self._weights, back=False)
-        if any(self._group.gather(self._have_gradients())):
+        # Without training they may be offloaded.
+        if trains and any(self._group.gather(self._have_gradients())):
             self._exchange(self._gradients, back=False)
 
     def gradients_back(self) -> None:
@@ -67,9 +68,7 @@ class HomeMoves:
         return self._kinds[layer].flat_main_grads(slot % self._base)
 
     def _have_gradients(self) -> bool:
-        params = {p for kind in self._kinds for b in range(self._base) for p in kind.parameters(b)}
-        grads = [getattr(p, "main_grad", None) for p in params]
-        return any(bool(grad.any()) for grad in grads if grad is not None)
+        return any(bool(vars(param)["main_grad"].any()) for kind in self._kinds for param in kind.all_parameters())
 
     @torch.no_grad()
     def _exchange(self, tensors_of: Callable[[int, int], Tensors], *, back: bool) -> None:

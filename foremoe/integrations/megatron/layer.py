@@ -33,7 +33,7 @@ class SlotLayer:
 
     def __init__(self, place: Place, index: int, kind: ExpertKind, num_base: int, num_slots: int, sync: ParamSync) -> None:
         self.moe, self.index, self.kind, self.num_base = place.moe, index, kind, num_base
-        self._sync, self._params = sync, [p for b in range(num_base) for p in kind.parameters(b)]
+        self._sync, self._params = sync, kind.all_parameters()
         self._home_dispatcher = place.moe.token_dispatcher
         self._slot_dispatcher = DISPATCHERS[type(place.moe.token_dispatcher)](place.moe, num_slots)
         self._stage: MegatronStage | None = None

@@ -26,6 +26,14 @@ from foremoe.transfer.base import TransferBackend
 # Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
 
 
+# Options that change what experts compute, or when, in a way that replicas do not; and what each must be.
+_NOT_FOLLOWED = {
+    "moe_paged_stash": False, "moe_single_grouped_weight": False, "quant_recipe": None,
+    "use_transformer_engine_op_fuser": False, "overlap_dispatch_backward_with_experts_wgrad": False,
+    "expert_gtp_weight_remat_size": 1,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """One MoE layer of this rank.
@@ -84,7 +92,10 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
     pp = parallel_state.get_pipeline_model_parallel_world_size()
     tp = parallel_state.get_tensor_model_parallel_world_size()
     get = lambda name, default=None: getattr(config, name, default)  # noqa: E731
-    scopes = [getattr(scope, "name", str(scope)) for scope in get("cuda_graph_scope") or []]
+    # Renamed in 0.18, where the old name stays as an alias that is always None.
+    graphs = "cuda_graph_modules" if hasattr(config, "cuda_graph_modules") else "cuda_graph_scope"
+    scopes = [getattr(scope, "name", str(scope)) for scope in get(graphs) or []]
+    unknown = next((name for name in _NOT_FOLLOWED if get(name, _NOT_FOLLOWED[name]) not in (None, _NOT_FOLLOWED[name])), "")
     group_size = get("microbatch_group_size_per_vp_stage")
     vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     dispatcher, backend = get("moe_token_dispatcher_type"), get("moe_flex_dispatcher_backend", "deepep")
@@ -99,7 +110,7 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
          "dropping or padding to capacity changes what the plan counted; leave moe_expert_capacity_factor, "
          "moe_expert_rank_capacity_factor and moe_pad_expert_input_to_capacity unset"),
         (get("cuda_graph_impl", "none") != "none" and (not scopes or any(part in s for s in scopes for part in ("moe", "full"))),
-         "a captured CUDA graph cannot follow a new plan in every micro-step; leave MoE layers out of cuda_graph_scope"),
+         f"a captured CUDA graph cannot follow a new plan in every micro-step; leave MoE layers out of {graphs}"),
         (parallel_state.get_expert_tensor_parallel_world_size() > 1,
          "experts split over tensor-parallel ranks are not supported; set expert_tensor_parallel_size=1"),
         (tp > 1 and not get("sequence_parallel"),
@@ -110,8 +121,9 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
          "fp8 and fp4 experts are not supported; set fp8=None, fp4=None and no router padding"),
         (get("add_bias_linear") and _biased(places),
          "experts with biases are not supported; set add_bias_linear=False"),
-        (get("moe_apply_probs_on_input"),
-         "replicas apply probabilities after the activation; set moe_apply_probs_on_input=False"),
+        (get("transformer_impl") == "inference_optimized",
+         "experts for inference have other kernels; set transformer_impl='transformer_engine' or 'local'"),
+        (unknown, f"replicas do not follow {unknown}={get(unknown)}; set {unknown}={_NOT_FOLLOWED.get(unknown)}"),
         (vpp > 1 and group_size not in (None, pp),
          f"the interleaved order with microbatch_group_size_per_vp_stage={group_size} is not supported; set it to {pp}"),
     )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Transformer Engine's grouped linear in torch alone, with its interface, for `TEGroupedMLP` on a CPU; no part of foremoe."""
+
+import torch
+
+
+class GroupedLinear(torch.nn.Module):
+    """One matrix [out, in] per expert, ``weight0`` and so on; takes the sizes of `num_gemms` parts as a list.
+
+    With `fuse_wgrad_accumulation` weight gradients are added to `main_grad` in backward, past autograd.
+    """
+
+    def __init__(self, num_gemms, input_size, output_size, *, config, **_):
+        super().__init__()
+        self.num_gemms, self.use_bias, self.config = num_gemms, False, config
+        self.fuse_wgrad_accumulation = config.gradient_accumulation_fusion
+        for i in range(num_gemms):
+            weight = torch.nn.Parameter(torch.randn(output_size, input_size, dtype=config.params_dtype) * 0.2)
+            weight.allreduce = False
+            self.register_parameter(f"weight{i}", weight)
+
+    def forward(self, x, m_splits):
+        assert isinstance(m_splits, list) and len(m_splits) == self.num_gemms
+        weights = [self.weight(i) for i in range(self.num_gemms)]
+        return _Product.apply(x, m_splits, self.fuse_wgrad_accumulation, *weights), None
+
+    def weight(self, i):
+        return getattr(self, f"weight{i}")
+
+
+class Quantized(GroupedLinear):
+    """Computes with weights of four bits, as quantisation-aware training has it."""
+
+    def weight(self, i):
+        weight = getattr(self, f"weight{i}")
+        step = weight.detach().abs().max() / 7
+        return weight + ((weight.detach() / step).round() * step - weight.detach())
+
+
+class LoRA(torch.nn.Module):
+    """A frozen grouped linear and an adapter beside it."""
+
+    def __init__(self, *args, config, **options):
+        super().__init__()
+        self.to_wrap = GroupedLinear(*args, config=config, **options).requires_grad_(False)
+        _, inputs, outputs = args
+        self.adapter = torch.nn.Parameter(torch.randn(outputs, inputs, dtype=config.params_dtype) * 0.01)
+
+    def forward(self, x, m_splits):
+        return self.to_wrap(x, m_splits)[0] + x @ self.adapter.t(), None
+
+
+class Adapted(GroupedLinear):
+    """A grouped linear with an adapter of its own; nothing is frozen, and the class looks the same from outside."""
+
+    def __init__(self, *args, config, **options):
+        super().__init__(*args, config=config, **options)
+        self.adapter = torch.nn.Parameter(torch.randn(args[2], args[1], dtype=config.params_dtype) * 0.01)
+
+    def forward(self, x, m_splits):
+        return super().forward(x, m_splits)[0] + x @ self.adapter.t(), None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, splits, fused, *weights):
+        ctx.save_for_backward(x, *weights)
+        ctx.splits, ctx.fused = splits, fused
+        return torch.cat([part @ weight.t() for part, weight in zip(x.split(splits), weights, strict=True)])
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, *weights = ctx.saved_tensors
+        parts = grad.split(ctx.splits)
+        grad_x = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
+        grads = [part.t() @ mine for part, mine in zip(parts, x.split(ctx.splits), strict=True)]
+        if ctx.fused:
+            for weight, mine in zip(weights, grads, strict=True):
+                weight.main_grad.add_(mine)
+            grads = [None] * len(grads)
+        return grad_x, None, None, *grads
