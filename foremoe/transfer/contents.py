@@ -65,7 +65,8 @@ def digest(tensors: Tensors) -> str:
     """A short fingerprint of the tensors' bytes."""
     state = hashlib.blake2b(digest_size=12)
     for tensor in tensors:
-        state.update(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        # Of a copy: a numpy view would pin the storage's size for good, and trainers resize it to offload weights.
+        state.update(tensor.detach().to("cpu", copy=True).contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 

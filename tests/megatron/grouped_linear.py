@@ -27,6 +27,14 @@ class GroupedLinear(torch.nn.Module):
         return getattr(self, f"weight{i}")
 
 
+class Fused(GroupedLinear):
+    """Adds weight gradients to `main_grad`; the config's option would ask Megatron's other layers for CUDA kernels."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.fuse_wgrad_accumulation = True
+
+
 class Quantized(GroupedLinear):
     """Computes with weights of four bits, as quantisation-aware training has it."""
 
@@ -58,6 +66,17 @@ class Adapted(GroupedLinear):
 
     def forward(self, x, m_splits):
         return super().forward(x, m_splits)[0] + x @ self.adapter.t(), None
+
+
+class Activation(torch.nn.Module):
+    """An activation as a module, as `use_te_activation_func` has it."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
 
 
 class _Product(torch.autograd.Function):

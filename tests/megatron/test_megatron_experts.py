@@ -27,11 +27,12 @@ VARIANTS = (
     {**SQUARED, "use_fused_weighted_squared_relu": True}, {"activation_func_clamp_value": 0.3}, {"glu_linear_offset": 1.0},
     QUICK, {**QUICK, "bias_activation_fusion": True}, {"bias_activation_fusion": True},
     {"moe_apply_probs_on_input": True, "moe_router_topk": 1, "moe_router_pre_softmax": True}, {"moe_latent_size": 8},
+    {"bias_activation_fusion": True, "activation_func_fp8_input_store": True}, {"use_te_activation_func": True},
     {"moe_mlp_glu_interleave_size": 4}, {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]},
 )  # fmt: skip
 
 
-def experts_of(kind, options, linear=grouped_linear.GroupedLinear, fused=False):
+def experts_of(kind, options):
     """Megatron's experts module of a rank, or why Megatron does not have it."""
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -54,15 +55,17 @@ def experts_of(kind, options, linear=grouped_linear.GroupedLinear, fused=False):
     groups.expt_dp = parallel_state.get_expert_data_parallel_group()
     try:
         config = model_config(layout)
-        config.gradient_accumulation_fusion = fused
         if kind == "grouped":
             return experts.GroupedMLP(4, config, groups)
         if kind == "engine":
-            parts = getattr(experts, "GroupedMLPSubmodules", mlp.MLPSubmodules)
-            return experts.TEGroupedMLP(4, config, parts(linear_fc1=linear, linear_fc2=linear), groups)
+            parts, linear = getattr(experts, "GroupedMLPSubmodules", mlp.MLPSubmodules), grouped_linear.GroupedLinear
+            parts = parts(linear_fc1=linear, linear_fc2=linear, activation_func=grouped_linear.Activation)
+            return experts.TEGroupedMLP(4, config, parts, groups)
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
-        parts = mlp.MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        parts = mlp.MLPSubmodules(
+            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=grouped_linear.Activation
+        )
         return experts.SequentialMLP(4, config, parts, groups)
     except (AssertionError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
@@ -119,14 +122,20 @@ def test_replicas_are_the_module_itself(pool, kind, options):
     assert difference <= 1e-6  # of the router's probabilities; all else is equal
 
 
-def said_when_attaching(_group, layout, change):
-    """What attaching says to experts that are changed first; empty if nothing."""
+def said_when_attaching(group, layout, change):
+    """What attaching says to experts that are changed first, on the last rank alone; empty if nothing."""
     from foremoe.integrations.megatron import attach
 
     program = Program(layout)
     experts = program.bare[0].decoder.layers[1].mlp.experts
     params = list(experts.parameters())
-    if change == "frozen":
+    if group.rank < group.size - 1:
+        pass
+    elif change == "option":
+        program.config.fp8 = "hybrid"
+    elif change == "replaced":
+        experts.forward = experts.forward
+    elif change == "frozen":
         params[0].requires_grad_(False)
     elif change == "main gradients":
         params[0].main_grad = params[0].main_grad.bfloat16()
@@ -145,7 +154,9 @@ def said_when_attaching(_group, layout, change):
     [
         (Layout(), "frozen", "local_experts.0.linear_fc1.weight is frozen"),
         (Layout(bf16=True), "main gradients", "set grad_reduce_in_fp32=True"),
-        (Layout(), "patched", "differ from the module itself by 1"),
+        (Layout(), "patched", "differ from the module itself by"),
+        (Layout(), "replaced", "the forward of this SequentialMLP was replaced"),
+        (Layout(), "option", "set fp8=None"),
         (Layout(bf16=True, engine="LoRA"), "", "is no weight of a single expert, such as an adapter's (LoRA)"),
         (Layout(bf16=True, engine="Adapted"), "", "linear_fc1.adapter is no weight of a single expert"),
         (Layout(bf16=True, engine="Quantized"), "", ""),

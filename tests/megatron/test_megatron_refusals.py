@@ -8,9 +8,13 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
+from megatron.core.transformer.transformer_config import TransformerConfig
 from program import Layout, Program
 
 from foremoe.base.errors import InputError
+
+# From 0.18 on it has another name, and the old one is always None.
+GRAPHS = "cuda_graph_modules" if hasattr(TransformerConfig, "cuda_graph_modules") else "cuda_graph_scope"
 
 # Options of TransformerConfig, and what the refusal says to set.
 OPTIONS = [
@@ -19,14 +23,20 @@ OPTIONS = [
     ({"moe_expert_rank_capacity_factor": 1.5}, "moe_expert_rank_capacity_factor and"),
     ({"moe_expert_capacity_factor": 1.0}, "leave moe_expert_capacity_factor"),
     ({"moe_pad_expert_input_to_capacity": True}, "leave moe_expert_capacity_factor"),
-    ({"cuda_graph_impl": "local", "cuda_graph_scope": []}, "cuda_graph_scope"),
-    ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]}, "cuda_graph_scope"),
+    ({"cuda_graph_impl": "local", GRAPHS: []}, GRAPHS),
+    ({"cuda_graph_impl": "transformer_engine", GRAPHS: ["moe_router"]}, GRAPHS),
     ({"overlap_moe_expert_parallel_comm": True}, "set overlap_moe_expert_parallel_comm=False"),
     ({"delay_wgrad_compute": True}, "delay_wgrad_compute=False"),
     ({"fp8": "hybrid"}, "set fp8=None"),
     ({"fp4": "e2m1"}, "set fp8=None, fp4=None"),
     ({"moe_router_padding_for_quantization": True}, "no router padding"),
-    ({"cuda_graph_impl": "local", "cuda_graph_modules": []}, "cuda_graph_modules"),  # its name from 0.18 on
+    ({"moe_router_padding_for_fp8": True}, "no router padding"),
+    ({"use_kitchen": True}, "set use_kitchen=False"),
+    (
+        {"num_microbatches_with_partial_activation_checkpoints": 1},
+        "set num_microbatches_with_partial_activation_checkpoints=None",
+    ),
+    ({"cuda_graph_impl": "local", "cuda_graph_modules": []}, "cuda_graph_modules"),
     ({"moe_paged_stash": True}, "set moe_paged_stash=False"),
     ({"moe_single_grouped_weight": True}, "set moe_single_grouped_weight=False"),
     ({"use_transformer_engine_op_fuser": True}, "set use_transformer_engine_op_fuser=False"),

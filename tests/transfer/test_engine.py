@@ -15,6 +15,7 @@ from foremoe.base.errors import InputError
 from foremoe.problem.schedule import Phase
 from foremoe.testing import describe, plans, problems
 from foremoe.testing.ranks import run_threads
+from foremoe.transfer.contents import digest
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 
@@ -192,3 +193,9 @@ def test_released_memory_is_filled_with_nan_in_debug():
 def test_toys_differ_between_experts_and_versions():
     assert not torch.equal(values(0, 1, 0, torch.float64)[0], values(0, 2, 0, torch.float64)[0])
     assert expected_grads(a_plan())
+
+
+def test_fingerprints_of_weights_leave_their_memory_to_who_offloads_it():
+    weight = torch.arange(4.0)
+    assert digest([weight]) == digest([weight.clone()]) != digest([weight + 1])
+    weight.untyped_storage().resize_(0)

@@ -12,11 +12,9 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup
 from foremoe.distributed.planning import Planned
-from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
-from foremoe.integrations.megatron.experts import kind_of
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves
-from foremoe.integrations.megatron.layer import SlotLayer
+from foremoe.integrations.megatron.layer import SlotLayer, slots_around
 from foremoe.integrations.megatron.layout import (
     cluster_of,
     contiguous_homes,
@@ -102,12 +100,6 @@ class Attached:
 
     def __init__(self, chunks: list[Any], options: Options, engine_options: Mapping[str, Any]) -> None:
         self._config = unwrap(chunks[0]).config
-        self._places = find_layers(chunks)
-        require_supported(self._config, self._places)
-        for place in self._places:
-            if "_foremoe" in place.moe.__dict__:
-                raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
-        self._configs = configs_of(chunks)
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group())
         self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
@@ -116,30 +108,36 @@ class Attached:
         self._moves: HomeMoves | None = None
         self._broken, self._ended, self._detached = "", False, False
         self._layers: list[SlotLayer] = []
-        if not self._places or self.group.size == 1:
-            return  # nothing to balance on this rank
-        num_experts = int(self._config.num_moe_experts)
-        num_base = num_experts // self.group.size
-        kinds = [kind_of(place.moe.experts) for place in self._places]
-        sync = ParamSync(chunks)
-        num_buffers = options.slots.num_buffers(options.redundant, len(kinds))
-        self._home_LE = contiguous_homes(len(kinds), num_experts)
-        self._buffers = MegatronBuffers(kinds, self.group.rank, num_base, num_buffers, sync, self._home_LE)
-        fault = first_fault(self.group.gather(self._buffers.prepare("")))
-        if fault:
+        fault = ""
+        try:
+            self._set_up(chunks, options)
+        except InputError as error:
+            fault = str(error)
+        faults = self.group.gather(fault)  # where one rank alone refuses, the others would wait for it
+        if any(faults):
             self.group.close()
-            raise InputError(fault)
+            raise InputError(fault or first_fault(faults))
+        if not self._layers:
+            return  # nothing to balance on this rank
         self._planning = Planning(
             options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
             cluster=cluster_of(self.group, options.cluster, engine_options["backends"]),
             weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
-        self._layers = [
-            SlotLayer(place, i, kind, num_base, num_base + options.redundant, sync)
-            for i, (place, kind) in enumerate(zip(self._places, kinds, strict=True))
-        ]
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
+
+    def _set_up(self, chunks: list[Any], options: Options) -> None:
+        """This rank's part of attaching; not collective over the EP group."""
+        self._places = find_layers(chunks)
+        require_supported(self._config, self._places)
+        for place in self._places:
+            if "_foremoe" in place.moe.__dict__:
+                raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
+        self._configs = configs_of(chunks)
+        if self._places and self.group.size > 1:
+            self._home_LE = contiguous_homes(len(self._places), self.num_experts)
+            self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, options, self.group)
 
     @property
     def active(self) -> bool:

@@ -20,6 +20,8 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
     Args:
         trains: Main gradients must be there.
     """
+    if "forward" in vars(kind.experts):
+        return f"the forward of this {type(kind.experts).__name__} was replaced, and replicas would not run it; patch its class"
     named = dict(kind.experts.named_parameters())
     known = {id(param) for param in kind.all_parameters()}
     for name, param in named.items():
@@ -48,7 +50,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
     """How replicas of the base slots' experts differ from the module itself on a random batch; empty if by rounding alone."""
-    experts, like = kind.experts, kind.all_parameters()[0]
+    experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size
     num_B = [_PAIRS] * num_base
@@ -62,7 +64,8 @@ def difference_of(kind: ExpertKind) -> str:
     except Exception as error:
         return f"{type(experts).__name__} cannot run with borrowed weights ({type(error).__name__}: {error})".splitlines()[0]
     relative_Y = (ours_YH - own_YH).norm(dim=1) / own_YH.norm(dim=1).clamp(min=1e-30)
-    relative = float(relative_Y.nan_to_num().square().mean().sqrt())  # weights that are not loaded yet may be anything
+    relative_Y = relative_Y.nan_to_num()  # weights that are not loaded yet may be anything
+    relative = float(relative_Y.view(num_base, _PAIRS).square().mean(dim=1).sqrt().max())
     if relative <= max(torch.finfo(like.dtype).eps / 2, 1e-4):
         return ""
     return f"replicas of {type(experts).__name__} differ from the module itself by {relative:.1%} on a random batch"

@@ -12,7 +12,11 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAlltoAllTokenDispatcher,
+    MoEFlexTokenDispatcher,
+    MoETokenDispatcher,
+)
 
 from foremoe.base.errors import InputError
 
@@ -21,11 +25,8 @@ from foremoe.base.errors import InputError
 _GATHER = "gather_from_sequence_parallel_region"
 
 
-class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches to the S slots of every rank; after routing, nothing in a `MoELayer` cares which logical experts they hold.
-
-    In the exchange of counts that Megatron makes anyway, every rank also says whether its replicas are there. If one says no,
-    all send their tokens home before anything is dispatched.
+class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
+    """What Megatron's dispatchers have in common when the S slots of every rank are their experts.
 
     Attributes:
         missing: This rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
@@ -35,13 +36,30 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
-        super().__init__(**_over_slots(moe, num_slots))
         own = moe.token_dispatcher
+        groups = ProcessGroupCollection()
+        groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
+        config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
+        config.num_moe_experts = own.ep_size * num_slots
+        first = own.ep_group.rank() * num_slots
+        indices = list(range(first, first + num_slots))
+        super().__init__(num_local_experts=num_slots, local_expert_indices=indices, config=config, pg_collection=groups)
         if own.shared_experts is not None:
             self.set_shared_experts(own.shared_experts)
         self.missing: bool | None = None
         self.watch, self.load_G = False, torch.zeros(own.ep_size, dtype=torch.int64)
         self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+
+class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
+    """Dispatches to the S slots of every rank; after routing, nothing in a `MoELayer` cares which logical experts they hold.
+
+    In the exchange of counts that Megatron makes anyway, every rank also says whether its replicas are there. If one says no,
+    all send their tokens home before anything is dispatched.
+    """
+
+    def __init__(self, moe: MoELayer, num_slots: int) -> None:
+        super().__init__(moe, num_slots)
         self._missing_G: torch.Tensor | None = None
         self._hidden: torch.Tensor | None = None
 
@@ -89,7 +107,7 @@ class SlotDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
             setattr(token_dispatcher, _GATHER, gather)
 
 
-class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
+class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[misc]
     """As `SlotDispatcher`, over DeepEP or HybridEP.
 
     These exchange counts inside their kernels, where no flag can ride along. So a row that has replicas costs an all-reduce of
@@ -104,12 +122,7 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
                 f"HybridEP needs a multiple of 4 slots, and {own.ep_size} ranks x {num_slots} slots are "
                 f"{own.ep_size * num_slots}; set redundant={redundant}."
             )
-        super().__init__(**_over_slots(moe, num_slots))
-        if own.shared_experts is not None:
-            self.set_shared_experts(own.shared_experts)
-        self.missing: bool | None = None
-        self.watch, self.load_G = False, torch.zeros(own.ep_size, dtype=torch.int64)
-        self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+        super().__init__(moe, num_slots)
 
     def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
         if self.missing is not None:
@@ -133,19 +146,7 @@ class FlexSlotDispatcher(MoEFlexTokenDispatcher):  # type: ignore[misc]
         return hidden, manager.token_probs
 
 
-DISPATCHERS: dict[type, type[SlotDispatcher | FlexSlotDispatcher]] = {
+DISPATCHERS: dict[type, type[OverSlots]] = {
     MoEAlltoAllTokenDispatcher: SlotDispatcher,
     MoEFlexTokenDispatcher: FlexSlotDispatcher,
 }
-
-
-def _over_slots(moe: MoELayer, num_slots: int) -> dict[str, Any]:
-    """Arguments of Megatron's dispatchers that make slots their experts."""
-    own = moe.token_dispatcher
-    groups = ProcessGroupCollection()
-    groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
-    config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
-    config.num_moe_experts = own.ep_size * num_slots
-    first = own.ep_group.rank() * num_slots
-    indices = list(range(first, first + num_slots))
-    return {"num_local_experts": num_slots, "local_expert_indices": indices, "config": config, "pg_collection": groups}

@@ -62,6 +62,11 @@ class ExpertKind(abc.ABC):
                 outputs.append(functional_call(single, borrowed, (x, torch.tensor([num]), probs))[0])
         return torch.cat(outputs)
 
+    def plain(self) -> Any:
+        """The module without recomputation and offloading inside it, which only Megatron's own passes know how to end."""
+        names = ("activation_recompute", "offload_expert_fc1", "offload_moe_act", "offload_fused_group_mlp")
+        return _like(self.experts, **dict.fromkeys(names, False))
+
     @abc.abstractmethod
     def single(self) -> tuple[torch.nn.Module, list[str]]:
         """Megatron's module with one expert alone, and its parameters' names. Made at every use: a copy grows stale."""
@@ -93,7 +98,7 @@ class GroupedExperts(ExpertKind):
         return [first.view(num, hidden, -1)[base_slot], second.view(num, -1, hidden)[base_slot]]
 
     def single(self) -> tuple[torch.nn.Module, list[str]]:
-        return _like(self.experts, num_local_experts=1, activation_recompute=False), ["weight1", "weight2"]
+        return _like(self.plain(), num_local_experts=1), ["weight1", "weight2"]
 
 
 class TransformerEngineExperts(ExpertKind):
@@ -108,14 +113,13 @@ class TransformerEngineExperts(ExpertKind):
         return [linear._parameters[f"weight{base_slot}"] for linear in linears if f"weight{base_slot}" in linear._parameters]
 
     def single(self) -> tuple[torch.nn.Module, list[str]]:
-        names = ["linear_fc1", "linear_fc2"]
         linears = {
             name: _like(linear, num_gemms=1, fuse_wgrad_accumulation=False, _parameters={"weight0": linear.weight0})
-            for name, linear in ((name, getattr(self.experts, name)) for name in names)
+            for name, linear in self.experts.named_children()
+            if name in ("linear_fc1", "linear_fc2")
         }
-        alone = {"activation_recompute": False, "offload_expert_fc1": False, "offload_moe_act": False}
-        single = _like(self.experts, num_local_experts=1, _modules=dict(self.experts._modules) | linears, **alone)
-        return single, [f"{name}.weight0" for name in names]
+        single = _like(self.plain(), num_local_experts=1, _modules=dict(self.experts._modules) | linears)
+        return single, [f"{name}.weight0" for name in linears]
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from foremoe.integrations.megatron.buffers import ParamSync
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
-from foremoe.integrations.megatron.experts import ExpertKind
+from foremoe.integrations.megatron.experts import ExpertKind, kind_of
 from foremoe.integrations.megatron.layout import Place
+from foremoe.integrations.megatron.planning import Options
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.problem.schedule import Phase
@@ -109,3 +114,21 @@ class SlotLayer:
     def _running(self) -> MegatronStage:
         assert self._stage is not None, "a SlotLayer runs between enter and leave"
         return self._stage
+
+
+def slots_around(
+    chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, options: Options, group: Group
+) -> tuple[MegatronBuffers, list[SlotLayer]]:
+    """Buffers and layers over the MoE layers of this rank; not collective over the EP group.
+
+    Raises:
+        InputError: Replicas of these experts would not compute what Megatron does.
+    """
+    kinds = [kind_of(place.moe.experts) for place in places]
+    sync = ParamSync(chunks)
+    num_base, num_buffers = home_LE.shape[1] // group.size, options.slots.num_buffers(options.redundant, len(kinds))
+    buffers = MegatronBuffers(kinds, group.rank, num_base, num_buffers, sync, home_LE)
+    if fault := buffers.prepare(""):
+        raise InputError(fault)
+    num_slots = num_base + options.redundant
+    return buffers, [SlotLayer(place, i, kinds[i], num_base, num_slots, sync) for i, place in enumerate(places)]

@@ -30,7 +30,7 @@ from foremoe.transfer.base import TransferBackend
 _NOT_FOLLOWED = {
     "moe_paged_stash": False, "moe_single_grouped_weight": False, "quant_recipe": None,
     "use_transformer_engine_op_fuser": False, "overlap_dispatch_backward_with_experts_wgrad": False,
-    "expert_gtp_weight_remat_size": 1,
+    "expert_gtp_weight_remat_size": 1, "use_kitchen": False, "num_microbatches_with_partial_activation_checkpoints": None,
 }  # fmt: skip
 
 
