@@ -1,5 +1,6 @@
 """A small training program on Megatron-Core: GPT with MoE layers, replay, DDP, optimizer, pipelines. No part of foremoe."""
 
+import functools
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -268,9 +269,8 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-        if layout.engine and layer.submodules.mlp.module.__name__ == "MoELayer":
-            linear = getattr(grouped_linear, layout.engine)
-            layer.submodules.mlp.submodules.experts = engine_experts(linear)
+        if layout.engine:
+            use_engine_experts(layer.submodules.mlp, getattr(grouped_linear, layout.engine))
         if core_attention is not None:
             layer.submodules.self_attention.submodules.core_attention = core_attention
     module = GPTModel(
@@ -283,14 +283,18 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
     return module.to(config.params_dtype)
 
 
-def engine_experts(linear):
-    """Spec of `TEGroupedMLP` over a class of linear modules."""
-    from megatron.core.transformer import mlp
+def use_engine_experts(mlp, linear):
+    """Makes the experts of a spec, if it is that of a MoE layer, `TEGroupedMLP` over a class of linear modules."""
+    from megatron.core.transformer import mlp as dense
     from megatron.core.transformer.moe import experts
     from megatron.core.transformer.spec_utils import ModuleSpec
 
-    parts = getattr(experts, "GroupedMLPSubmodules", mlp.MLPSubmodules)
-    return ModuleSpec(module=experts.TEGroupedMLP, submodules=parts(linear_fc1=linear, linear_fc2=linear))
+    parts = getattr(experts, "GroupedMLPSubmodules", dense.MLPSubmodules)(linear_fc1=linear, linear_fc2=linear)
+    if isinstance(mlp, functools.partial):  # from 0.18 on
+        if mlp.func.__name__ == "MoELayer":
+            mlp.keywords["submodules"].experts = functools.partial(experts.TEGroupedMLP, submodules=parts)
+    elif mlp.module.__name__ == "MoELayer":
+        mlp.submodules.experts = ModuleSpec(module=experts.TEGroupedMLP, submodules=parts)
 
 
 def fill_experts(module, ep_rank, seed):
