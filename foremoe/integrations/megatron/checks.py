@@ -22,9 +22,8 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
     """
     if "forward" in vars(kind.experts):
         return f"the forward of this {type(kind.experts).__name__} was replaced, and replicas would not run it; patch its class"
-    named = dict(kind.experts.named_parameters())
     known = {id(param) for param in kind.all_parameters()}
-    for name, param in named.items():
+    for name, param in kind.experts.named_parameters():
         if id(param) not in known or not param.requires_grad:
             why = "is frozen" if id(param) in known else "is no weight of a single expert, such as an adapter's (LoRA)"
             return f"{name} {why}, and replicas of such experts are not supported; train whole experts, or run without foremoe"
