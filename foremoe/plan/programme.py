@@ -124,10 +124,11 @@ def _returns(plan: Plan, rank: int, uses: list[tuple[int, int, int]]) -> dict[in
     u_Z = u_N[replicas.row_Z]
     order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, u_Z))
     order_Z = order_Z[u_Z[order_Z] >= 0]
+    at_I = np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank))
+    mine_I = order_Z[at_I]
+    columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z
+    rows = zip(at_I + len(plan.transfers), *(column_Z[mine_I] for column_Z in columns), strict=True)
     returns: dict[int, list[Return]] = {}
-    for i in np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank)).tolist():
-        z = order_Z[i]
-        columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z
-        one = Return(len(plan.transfers) + i, *(int(column_Z[z]) for column_Z in columns))
-        returns.setdefault(int(u_Z[z]), []).append(one)
+    for u, row in zip(u_Z[mine_I].tolist(), rows, strict=True):
+        returns.setdefault(u, []).append(Return(*map(int, row)))
     return returns
