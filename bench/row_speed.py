@@ -1,6 +1,6 @@
 """CPU time of the default planner per row, in this checkout and in another, alternated in one run.
 
-    python -m bench.row_speed --against PATH [--times 15] [--out bench/results/row_speed_HARDWARE_DATE.md]
+    python -m bench.row_speed --against PATH [--times 21] [--out bench/results/row_speed_HARDWARE_DATE.md]
 
 Each checkout plans in a process of its own, one after the other in turn, so that both meet the same machine. CPU seconds of all
 threads are counted; the first plan, which may compile kernels, is not. Ratios below 1: this checkout is faster.
@@ -27,6 +27,7 @@ CASES = tuple(
     )
     for objective in ("time", "balance")
 )
+PLANS = 3  # of a process
 # Runs in either checkout: names that both have. Prints CPU microseconds per row for every line that it reads.
 WORKER = """
 import dataclasses, sys, time
@@ -73,15 +74,19 @@ class Planning:
 
 
 def compare(this: Path, other: Path, case: tuple[object, ...], times: int) -> tuple[float, float, float]:
-    """Median microseconds per row here and there, and the median of the ratios of neighbouring plans."""
-    here, there = Planning(this, case), Planning(other, case)
+    """Median microseconds per row here and there, and the median of the ratios of neighbouring plans.
+
+    Every few plans come from new processes: where machine code and arrays lie makes one up to a fifth slower than the next.
+    """
     pairs = []
-    for i in range(times):
-        first, second = (here, there) if i % 2 == 0 else (there, here)
-        a, b = first.row_us(), second.row_us()
-        pairs.append((a, b) if i % 2 == 0 else (b, a))
-    here.close()
-    there.close()
+    for _ in range(0, times, PLANS):
+        here, there = Planning(this, case), Planning(other, case)
+        for i in range(PLANS):
+            first, second = (here, there) if i % 2 == 0 else (there, here)
+            a, b = first.row_us(), second.row_us()
+            pairs.append((a, b) if i % 2 == 0 else (b, a))
+        here.close()
+        there.close()
     here_us, there_us = (statistics.median(side) for side in zip(*pairs, strict=True))
     return here_us, there_us, statistics.median(a / b for a, b in pairs)
 
@@ -89,13 +94,13 @@ def compare(this: Path, other: Path, case: tuple[object, ...], times: int) -> tu
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--against", type=Path, required=True, help="another checkout of foremoe")
-    parser.add_argument("--times", type=int, default=15, help="plans of each checkout per case")
+    parser.add_argument("--times", type=int, default=21, help="plans of each checkout per case")
     arguments = parser.parse_args()
     this, other = Path(__file__).resolve().parents[1], arguments.against.resolve()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=other, capture_output=True, text=True, check=False)
     lines = [
         "# CPU time of the default planner per row", "", f"{hardware()}; against commit {commit.stdout.strip() or 'unknown'}.",
-        f"Medians of {arguments.times} plans each, alternated; the ratio is the median over neighbouring plans.", "",
+        f"Medians of {arguments.times} plans each, alternated, {PLANS} of a process; the ratio is the median over neighbouring plans.", "",
         "| model | ranks | rows | objective | here us | there us | ratio |", "| --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for case in CASES:
