@@ -100,7 +100,7 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=other, capture_output=True, text=True, check=False)
     lines = [
         "# CPU time of the default planner per row", "", f"{hardware()}; against commit {commit.stdout.strip() or 'unknown'}.",
-        f"Medians of {arguments.times} plans each, alternated, {PLANS} of a process; the ratio is the median over neighbouring plans.", "",
+        f"Medians of {arguments.times} plans each, alternated, {PLANS} of a process; the ratio is the median of neighbours.", "",
         "| model | ranks | rows | objective | here us | there us | ratio |", "| --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for case in CASES:
