@@ -2,9 +2,9 @@
 
     python -m bench.megatron_lm --checkout ../Megatron-LM
 
-The checkout is one of NVIDIA/Megatron-LM (core_v0.16.1 has run) and brings its own megatron-core. Its routers route by themselves;
-a forward pass before the update finds out how, as the recompute pass of RL does. A nightly job: one line, and no failure, where
-there is no checkout.
+The checkout is one of NVIDIA/Megatron-LM (core_v0.16.1 has run) and brings its own megatron-core. Its routers route by
+themselves; a forward pass before the update finds out how, as the recompute pass of RL does. A nightly job: one line, and no
+failure, where there is no checkout.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ def main() -> None:
     if not (args.checkout / "pretrain_gpt.py").exists():
         print(f"megatron_lm: skipped, {args.checkout} is not a checkout of Megatron-LM")
         return
+    columns = ("ranks", "pipeline stages", "iteration", "loss without", "with foremoe", "skew at home", "as served", "replicas")
     lines = [
-        "# Megatron-LM's pretrain_gpt.py with foremoe attached", "", f"On CPU ranks over gloo: {hardware()}. Options: `{' '.join(TINY.split())}`.", "",
-        "| ranks | pipeline stages | iteration | loss without foremoe | loss with it | skew at home | skew as served | replicas |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+        "# Megatron-LM's pretrain_gpt.py with foremoe attached",
+        "",
+        f"On CPU ranks over gloo: {hardware()}. Options: `{' '.join(TINY.split())}`.",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{' --- |' * len(columns)}",
+    ]
     faults = []
     for pp in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +76,17 @@ def _run(checkout: Path, pp: int, out: Path, arm: str) -> tuple[list[float], lis
     # Megatron-LM compiles its data set index by whatever is called python3.
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = os.environ | {"PATH": programs, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(2 * pp), __file__, arm, out, checkout]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        str(2 * pp),
+        __file__,
+        arm,
+        str(out),
+        str(checkout),
+    ]
     options = [*TINY.split(), "--pipeline-model-parallel-size", str(pp)]
     done = subprocess.run([*launch, *options], env=environ, capture_output=True, text=True)
     if done.returncode:
@@ -83,7 +97,7 @@ def _run(checkout: Path, pp: int, out: Path, arm: str) -> tuple[list[float], lis
 
 def _rank(arm: str, out: str, checkout: str) -> None:
     """One rank of pretrain_gpt.py."""
-    import cpu  # tests/megatron
+    import cpu  # type: ignore[import-not-found]  # tests/megatron
     import torch
 
     cpu.run_on_cpu()

@@ -43,9 +43,10 @@ def fault_of(module, name, parameters, purpose, last):
 def assigned(cls, name):
     """Whether a class declares a field, or its methods assign the attribute."""
     for base in cls.__mro__[:-1]:
-        if name in getattr(base, "__annotations__", {}) or (
-            base.__module__.split(".")[0] in ("megatron", "verl") and re.search(rf"\bself\.{name}\b[^=\n]*=", inspect.getsource(base))
-        ):
+        if name in getattr(base, "__annotations__", {}):
+            return True
+        own = base.__module__.split(".")[0] in ("megatron", "verl")
+        if own and re.search(rf"\bself\.{name}\b[^=\n]*=", inspect.getsource(base)):
             return True
     return False
 

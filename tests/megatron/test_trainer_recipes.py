@@ -5,11 +5,19 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
 import stand_ins
 
+from foremoe.integrations import nemo_rl, slime
+from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -59,3 +67,20 @@ def test_nemo_rl(tmp_path, checkout):
     assert Settings.of({name.removeprefix(prefix): int(value) for name, value in settings.items()}) == Settings(redundant=1)
     if checkout:
         assert Path(checkout, arguments[2]).exists() and Path(checkout, arguments[4]).exists()
+
+
+def test_foremoe_without_replay_says_that_it_does_nothing():
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="add --use-rollout-routing-replay"):
+        slime.install(SimpleNamespace(use_routing_replay=False))
+    with pytest.warns(UserWarning, match="set policy.router_replay.enabled=true"):
+        nemo_rl.install({"foremoe": {"redundant": 1}, "router_replay": {"enabled": False}})
+
+
+def test_a_stage_that_is_switched_off_runs_as_ever():
+    from foremoe.integrations.megatron import forward_backward  # noqa: F401 (its module is of the same name)
+
+    wrapper, trainer = sys.modules["foremoe.integrations.megatron.forward_backward"], SimpleNamespace()
+    with patch.object(wrapper, "get_forward_backward_func", lambda: lambda **call: call):
+        wrapper.plan_calls_of(trainer, lambda call: pytest.fail("asked for routing"), Settings(recompute=False))
+        assert trainer.get_forward_backward_func()(forward_only=True) == {"forward_only": True}
