@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import types
+import warnings
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ def checkouts(variable, repository):
     reason = f"set {variable} to a checkout of {repository} to run its own code"
     return [
         pytest.param("", id="stand-in"),
-        pytest.param(path, id="checkout", marks=pytest.mark.skipif(not Path(path, ".git").exists(), reason=reason)),
+        pytest.param(path, id="checkout", marks=pytest.mark.skipif(not path or not Path(path).is_dir(), reason=reason)),
     ]
 
 
@@ -35,8 +36,16 @@ def modules(**contents):
         vars(module).update(content)
         for i in range(1, len(parts)):
             setattr(made[".".join(parts[:i])], parts[i], made[".".join(parts[: i + 1])])
-    with patch.dict(sys.modules, made):
+    before = {name: sys.modules.get(name) for name in made}
+    sys.modules.update(made)
+    try:
         yield
+    finally:  # what others have imported meanwhile stays
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 def own_file(checkout, path):
@@ -50,13 +59,14 @@ def own_file(checkout, path):
 
 @contextlib.contextmanager
 def figures():
-    """What foremoe logs of the stages within, on rank 0: (stage, metrics)."""
+    """What foremoe logs of the stages within, on rank 0: (stage, metrics). A stage that cannot be planned is an error."""
     found = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.args)
     logger = logging.getLogger("foremoe")
     logger.addHandler(handler)
-    with patch.object(logger, "level", logging.INFO), patch.dict(logger._cache, clear=True):
+    with patch.object(logger, "level", logging.INFO), patch.dict(logger._cache, clear=True), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="foremoe runs the ")
         yield found
     logger.removeHandler(handler)
     logger._cache.clear()
