@@ -40,10 +40,10 @@ class EngineProgram:
 
     Args:
         mode: "R2", "R3" or "disabled".   settings: of foremoe, or None.
-        mixed: samples of two domains, each with experts of its own.
+        mixed: samples of two domains, each with experts of its own.   times: how many times as long samples are.
     """
 
-    def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False):
+    def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False, times=1):
         warnings.simplefilter("ignore")
         cpu.run_on_cpu()
         from megatron.core import parallel_state as ps
@@ -53,12 +53,14 @@ class EngineProgram:
         from verl.workers.engine.megatron import transformer_impl  # noqa: F401 (registers the engines)
 
         apply_router_replay_patch()
-        self.layout, self.mode, self.ps, self.mixed = layout, mode, ps, mixed
+        self.layout, self.mode, self.ps, self.mixed, self.times = layout, mode, ps, mixed, times
         lay_out(layout)
         model_parallel_cuda_manual_seed(seed)
         torch.manual_seed(seed)
         RouterReplay.router_instances.clear()
-        self.engine = _bare_engine(EngineRegistry.get_engine_cls("language_model", "megatron"), layout, mode, settings, seed)
+        self.engine = _bare_engine(
+            EngineRegistry.get_engine_cls("language_model", "megatron"), layout, mode, settings, seed, times
+        )
         if settings is not None:
             self.engine.attach_foremoe(settings)
 
@@ -66,11 +68,12 @@ class EngineProgram:
         """Token ids, masks and what rollout recorded, for this data-parallel rank: padded left and right."""
         generator = torch.Generator().manual_seed(1000 * step + self.ps.get_data_parallel_rank())
         num = 2 * SEQUENCES if self.mixed else SEQUENCES
-        prompt = torch.randint(2, PROMPT + 1, (num,), generator=generator)
-        response = torch.randint(3, RESPONSE + 1, (num,), generator=generator)
-        mask = torch.zeros(num, PROMPT + RESPONSE, dtype=torch.long)
+        longest = self.times * PROMPT
+        prompt = torch.randint(2, longest + 1, (num,), generator=generator)
+        response = torch.randint(3, self.times * RESPONSE + 1, (num,), generator=generator)
+        mask = torch.zeros(num, self.times * (PROMPT + RESPONSE), dtype=torch.long)
         for q in range(num):
-            mask[q, PROMPT - prompt[q] : PROMPT + response[q]] = 1
+            mask[q, longest - prompt[q] : longest + response[q]] = 1
         ids = torch.randint(1, VOCABULARY, mask.shape, generator=generator) * mask
         weight = torch.ones(self.layout.num_layers, E)
         weight[:, : E // 2] = 3.0
@@ -84,7 +87,8 @@ class EngineProgram:
         routes = torch.multinomial(many, K, generator=generator).view(*mask.shape, -1, K)
         return {
             "input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0),
-            "response_mask": mask[:, PROMPT:].clone(), "responses": ids[:, PROMPT:].clone(), "prompts": ids[:, :PROMPT].clone(),
+            "response_mask": mask[:, longest:].clone(), "responses": ids[:, longest:].clone(),
+            "prompts": ids[:, :longest].clone(),
             "temperature": torch.ones(num),
             "routed_experts": routes.to(torch.int16) * mask[:, :, None, None].to(torch.int16),
         }  # fmt: skip
@@ -102,8 +106,8 @@ class EngineProgram:
         if routes is not None:
             data["routed_experts"] = routes
         tu.assign_non_tensor(
-            data, use_dynamic_bsz=True, max_token_len_per_gpu=40, sp_size=1, enable_routing_replay=self.mode != "disabled",
-            calculate_entropy=True, calculate_sum_pi_squared=False,
+            data, use_dynamic_bsz=True, max_token_len_per_gpu=40 * self.times, sp_size=1,
+            enable_routing_replay=self.mode != "disabled", calculate_entropy=True, calculate_sum_pi_squared=False,
         )  # fmt: skip
         return data
 
@@ -125,7 +129,7 @@ def policy_loss(model_output, data, dp_group=None):
     return loss, {"policy_loss": float(loss)}
 
 
-def _bare_engine(engine_class, layout, mode, settings, seed):
+def _bare_engine(engine_class, layout, mode, settings, seed, times):
     """The engine, with what `initialize` makes from downloads set by hand."""
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
@@ -136,7 +140,8 @@ def _bare_engine(engine_class, layout, mode, settings, seed):
     config.variable_seq_lengths, config.moe_enable_routing_replay = True, mode != "disabled"
     config.finalize_model_grads_func = finalize_model_grads
     chunks = [
-        model_chunk(config, layout, v, core_attention=PackedAttention, max_sequence_length=64) for v in range(layout.vpp or 1)
+        model_chunk(config, layout, v, core_attention=PackedAttention, max_sequence_length=64 * times)
+        for v in range(layout.vpp or 1)
     ]
     for chunk in chunks:
         fill_experts(chunk, parallel_state.get_expert_model_parallel_rank(), seed)

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from program import E, K, Layout
+from program import K, Layout
 from verl_arms import run
 
 from foremoe.integrations.settings import Settings
+from foremoe.problem.foresight import Rerouted
 
 STEPS = 2
 # Toy sizes gain no predicted time from a replica.
@@ -135,6 +136,15 @@ def test_where_routers_do_not_replay_rollouts_routing_is_a_hint(pool, layout):
     assert 1.0 < served[0] < served[1], "a hint that is nearly true should serve better than one that has nothing to do with it"
 
 
+def test_with_ten_percent_of_choices_changed_skew_as_served_is_within_two_percent_of_the_plan(pool):
+    layout, limits = Layout(ep=4), {"timeout_s": 120, "limit_s": 900}
+    recorded = pool.run(run, layout, "R2", None, 1, True, False, None, 40, **limits)
+    hints = [[changed(routes, 0.1) for routes in member.routes] for member in recorded]
+    for member in pool.run(run, layout, "disabled", SETTINGS, 1, True, False, hints, 40, **limits):
+        for report in member.reports:
+            assert report.drift_ML.sum() > 0 and (report.served_skew_ML <= 1.02 * report.plan.skew_ML).all()
+
+
 def mean_served(members):
     """Of all stages, as veRL's logger has it."""
     found = [value for member in members for of in member.metrics for name, value in of.items() if name.endswith("/skew_served")]
@@ -142,13 +152,9 @@ def mean_served(members):
 
 
 def changed(routes, share):
-    """Routes with a share of all choices replaced by an expert that the token has not chosen."""
-    generator = torch.Generator().manual_seed(0)
+    """Routes with a share of the (token, layer) choices changed: one expert of each is another, drawn by load."""
     values = routes.values()
-    topk_TLK = values.long()
-    score_TLE = torch.rand(*topk_TLK.shape[:2], E, generator=generator).scatter(2, topk_TLK, -1.0)
-    other_TLK = score_TLE.topk(K, dim=2).indices
-    other_TLK = torch.where(torch.rand(topk_TLK.shape, generator=generator) < share, other_TLK, topk_TLK)
+    other_TLK = torch.from_numpy(Rerouted(share, seed=0).choices(values.numpy()))
     return torch.nested.nested_tensor_from_jagged(other_TLK.to(values.dtype), offsets=routes.offsets())
 
 

@@ -34,17 +34,17 @@ class Run:
     engine: str = ""
 
 
-def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hints=None):
+def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hints=None, times=1):
     """Steps of the engine on this rank.
 
     Args:
         settings: of foremoe; None: without it.   update: False: recompute alone.   mixed: of `EngineProgram`.
-        hints: routes by rank and step, in place of those that rollout recorded.
+        hints: routes by rank and step, in place of those that rollout recorded.   times: of `EngineProgram`.
     """
     torch.set_num_threads(1)
     from engine_program import EngineProgram, policy_loss
 
-    program = EngineProgram(layout, mode, settings, mixed=mixed)
+    program = EngineProgram(layout, mode, settings, mixed=mixed, times=times)
     found = Run(engine=type(program.engine).__name__)
     with contextlib.ExitStack() as stack:
         watched = Watched(program, found, stack) if settings is not None else None
