@@ -12,6 +12,8 @@ import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 
+from foremoe.base.errors import TransferError
+
 CASES = (
     Case(2, Layout()),
     Case(4, Layout(pp=2, num_layers=2, recompute="full")),
@@ -62,3 +64,31 @@ def test_stages_of_a_program_that_knows_its_routing_now_and_then(pool):
         assert recompute == unknown, "a pass without routing should leave the figures of the stage before"
         assert recompute["replicas"] and update["replicas"] and impossible == [{}, {}]
         assert len(said) == 1 and "runs the update stage without a plan: " in said[0]
+
+
+def routing_fails_on_rank_1(group):
+    """The other rank waits in planning."""
+    from megatron.core import pipeline_parallel
+
+    from foremoe.integrations.megatron import forward_backward
+
+    case = Case(2, Layout())
+    program = Program(case.layout)
+    topk_MTLK = program.routing(0)
+
+    def routing_of(call):
+        if group.rank == 1:
+            raise ValueError("made to fail")
+        return [topk_TLK.numpy() for topk_TLK in topk_MTLK]
+
+    with arms.attached(program, case) as moe:
+        run = forward_backward(moe, routing_of)
+        with arms.patch.object(pipeline_parallel, "get_forward_backward_func", lambda: run):
+            program.forward_backward(0, topk_MTLK, forward_only=True)
+
+
+def test_a_rank_whose_routing_fails_is_named_to_those_that_wait(pool):
+    """They would wait for 300 s, longer than the call may take."""
+    waiting, failed = pool.run(routing_fails_on_rank_1, num_ranks=2, errors=True)
+    assert isinstance(failed, ValueError)
+    assert isinstance(waiting, TransferError) and "rank 1" in str(waiting) and "made to fail" in str(waiting)

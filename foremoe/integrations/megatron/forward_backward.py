@@ -57,7 +57,12 @@ def forward_backward(
 
     def run(**call: Any) -> Any:
         nonlocal moe
-        routing = routing_of(call)
+        try:
+            routing = routing_of(call)
+        except BaseException as error:
+            if isinstance(moe, Attached):  # nothing else warns the EP group, whose ranks wait in planning
+                moe.group.report(f"{type(error).__name__}: {error}")
+            raise
         own = function or get_forward_backward_func()
         if routing is None:
             return own(**call)
