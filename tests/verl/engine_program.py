@@ -11,6 +11,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "megatron"))
 import cpu
+import deepep
 from process_groups import lay_out, wrap
 from program import VOCABULARY, E, K, Layout, fill_experts, model_chunk, model_config
 
@@ -46,6 +47,8 @@ class EngineProgram:
     def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False, times=1):
         warnings.simplefilter("ignore")
         cpu.run_on_cpu()
+        if layout.dispatcher != "alltoall":
+            deepep.install()
         from megatron.core import parallel_state as ps
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
         from verl.utils.megatron.router_replay_patch import RouterReplay, apply_router_replay_patch

@@ -23,6 +23,7 @@ CASES = {
     "R2-EP2xEDP2-full": ("R2", Layout(ep=2, recompute="full")),
     "R3-EP2xEDP2-dense": ("R3", Layout(ep=2, num_layers=3, dense=(0,))),
     "R2-TP2xEP4": ("R2", Layout(ep=4, tp=2)),
+    "R3-EP4-deepep": ("R3", Layout(ep=4, dispatcher="deepep")),
 }
 
 
