@@ -25,7 +25,7 @@ from numba.extending import is_jitted
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that make no arrays and that kernels alone call; Python calls their ``py_func``.
+    """`kernel` for functions that make no arrays and that kernels call; called from Python, they are plain Python.
 
     Asking for memory is refused when they are compiled; so is ``a[:] = b``. Numba counts no references in them, which, where
     arrays come in tuples, costs more than the work of a small function. What Python would call takes a tenth of compiling.
@@ -33,15 +33,9 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
     dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
     jitted = is_jitted(dispatcher)
     if jitted:
-        dispatcher._insert, dispatcher._compile_for_args = _nothing, _only_kernels  # else Python would call address 0
+        # Else Python would call address 0.
+        dispatcher._insert, dispatcher._compile_for_args = lambda *_: None, lambda *_, **__: function
     return dispatcher
-
-
-def _nothing(*_: Any) -> None: ...
-
-
-def _only_kernels(*_: Any, **__: Any) -> None:
-    raise TypeError("an inner kernel is called by other kernels alone; from Python, call its py_func.")
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:

@@ -220,3 +220,19 @@ def _outer(x):
 def test_a_module_is_looked_into_for_every_kernel_that_names_it():
     sources = set(compiled._sources(_outer.py_func, set()))
     assert {"_inner: inf = inf", f"_outer: pi = {np.pi}"} < sources
+
+
+def test_an_inner_kernel_called_from_python_is_plain_python():
+    """It has no entry for Python; before and after a kernel has compiled it."""
+    fill = compiled.inner_kernel(fill_with)
+    out = np.zeros(2)
+    fill(out, 1.0)
+    njit(lambda out: fill(out, 2.0))(out)
+    assert fill.signatures and (out == 2.0).all()
+    fill(out, 3.0)
+    assert (out == 3.0).all() and len(fill.signatures) == 1
+
+
+def fill_with(out, value):
+    for i in range(out.size):
+        out[i] = value

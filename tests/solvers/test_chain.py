@@ -68,7 +68,7 @@ def test_limits_on_copies_hold(problem, near, far, tries):
         placed = bare_homes(load_E, problem.B, expert_GS.copy())
         goal = level_goal(0.0, options.node_only, node_G, placed.load_G)
         search_row(goal, placed.load_G.max(), rule, (near, far), options, placed.quota_GS.copy(), placed)
-        clean_row.py_func(problem.B, placed)
+        clean_row(problem.B, placed)
         out = replicas(problem, placed.expert_GS)
         for g in range(problem.G):
             assert sum(home == g and node_G[to] == node_G[g] for home, to in out) <= near

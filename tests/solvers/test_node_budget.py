@@ -78,8 +78,8 @@ def test_the_taker_is_filled_by_what_it_takes():
     expert_GS = np.array([[0, -1], [1, -1], [2, -1], [3, -1], [4, 9]], np.int16)
     load_G = np.array([50, 20, 95, 88, 91])
     for amount, rank in ((5, 2), (11, 2), (12, 3), (60, 0), (90, 1), (1, 2)):
-        assert _taker.py_func(0, amount, 100, np.zeros(5, np.int32), 1, expert_GS, load_G) == (rank, 1)
-    assert _taker.py_func(1, 5, 100, np.zeros(5, np.int32), 1, expert_GS, load_G) == (-1, -1)
+        assert _taker(0, amount, 100, np.zeros(5, np.int32), 1, expert_GS, load_G) == (rank, 1)
+    assert _taker(1, 5, 100, np.zeros(5, np.int32), 1, expert_GS, load_G) == (-1, -1)
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf"), "2", True])

@@ -23,7 +23,7 @@ def test_ranks_by_node_are_counted_as_they_are_sorted(node_G):
     node_G = np.array(node_G, np.int32)
     num_nodes = int(node_G.max()) + 1
     rank_G, first_X = np.empty(node_G.size, np.int64), np.empty(num_nodes + 1, np.int64)
-    _by_node.py_func(node_G, rank_G, first_X, np.empty(num_nodes, np.int64))
+    _by_node(node_G, rank_G, first_X, np.empty(num_nodes, np.int64))
     assert rank_G.tolist() == np.argsort(node_G, kind="stable").tolist()
     assert first_X.tolist() == np.searchsorted(np.sort(node_G), np.arange(num_nodes + 1)).tolist()
 
