@@ -119,7 +119,7 @@ def _rank(arm: str, out: str, checkout: str) -> None:
         return attached[0]
 
     def routing_of(call: dict[str, Any]) -> list[Any] | None:
-        """What the routers will choose: a forward pass over the same micro-batches finds out."""
+        """Finds out what the routers will choose, by a forward pass over the same micro-batches."""
         if arm == "alone" or call.get("forward_only"):
             return None
         source = call["data_iterator"]

@@ -40,8 +40,10 @@ class EngineProgram:
     """One rank: the engine with a small GPT, and samples as veRL's trainer hands them over.
 
     Args:
-        mode: "R2", "R3" or "disabled".   settings: of foremoe, or None.
-        mixed: samples of two domains, each with experts of its own.   times: how many times as long samples are.
+        mode: "R2", "R3" or "disabled".
+        settings: of foremoe, or None.
+        mixed: samples of two domains, each with experts of its own.
+        times: how many times as long samples are.
     """
 
     def __init__(self, layout: Layout, mode="R3", settings=None, seed=1, mixed=False, times=1):

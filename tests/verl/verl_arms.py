@@ -18,7 +18,8 @@ class Run:
         metrics: Metrics of foremoe, by step and stage; veRL's dictionary has both stages' after the update.
         reports: `MegatronSummary` by step and stage.
         native: pairs of this rank that veRL lets the router choose, by step and stage.
-        warned: what foremoe warned about.   engine: name of the engine's class.
+        warned: what foremoe warned about.
+        engine: name of the engine's class.
         routes: that R2 recorded, by step.
     """
 
@@ -38,8 +39,11 @@ def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hint
     """Steps of the engine on this rank.
 
     Args:
-        settings: of foremoe; None: without it.   update: False: recompute alone.   mixed: of `EngineProgram`.
-        hints: routes by rank and step, in place of those that rollout recorded.   times: of `EngineProgram`.
+        settings: of foremoe; None: without it.
+        update: False: recompute alone.
+        mixed: of `EngineProgram`.
+        hints: routes by rank and step, in place of those that rollout recorded.
+        times: of `EngineProgram`.
     """
     torch.set_num_threads(1)
     from engine_program import EngineProgram, policy_loss

@@ -41,7 +41,7 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Why no stage can run with the experts as they are; empty if nothing is at fault.
+        """Says why no stage can run with the experts as they are; empty if nothing is at fault.
 
         Makes the slots when the weights are there for the first time: where attaching finds them offloaded, a stage does.
 

@@ -1,4 +1,4 @@
-"""Whether replicas compute what Megatron's own experts compute: looked at when attaching, and before every stage."""
+"""Checks that replicas compute what Megatron's own experts compute, when attaching and before every stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGE = 30.0  # half of them are that much larger, so that clamps and the like 
 
 
 def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
-    """Why replicas of a layer's experts would be wrong; empty if nothing speaks against them.
+    """Says why replicas of a layer's experts would be wrong; empty if nothing speaks against them.
 
     Args:
         trains: Main gradients must be there.
@@ -48,7 +48,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
-    """How replicas of the base slots' experts differ from the module itself on a random batch; empty if by rounding alone."""
+    """Difference between replicas of the base slots' experts and the module, on a random batch; empty if it is rounding."""
     experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size
