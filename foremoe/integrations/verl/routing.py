@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from foremoe.base.arrays import Array
+from foremoe.integrations.megatron.forward_backward import on_host
 from foremoe.integrations.megatron.layout import Place
 
 # Letters: T tokens of this rank (after packing, padding, context and sequence parallelism), L MoE layers of this rank, K top-k.
@@ -48,8 +49,7 @@ def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any
                         routes, batch.get("attention_mask", None), engine.tf_config, replay_mask=mask, model=chunk
                     )
             layers = [targets[id(engine.module[place.chunk])][place.number + 1].topk_TK for place in places]
-            # A quarter of what veRL holds leaves the GPU, in one copy.
-            found.append(torch.stack(layers, dim=1).cpu().numpy())
+            found.append(on_host(layers))
     finally:
         replay.iter_model_routers = find
     return found

@@ -75,16 +75,18 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
     B = base_GB.shape[1]
     num = min(redundant, E)
     own_gain, node_gain = np.zeros((G, num), np.int64), np.zeros((G, num), np.int64)
+    demand_E, node_E = np.empty(E, load_GE.dtype), np.empty(E, demand_VE.dtype)
     own, inside, row = np.int64(0), np.int64(0), 0
     for node in range(node_G.max() + 1):
-        node_E = demand_VE[node].copy()
+        for e in range(E):
+            node_E[e] = demand_VE[node, e]
         ranks = 0
         for g in range(G):
             if node_G[g] != node:
                 continue
             ranks += 1
             if node_only:
-                demand_E = np.zeros(E, load_GE.dtype)
+                demand_E[:] = 0
                 for h in range(G):
                     if node_G[h] == node and h != g:
                         for b in range(B):
@@ -92,7 +94,8 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
                 for b in range(B):
                     own += load_GE[g, base_GB[g, b]]
             else:
-                demand_E = load_GE[g].copy()
+                for e in range(E):
+                    demand_E[e] = load_GE[g, e]
                 for b in range(B):
                     own += demand_E[base_GB[g, b]]
                     demand_E[base_GB[g, b]] = 0
