@@ -2,8 +2,9 @@
 
     python -m bench.row_speed --against PATH [--times 21] [--out bench/results/row_speed_HARDWARE_DATE.md]
 
-Each checkout plans in a process of its own, one after the other in turn, so that both meet the same machine. CPU seconds of all
-threads are counted; the first plan, which may compile kernels, is not. Ratios below 1: this checkout is faster.
+Each checkout plans in a process of its own, one after the other in turn, so that both meet the same machine; on one core, since
+two threads of a core would be charged for waiting on each other. The first plan, which may compile kernels, is not counted.
+Ratios below 1: this checkout is faster.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CASES = tuple(
 PLANS = 3  # of a process
 # Runs in either checkout: names that both have. Prints CPU microseconds per row for every line that it reads.
 WORKER = """
-import dataclasses, sys, time
+import dataclasses, os, sys, time
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
 import foremoe
 from foremoe import Cluster, Planner, Problem
 model, ranks, micro_steps, layers, objective = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]

@@ -38,6 +38,11 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
     return dispatcher
 
 
+def inlined_kernel(function: Callable[..., Any]) -> Any:
+    """`kernel` for functions that one kernel calls in one place: compiled as a part of it, not once more by themselves."""
+    return kernel(function, inline="always")
+
+
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """``njit(nogil=True, cache=True)`` whose disk cache is renewed when any file changes that the machine code came from.
 

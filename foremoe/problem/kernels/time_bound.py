@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inlined_kernel, kernel
 from foremoe.problem.rates import exposed_s, row_rates
 
 # Letters: N rows, G ranks, B base slots, E experts, V nodes, K numbers of replicas from 0.
@@ -63,7 +63,7 @@ def _top(value_E, out):
             least = out[last]
 
 
-@kernel
+@inlined_kernel
 def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K, node_K):
     """Fills `own_K` and `node_K`: at most so many pairs are served on their own rank, inside their own node, with k replicas
     (for `node_K`: in other nodes than their home's).
@@ -154,7 +154,7 @@ def fan_s(fan, most_near, rates):
     return least
 
 
-@kernel
+@inlined_kernel
 def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):
     """The smallest sum of compute, dispatch and copies over how many replicas there are.
 

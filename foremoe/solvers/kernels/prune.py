@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
 from foremoe.solvers.kernels.rows import assign, clean_row, copy_of, home_of_experts
 
@@ -74,24 +74,28 @@ def _movable(rank, slot, h, links, placed):
     return movable
 
 
-@kernel
-def _without(rank, slot, home, target, links, placed):
-    """Splits without the quota of a slot that `links` no longer has, in place; False, and unchanged, if the target is missed."""
+@inlined_kernel
+def _without(rank, slot, home, target, links, placed, before):
+    """Splits without the quota of a slot that `links` no longer has, in place; False, and unchanged, if the target is missed.
+
+    `before` equals the placement, before and after.
+    """
     expert_GS, quota_GS, load_G = placed
     S, amount = quota_GS.shape[1], quota_GS[rank, slot]
     h = home // S
     # Its home gets the load back.
     if _movable(rank, slot, h, links, placed) < load_G[h] + amount - target:
         return False
-    before = copy_of(placed)
     quota_GS[h, home - h * S] += amount
     load_G[h] += amount
     load_G[rank] -= amount
     expert_GS[rank, slot], quota_GS[rank, slot] = -1, 0
-    if split_linked(target, target, np.bool_(False), links, placed) >= 0:
-        return True
-    assign(placed, before)
-    return False
+    served = split_linked(target, target, np.bool_(False), links, placed) >= 0
+    if served:
+        assign(before, placed)
+    else:
+        assign(placed, before)
+    return served
 
 
 @kernel
@@ -108,7 +112,7 @@ def prune_row(target, load_E, failures, num_base, placed):
         return  # at the mean itself, a replica less would need loads that cancel out exactly
     home_E = home_of_experts(num_base, expert_GS)
     links = link_slots(load_E.size, expert_GS)
-    untried_GS = expert_GS >= 0
+    untried_GS, before = expert_GS >= 0, copy_of(placed)
     for g in range(G):
         most = np.int64(0)
         for s in range(S):
@@ -124,7 +128,7 @@ def prune_row(target, load_E, failures, num_base, placed):
         untried_GS[rank, slot] = False
         e = expert_GS[rank, slot]
         _unlink(rank * S + slot, e, links)
-        if not _without(rank, slot, home_E[e], target, links, placed):
+        if not _without(rank, slot, home_E[e], target, links, placed, before):
             _link(rank * S + slot, e, links)
             failures -= 1
     clean_row(num_base, placed)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.rates import exposed_s
 from foremoe.solvers.kernels.chain import FAILURES, Options, level_goal, plain_rule, search_row
@@ -98,7 +98,7 @@ def _own_pairs(redundant, row):
     return most
 
 
-@kernel
+@inlined_kernel
 def _settled(goal, blind, row, thrifty, placed):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     node_G, num_base, rates = row.node_G, row.num_base, row.rates
@@ -140,7 +140,7 @@ def _keep_cheaper(row, tried, best_s, best):
     return min(this_s, best_s)
 
 
-@kernel
+@inlined_kernel
 def _search_limits(search, inside, best_s, best):
     """Searches for every limit on copies out of a home, from copies that all hide to as many as less load could pay for.
 
