@@ -89,7 +89,7 @@ class Plan(ArrayValue):
     @property
     def load_NG(self) -> Array:
         """int64 [N, G]: pairs every rank serves."""
-        return self.quota_NGS.sum(axis=2, dtype=np.int64)
+        return np.einsum("ngs->ng", self.quota_NGS, dtype=np.int64)
 
     @property
     def skew_ML(self) -> Array:

@@ -52,7 +52,7 @@ class Placement(ArrayValue):
 
     def load_NG(self) -> Array:
         """int64 [N, G]: pairs that each rank serves."""
-        return self.quotas_NGS.sum(axis=2, dtype=np.int64)
+        return np.einsum("ngs->ng", self.quotas_NGS, dtype=np.int64)  # sum(axis=2) takes three times as long
 
     def where(self, mask_N: Array, other: Placement) -> Placement:
         """Rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
