@@ -1,5 +1,6 @@
 """What the command line's file names and preset names stand for."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -31,11 +32,18 @@ def model_of(text: str) -> Model:
     return Model.from_toml(text) if is_file(text) else Model.preset(text)
 
 
-def cluster_of(text: str, ranks: int | None, ranks_per_node: int | None) -> Cluster:
-    """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default)."""
+def cluster_of(
+    text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False
+) -> Cluster:
+    """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default).
+
+    A file says itself whether there are host stores.
+    """
     if not is_file(text):
-        return Cluster.preset(text, num_ranks=DEFAULT_RANKS if ranks is None else ranks, ranks_per_node=ranks_per_node)
+        ranks = DEFAULT_RANKS if ranks is None else ranks
+        return Cluster.preset(text, ranks, ranks_per_node, dispatch=dispatch or "pairs", host_store=host_store)
     cluster = Cluster.from_toml(text)
+    cluster = dataclasses.replace(cluster, dispatch=dispatch or cluster.dispatch)
     # Another number of ranks would lose the file's own mapping to nodes.
     if ranks in (None, cluster.num_ranks) and ranks_per_node is None:
         return cluster

@@ -67,7 +67,7 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) 
         work = work.layers(layer_range(options.layers, work.L))
     # A cluster file decides on the ranks where no option does.
     ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
-    cluster = cluster_of(options.cluster, ranks, options.ranks_per_node)
+    cluster = cluster_of(options.cluster, ranks, options.ranks_per_node, options.dispatch, options.host_store)
     default = "accumulate" if work.stage == "update" else "forward"
     schedule = default if options.schedule is None else options.schedule
     problem = Problem.of(
@@ -83,7 +83,8 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) 
         "model": model.name, "cluster": cluster.name, "stage": work.stage, "tokens": int(work.tokens_MG.sum()),
         "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()), "micro_steps": work.M, "layers": work.L,
         "layer_range": options.layers, "experts": work.E, "topk": work.num_topk, "ranks": cluster.num_ranks,
-        "nodes": cluster.num_nodes, "ranks_per_node": cluster.ranks_per_node, "redundant": options.redundant,
+        "nodes": cluster.num_nodes, "ranks_per_node": cluster.ranks_per_node, "dispatch": cluster.dispatch,
+        "host_store": cluster.host_bytes_per_s > 0.0, "redundant": options.redundant,
         "objective": options.objective, "schedule": schedule, "slots": options.slots, "replicas": options.replicas,
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
@@ -94,7 +95,7 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) 
 def _line(record: dict[str, Any]) -> str:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
     size = f"{record['tokens']} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
-    where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}"
+    where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}, {record['dispatch']} dispatch"
     routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
     return f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"
 

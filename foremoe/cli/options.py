@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from foremoe.machine.cluster import DISPATCHES
+
 DEFAULT_RANKS = 16
 DEFAULT_TOKENS_PER_RANK = 1024
 DEFAULT_MICRO_STEPS = 4
@@ -36,6 +38,8 @@ class CaseOptions:
     history: str | None
     model: str | None
     cluster: str
+    dispatch: str | None
+    host_store: bool
     stage: str | None
     redundant: int = 1
     objective: str
@@ -91,6 +95,15 @@ _CASE = {
         help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
+    "dispatch": option(
+        "--dispatch", type=click.Choice(DISPATCHES),
+        help="How tokens travel: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
+        " that serves it, as DeepEP and HybridEP send it.  [default: pairs, or what a file says]",
+    ),
+    "host_store": option(
+        "--host-store", is_flag=True,
+        help="Weights may also come from a copy of all experts in the host memory of every node; a cluster file says itself.",
+    ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
         help="update runs forward and backward, recompute forward only.  [default: update, or what a file says]",

@@ -21,7 +21,7 @@ _CHECKS = (
     (fields.text, ("name", "source")),
     (partial(fields.whole, high=_MAX_RANKS), ("num_ranks", "nic_sharing")),
     (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
-    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s")),
+    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s")),
     (fields.real, ("backward_ratio", "attention_backward_ratio")),
     (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
     (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
@@ -29,8 +29,12 @@ _CHECKS = (
     (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
     (fields.flag, ("calibrated",)),
 )
-# What only a fit knows.
-_FITTED = ("attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s")
+# How tokens travel to their experts.
+DISPATCHES = ("pairs", "node")
+# Left out of tables at their defaults: what only a fit knows, and how tokens travel.
+_OPTIONAL = (
+    "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
+)  # fmt: skip
 
 
 def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
@@ -58,6 +62,11 @@ class Cluster(ArrayValue):
         rdma_latency_s: Fixed seconds per copy between nodes.
         host_latency_s: Fixed seconds per copy from host memory.
         nic_sharing: Ranks that share one NIC.
+        dispatch: ``"pairs"``: every (token, expert) pair travels by itself, as in a plain all-to-all. ``"node"``: a token travels
+            once to every node that serves it, to the rank of the same local index, and from there once to every rank that
+            serves it, as DeepEP's and HybridEP's kernels send it.
+        exchange_bytes_per_s: What the kernels of ``"node"`` dispatch reach inside a node, one rank and direction; None: what
+            copies reach.
         copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
         attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
@@ -86,6 +95,8 @@ class Cluster(ArrayValue):
     rdma_latency_s: float
     host_latency_s: float
     nic_sharing: int = 1
+    dispatch: str = "pairs"
+    exchange_bytes_per_s: float | None = None
     copy_contention: float
     memory_bytes: int
     attention_efficiency: float | None = None
@@ -98,6 +109,8 @@ class Cluster(ArrayValue):
 
     def __post_init__(self) -> None:
         fields.check_fields(self, _CHECKS)
+        if self.dispatch not in DISPATCHES:
+            raise InputError(f"dispatch must be {' or '.join(DISPATCHES)}; got {self.dispatch!r}.")
         given: Array | None = self.node_of_rank_G
         given = nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given
         node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
@@ -111,17 +124,24 @@ class Cluster(ArrayValue):
         object.__setattr__(self, "node_of_rank_G", node_of_rank_G)
 
     @classmethod
-    def preset(cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None) -> Self:
+    def preset(
+        cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None, *, dispatch: str = "pairs",
+        host_store: bool = False,
+    ) -> Self:  # fmt: skip
         """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
 
         Args:
             num_ranks: Any number; the last node is smaller when it does not divide.
             ranks_per_node: Default: the preset's own, 8.
+            dispatch: How tokens travel.
+            host_store: Whether weights may come from host memory; without, ``host_bytes_per_s`` is 0.
 
         Raises:
             InputError: There is no such preset (it lists those there are), or a count out of range.
         """
-        table = fields.preset(_FILE, name, "cluster") | {"num_ranks": num_ranks}
+        table = fields.preset(_FILE, name, "cluster") | {"num_ranks": num_ranks, "dispatch": dispatch}
+        if not host_store:
+            table["host_bytes_per_s"] = 0.0
         if ranks_per_node is not None:
             table["ranks_per_node"] = ranks_per_node
         return cls.from_dict(table)
@@ -167,7 +187,7 @@ class Cluster(ArrayValue):
     def to_dict(self) -> dict[str, Any]:
         """Fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
 
-        What only a fit knows is left out where nothing was fitted.
+        What only a fit knows is left out where nothing was fitted; so are defaults of dispatch.
         """
         table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
         if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
@@ -175,7 +195,7 @@ class Cluster(ArrayValue):
         else:
             table["node_of_rank"] = self.node_of_rank_G.tolist()
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        return table | {key: x for key, x in fields.scalars(self).items() if key not in _FITTED or x != default[key]}
+        return table | {key: x for key, x in fields.scalars(self).items() if key not in _OPTIONAL or x != default[key]}
 
     def to_toml(self, path: str | os.PathLike[str]) -> None:
         """Writes the cluster to a TOML file."""
@@ -222,11 +242,10 @@ class Cluster(ArrayValue):
         return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
 
     @property
-    def late_byte_s(self) -> float:
-        """Seconds per byte that a rank serves tokens of uniform sources: link classes run side by side, the slower one counts."""
-        size_V = np.bincount(self.node_of_rank_G).astype(np.float64)
-        inside = float((size_V**2).sum()) / self.num_ranks**2  # share of pairs that stay in their node
-        return max((inside - 1.0 / self.num_ranks) / self.peer_bytes_per_s, (1.0 - inside) / self.rdma_bytes_per_s_per_rank)
+    def kernel_bytes_per_s(self) -> float:
+        """Bandwidth of an exchange inside a node, of one rank and direction."""
+        own = self.exchange_bytes_per_s if self.dispatch == "node" else None
+        return self.peer_bytes_per_s if own is None else own
 
     @property
     def rdma_bytes_per_s_per_rank(self) -> float:

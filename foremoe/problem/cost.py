@@ -75,8 +75,7 @@ class CostModel:
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
         overlap: Share of the time before the experts are needed under which copies hide, 0 (as when planning online) to 1. That
-            time is the window and the balanced expert compute of as many layers as copies may be ahead (`objective.PREFETCH`, if
-            slots have buffers enough; with a single one, the window alone).
+            time is the window and the balanced expert compute of one layer (with a single buffer per slot, the window alone).
     """
 
     objective: str = "time"

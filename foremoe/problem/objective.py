@@ -11,6 +11,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
 from foremoe.machine.model import Model
 from foremoe.problem.cost import Cost
+from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.features import Features, Held, feature_rows
 from foremoe.problem.laws import require_slots
 from foremoe.problem.placement import Placement
@@ -18,8 +19,6 @@ from foremoe.problem.problem import Problem, once
 from foremoe.problem.rates import Rates, RowTimes
 from foremoe.problem.slots import SharedSlots
 
-# Uses of a layer by which an engine's copies are ahead by default; see `transfer.Engine`.
-PREFETCH = 2
 # Pricing a row takes less than a microsecond: in smaller blocks the calls would cost as much.
 PRICED_PER_BLOCK = 1024
 
@@ -40,13 +39,12 @@ def problem_rates(problem: Problem) -> Rates:
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
     sends = 1.0 + sends_backward
     contention = cluster.copy_contention / problem.G
-    late_s = cluster.late_byte_s * (2.0 * comm_passes * model.token_bytes)
+    mean_s, peer_s, rdma_s, late_s = (2.0 * comm_passes * price for price in pair_prices(model, cluster))
     rates = Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes + late_s, late_s=late_s,
-        slot_s=cluster.slot_overhead_s * gemm_passes, fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
-        peer_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.peer_bytes_per_s),
-        rdma_pair_s=2.0 * comm_passes * model.token_bytes / (problem.G * cluster.rdma_bytes_per_s_per_rank),
-        copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s, gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
+        mean_s=mean_s, slot_s=cluster.slot_overhead_s * gemm_passes, fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
+        peer_pair_s=peer_s, rdma_pair_s=rdma_s, copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s,
+        gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
         replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s), contention=contention,
         sends_backward=sends_backward, returns_gradients=bool(backward),
@@ -62,10 +60,12 @@ def row_times(problem: Problem) -> RowTimes:
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
     all_passes_N = (1.0 + cluster.window_backward_ratio * backward + reforward) * window_N
     mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
-    # With room to prefetch, copies also run under the layers before; their balanced time stands for it.
-    ahead = min(PREFETCH, problem.slots.depth - 1) if isinstance(problem.slots, SharedSlots) else PREFETCH
-    hide_N = problem.cost.overlap * (ahead * (window_N + _pair_seconds(problem) * mean_N) if ahead else window_N)
-    base_N = all_passes_N - problem_rates(problem).late_s * mean_N
+    # With room to prefetch, copies also run under the balanced experts of the layer before. Not under more layers: those have
+    # copies of their own on the same links.
+    ahead = problem.slots.depth > 1 if isinstance(problem.slots, SharedSlots) else True
+    hide_N = problem.cost.overlap * (window_N + _pair_seconds(problem) * mean_N if ahead else window_N)
+    rates = problem_rates(problem)
+    base_N = all_passes_N + (rates.mean_s - rates.late_s) * mean_N
     return RowTimes(all_passes_N, mean_N, base_N, hide_N, (cluster.backward_ratio + reforward) * hide_N)
 
 
@@ -83,7 +83,8 @@ def price_rows(problem: Problem, placement: Placement) -> Cost:
     # The slowest rank by compute and exchange together; what is not its compute is exchange.
     slowest_N = f.slowest_N - r.late_s * times.mean_N
     late_N = np.maximum(0.0, slowest_N - f.compute_N)
-    exchange_N = (r.fixed_s + r.peer_pair_s * f.peer_pairs_N + r.rdma_pair_s * f.rdma_pairs_N + late_N) / 2.0
+    pairs_N = r.mean_s * times.mean_N + r.peer_pair_s * f.peer_pairs_N + r.rdma_pair_s * f.rdma_pairs_N
+    exchange_N = (r.fixed_s + pairs_N + late_N) / 2.0
     copy_N = np.maximum(f.peer_fan_N * r.copy_peer_s, f.rdma_fan_N * r.copy_rdma_s)
     transfer_N = np.maximum(0.0, copy_N - times.hide_forward_N)
     if r.sends_backward:

@@ -12,7 +12,8 @@ class Rates(NamedTuple):
     """Coefficients of the closed form, in seconds; plain numbers, so that compiled functions take them as they are.
 
     A row costs ``base_N + fixed_s + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
-    for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus
+    for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus ``mean_s`` for every
+    pair that a rank serves on average (in ``base_N``: no placement changes it), plus
     ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_s)`` (and for sends in backward ``hide_backward_s``) where t is
     the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
 
@@ -26,6 +27,7 @@ class Rates(NamedTuple):
     hide_backward_s: float
     pair_s: float
     late_s: float
+    mean_s: float
     slot_s: float
     fixed_s: float
     peer_pair_s: float
@@ -46,7 +48,7 @@ class RowTimes(NamedTuple):
 
     window_N: Array  # seconds of all passes before the layer on the slowest rank
     mean_N: Array  # mean load of a rank, in pairs
-    base_N: Array  # seconds that no placement changes: windows, less the mean load's exchange, which ``pair_s`` counts again
+    base_N: Array  # seconds that no placement changes: windows and ``mean_s``, less the mean load's ``late_s``
     hide_forward_N: Array  # seconds under which copies hide in forward
     hide_backward_N: Array  # the same in backward
 

@@ -12,6 +12,7 @@ from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import link_slots
 from foremoe.problem.problem import Problem
+from foremoe.simulate.node_traffic import NodeRows, node_exchange_rows
 
 # Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
 
@@ -41,17 +42,30 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
     load_NGE = problem.load_NGE
     if load_NGE is None:
         raise InputError("simulation needs counts by source rank; give the problem its load_MLGE.")
-    cluster = problem.cluster
-    pair_s = problem.model.token_bytes / np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
-    busy_N2 = np.zeros((problem.N, 2))
-    rows = _Rows(
-        load_NGE, plan.expert_NGS, np.ascontiguousarray(plan.quota_NGS), weight_N, cluster.node_of_rank_G, nic_of_rank(cluster),
-        pair_s, busy_N2,
-    )  # fmt: skip
+    cluster, busy_N2 = problem.cluster, np.zeros((problem.N, 2))
+    pair_s = problem.model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
+    node_G, nic_G, quota_NGS = cluster.node_of_rank_G, nic_of_rank(cluster), np.ascontiguousarray(plan.quota_NGS)
     parts: list[Array] = []
-    for_rows(lambda low, high: parts.append(_exchange_rows(low, high, rows)), problem.N, whole=True)
+    if cluster.dispatch == "node":
+        by_node = NodeRows(
+            load_NGE, problem.counts().demand_NVE, plan.expert_NGS, quota_NGS, weight_N, node_G, _places(node_G), nic_G,
+            problem.model.num_topk, pair_s, busy_N2,
+        )  # fmt: skip
+        for_rows(lambda low, high: parts.append(node_exchange_rows(low, high, by_node)), problem.N, whole=True)
+    else:
+        rows = _Rows(load_NGE, plan.expert_NGS, quota_NGS, weight_N, node_G, nic_G, pair_s, busy_N2)
+        for_rows(lambda low, high: parts.append(_exchange_rows(low, high, rows)), problem.N, whole=True)
     peer_busy_G, rdma_busy_G = np.sum(parts, axis=0) * pair_s[:, None]
     return Exchange(busy_N2[:, 0], busy_N2[:, 1], peer_busy_G, rdma_busy_G)
+
+
+def _places(node_G: Array) -> Array:
+    """int64 [G]: the number of every rank inside its node."""
+    order_G = np.argsort(node_G, kind="stable")
+    first_V = np.searchsorted(node_G[order_G], np.arange(node_G.max() + 1))
+    place_G = np.empty(len(node_G), np.int64)
+    place_G[order_G] = np.arange(len(node_G)) - first_V[node_G[order_G]]
+    return place_G
 
 
 class _Rows(NamedTuple):

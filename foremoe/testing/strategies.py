@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from foremoe.base.arrays import Array
-from foremoe.machine.cluster import Cluster
+from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.problem.cost import CostModel
@@ -65,6 +65,7 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
         peer_bytes_per_s=1e9, rdma_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
         host_bytes_per_s=draw(st.sampled_from([1e8, 4e9])), peer_latency_s=draw(st.sampled_from([0.0, 1e-7])),
         rdma_latency_s=draw(st.sampled_from([0.0, 1e-6])), host_latency_s=1e-7, nic_sharing=draw(st.sampled_from([1, 2])),
+        dispatch=draw(st.sampled_from(DISPATCHES)), exchange_bytes_per_s=draw(st.sampled_from([None, 2e8])),
         copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])), memory_bytes=10**9, **draw(st.sampled_from([{}, _FITTED])),
         source="made up for tests",
     )  # fmt: skip

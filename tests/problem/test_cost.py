@@ -54,7 +54,8 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
         node = sum(split[g][node_G == node_G[g]].sum() for g in range(G))
     slowest = max(slowest_G) - rates.late_s * pairs / G
     late = max(0.0, slowest - max(compute_G))
-    exchange = rates.fixed_s + rates.peer_pair_s * (node - own) + rates.rdma_pair_s * (pairs - node) + late
+    exchange = rates.fixed_s + rates.mean_s * pairs / G + rates.peer_pair_s * (node - own)
+    exchange += rates.rdma_pair_s * (pairs - node) + late
 
     def busiest(copies: list[tuple[int, int]]) -> int:
         return max([sum(1 for c in copies if c[end] == g) for g in range(G) for end in (0, 1)])

@@ -13,6 +13,8 @@ from foremoe.problem.slots import SharedSlots
 def exchange_seconds(problem, plan, n):
     """Peer and RDMA seconds of one dispatch, from every source's split."""
     cluster = problem.cluster
+    if cluster.dispatch == "node":
+        return node_exchange_seconds(problem, plan, n)
     node_G, G = cluster.node_of_rank_G, problem.G
     sent_GG = np.zeros((G, G), np.int64)
     for g in range(G):
@@ -29,6 +31,65 @@ def exchange_seconds(problem, plan, n):
         out.append(peer_GG.sum(axis=axis).max())
     pair = problem.model.token_bytes
     return max(out) * pair / cluster.peer_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
+
+
+def node_exchange_seconds(problem, plan, n):
+    """The same where a token goes once to every node and rank that serve it, its pairs drawn one by one."""
+    cluster, K = problem.cluster, problem.model.num_topk
+    node_G, G, V = cluster.node_of_rank_G, problem.G, problem.cluster.num_nodes
+    here_VG = node_G == np.arange(V)[:, None]
+    to_VG, own_G = np.zeros((V, G)), np.zeros(G)
+    for e in range(problem.E):
+        quota_G = np.where(plan.expert_NGS[n] == e, plan.quota_NGS[n], 0).sum(axis=1).astype(float)
+        own = np.minimum(problem.load_NGE[n, :, e], quota_G)
+        own_G += own
+        to_VG += here_VG * own
+        left_V, quota_G = here_VG @ (problem.load_NGE[n, :, e] - own), quota_G - own
+        spare_V = here_VG @ quota_G
+        inside_V = np.minimum(left_V, spare_V)
+        share_G = np.divide(quota_G, spare_V[node_G], out=np.zeros(G), where=spare_V[node_G] > 0)
+        to_VG += here_VG * (share_G * inside_V[node_G])
+        over_V, far_G = left_V - inside_V, share_G * (spare_V - inside_V)[node_G]
+        if over_V.sum() > 0:
+            to_VG += np.outer(over_V / over_V.sum(), far_G)
+    tokens_G = problem.load_NGE[n].sum(axis=1) / K
+    tokens_V = here_VG @ tokens_G
+
+    def reached(tokens, pairs):
+        return tokens * (1 - (1 - min(1.0, pairs / (tokens * K))) ** K) if pairs > 0 else 0.0
+
+    peer_2G, rdma_2G = np.zeros((2, G)), np.zeros((2, G))
+    for v in range(V):
+        mine = np.flatnonzero(here_VG[v])
+        for there in range(V):
+            ranks = np.flatnonzero(here_VG[there])
+            for i, g in enumerate(mine):
+                if tokens_V[v] == 0:
+                    continue
+                if there == v:
+                    for r in ranks:
+                        others = tokens_V[v] - tokens_G[r]
+                        if r != g and others > 0:
+                            sent = reached(others, to_VG[v, r] - own_G[r]) * tokens_G[g] / others
+                            peer_2G[0, g] += sent
+                            peer_2G[1, r] += sent
+                    continue
+                share, forwarder = tokens_G[g] / tokens_V[v], ranks[i % len(ranks)]
+                crossed = share * reached(tokens_V[v], to_VG[v, ranks].sum())
+                rdma_2G[0, g] += crossed
+                rdma_2G[1, forwarder] += crossed
+                for r in ranks:
+                    if r != forwarder:
+                        sent = share * reached(tokens_V[v], to_VG[v, r])
+                        peer_2G[0, forwarder] += sent
+                        peer_2G[1, r] += sent
+    nic = defaultdict(float)
+    for way in range(2):
+        for node in range(V):
+            for i, g in enumerate(np.flatnonzero(here_VG[node])):
+                nic[way, node, i // cluster.nic_sharing] += rdma_2G[way, g]
+    size = problem.model.token_bytes
+    return peer_2G.max() * size / cluster.kernel_bytes_per_s, max(nic.values()) * size / cluster.rdma_bytes_per_s
 
 
 def feeds(plan):

@@ -196,7 +196,7 @@ def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
         hosts = group.gather(socket.gethostname())
         names = list(dict.fromkeys(hosts))
         node_G = np.array([names.index(host) for host in hosts], np.int32)
-        return dataclasses.replace(Cluster.preset("8xh100", num_ranks=group.size), node_of_rank_G=node_G)
+        return dataclasses.replace(Cluster.preset("8xh100", num_ranks=group.size, host_store=True), node_of_rank_G=node_G)
     if cluster.num_ranks != group.size:
         raise InputError(f"the cluster has {cluster.num_ranks} ranks and the EP group {group.size}; give the EP group's cluster.")
     return cluster

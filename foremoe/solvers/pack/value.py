@@ -6,6 +6,7 @@ from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
+from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.demand import add_rows
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels import pack as kernels
@@ -30,7 +31,7 @@ class PackValue:
     ) -> None:
         model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
         passes, window_passes = 1.0 + cluster.backward_ratio, 1.0 + cluster.window_backward_ratio
-        self.skew_weight = skew_weight
+        self.skew_weight, prices = skew_weight, pair_prices(model, cluster)
         rank_LE = home_ranks(trace, G, home_LE)
         self.pairs_XLG = home_pairs(trace, G, rank_LE)
         self.attention_Q = attention_flops(trace)
@@ -38,14 +39,13 @@ class PackValue:
         # it, for which exchanges, too, wait; see `Rates.late_s`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
-        self.pair_s = self.work_s + locality * _EXCHANGES * model.token_bytes * cluster.late_byte_s
+        self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s
         self.micro_step_s = trace.L * (
             _EXCHANGES * cluster.exchange_latency_s
             + passes * cluster.slot_overhead_s * -(-E // G)
             + window_passes * cluster.layer_overhead_s
         )
-        peer_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.peer_bytes_per_s)
-        rdma_s = locality * _EXCHANGES * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
+        peer_s, rdma_s = locality * _EXCHANGES * prices.peer_s, locality * _EXCHANGES * prices.rdma_s
         pairs_QG = self.pairs_XLG[:-1].sum(axis=1, dtype=np.float64)
         node_QG = pairs_QG @ (cluster.node_of_rank_G[:, None] == cluster.node_of_rank_G).astype(np.float64)
         self._send_QG = rdma_s * (pairs_QG.sum(axis=1, keepdims=True) - node_QG) + peer_s * (node_QG - pairs_QG)

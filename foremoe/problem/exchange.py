@@ -1,0 +1,66 @@
+"""Seconds of an exchange by its pairs, in closed form, around even load: what `Rates` and the pack level price tokens by.
+
+Peer links, or the kernels on them, and RDMA work side by side, so that an exchange takes as long as the busier of the two. Here
+that is the one which is busier under even load; how much the other takes changes nothing.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+
+
+class PairPrices(NamedTuple):
+    """Seconds of one exchange, one way; a rank's own pairs are free.
+
+    Attributes:
+        mean_s: For every pair that a rank serves on average, wherever pairs are served.
+        peer_s: For every pair served on another rank of its node, of all ranks.
+        rdma_s: For every pair served in another node, of all ranks.
+        late_s: For every pair that the busiest rank serves above the mean: an exchange ends when its busiest rank is done.
+    """
+
+    mean_s: float
+    peer_s: float
+    rdma_s: float
+    late_s: float
+
+
+def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
+    """The prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
+
+    Under ``"node"`` dispatch a token goes once to every node and every rank that serve it. Its K experts count as drawn one by
+    one: a share p of all slots serves a token with a chance of 1 - (1 - p)**K. A pair that is served nearer saves a message only
+    if none of the token's other experts is there: (1 - p)**(K - 1); what messages cost above that is `PairPrices.mean_s`.
+    """
+    G = cluster.num_ranks
+    share_V = np.bincount(cluster.node_of_rank_G) / G
+    inside = float((share_V**2).sum())  # share of pairs that stay in their node
+    peer_byte_s, rdma_byte_s = 1.0 / cluster.kernel_bytes_per_s, 1.0 / cluster.rdma_bytes_per_s_per_rank
+    if cluster.dispatch == "pairs":
+        peer, rdma = inside - 1.0 / G, 1.0 - inside  # bytes sent, by bytes of a rank's pairs
+        peer_saved, rdma_saved, late = 1.0, 1.0, (inside - 1.0 / G, 1.0 - inside)
+    else:
+        K = model.num_topk
+        # A rank of a node of n receives over peer links all but 1/n of what other nodes send: that came to it by RDMA.
+        forwarded = 1.0 - 1.0 / (inside * G)
+        peer_saved, rdma_saved = (1.0 - 1.0 / G) ** (K - 1), float(share_V @ (1.0 - share_V) ** (K - 1))
+        peer = forwarded * G * _reached(1.0 / G, K)
+        rdma = float(sum(_reached(p, K) * (1.0 - p) for p in share_V))
+        late = forwarded * peer_saved, 0.0  # NICs are chosen by source: a busy rank has no more of its own to do
+    if rdma * rdma_byte_s > peer * peer_byte_s:
+        # Ranks of a NIC that are not the busiest leave it room.
+        mean, saved, late_s = rdma - rdma_saved * (1.0 - inside), rdma_saved * rdma_byte_s, late[1] / cluster.rdma_bytes_per_s
+        prices = PairPrices(mean * rdma_byte_s, 0.0, saved / G, late_s)
+    else:
+        crossing = peer_saved * peer_byte_s if cluster.dispatch == "node" else 0.0
+        sent = (1.0 - 1.0 / G if crossing else inside - 1.0 / G) * peer_saved
+        prices = PairPrices((peer - sent) * peer_byte_s, peer_saved * peer_byte_s / G, crossing / G, late[0] * peer_byte_s)
+    return PairPrices(*(model.token_bytes * price for price in prices))
+
+
+def _reached(share: float, num_topk: int) -> float:
+    """Messages per pair to a place with this share of all slots."""
+    return float(1.0 - (1.0 - share) ** num_topk) / num_topk
