@@ -10,6 +10,7 @@ import numpy as np
 
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.problem.kernels.reached import alone, reached
 
 
 class PairPrices(NamedTuple):
@@ -31,9 +32,8 @@ class PairPrices(NamedTuple):
 def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
     """The prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
 
-    Under ``"node"`` dispatch a token goes once to every node and every rank that serve it. Its K experts count as drawn one by
-    one: a share p of all slots serves a token with a chance of 1 - (1 - p)**K. A pair that is served nearer saves a message only
-    if none of the token's other experts is there: (1 - p)**(K - 1); what messages cost above that is `PairPrices.mean_s`.
+    Under ``"node"`` dispatch a token goes once to every node and every rank that serve it; see `reached`. A pair that is served
+    nearer saves a message only if none of the token's other experts is there; what messages cost above that is ``mean_s``.
     """
     G = cluster.num_ranks
     share_V = np.bincount(cluster.node_of_rank_G) / G
@@ -43,12 +43,12 @@ def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
         peer, rdma = inside - 1.0 / G, 1.0 - inside  # bytes sent, by bytes of a rank's pairs
         peer_saved, rdma_saved, late = 1.0, 1.0, (inside - 1.0 / G, 1.0 - inside)
     else:
-        K = model.num_topk
+        K, E = model.num_topk, model.num_experts
         # A rank of a node of n receives over peer links all but 1/n of what other nodes send: that came to it by RDMA.
         forwarded = 1.0 - 1.0 / (inside * G)
-        peer_saved, rdma_saved = (1.0 - 1.0 / G) ** (K - 1), float(share_V @ (1.0 - share_V) ** (K - 1))
-        peer = forwarded * G * _reached(1.0 / G, K)
-        rdma = float(sum(_reached(p, K) * (1.0 - p) for p in share_V))
+        peer_saved, rdma_saved = alone(1.0 / G, K, E), sum(p * alone(p, K, E) for p in share_V.tolist())
+        peer = forwarded * G * reached(1.0 / K, 1.0 / G, K, E)  # of the 1 / K tokens of a pair
+        rdma = sum(reached(1.0 / K, p, K, E) * (1.0 - p) for p in share_V.tolist())
         late = forwarded * peer_saved, 0.0  # NICs are chosen by source: a busy rank has no more of its own to do
     if rdma * rdma_byte_s > peer * peer_byte_s:
         # Ranks of a NIC that are not the busiest leave it room.
@@ -59,8 +59,3 @@ def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
         sent = (1.0 - 1.0 / G if crossing else inside - 1.0 / G) * peer_saved
         prices = PairPrices((peer - sent) * peer_byte_s, peer_saved * peer_byte_s / G, crossing / G, late[0] * peer_byte_s)
     return PairPrices(*(model.token_bytes * price for price in prices))
-
-
-def _reached(share: float, num_topk: int) -> float:
-    """Messages per pair to a place with this share of all slots."""
-    return float(1.0 - (1.0 - share) ** num_topk) / num_topk

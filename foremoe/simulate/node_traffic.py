@@ -7,6 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.plan.split import link_slots
+from foremoe.problem.kernels.reached import reached
 
 # Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
 
@@ -14,8 +15,8 @@ from foremoe.plan.split import link_slots
 class NodeRows(NamedTuple):
     """The rows of a plan, and where the seconds of one dispatch are written.
 
-    Which of a source's tokens a slot serves is not known from counts: a source's pairs count as spread over its tokens at random,
-    a node's overflow as spread over the slots elsewhere.
+    Which tokens a slot serves is not known from counts: see `reached`. A node's overflow counts as spread over all slots
+    elsewhere that have room.
     """
 
     load_NGE: Array
@@ -48,12 +49,6 @@ class _Sent(NamedTuple):
     rdma_2G: Array
     tokens_G: Array
     tokens_V: Array
-
-
-@inner_kernel
-def _reached(tokens, pairs, num_topk):
-    """Tokens of which at least one of the pairs is, if pairs are spread over tokens at random."""
-    return tokens * (1.0 - max(0.0, 1.0 - pairs / (tokens * num_topk)) ** num_topk) if pairs > 0.0 else 0.0
 
 
 @inner_kernel
@@ -91,7 +86,7 @@ def _add_flow(n, e, first, next_P, rows, flow):
 
 
 @inner_kernel
-def _send(num_topk, node_G, place_G, rank_VI, flow, sent):
+def _send(num_topk, num_experts, node_G, place_G, rank_VI, flow, sent):
     """Messages of the flow of one row: over NICs to the rank of the same place, from there to those that serve the token."""
     peer_2G, rdma_2G, tokens_G, tokens_V = sent
     to_VG, own_G = flow.to_VG, flow.own_G
@@ -108,16 +103,16 @@ def _send(num_topk, node_G, place_G, rank_VI, flow, sent):
                 pairs += to_VG[v, g]
                 if here == v:  # straight from every other rank of the node
                     others, served = tokens_V[v] - tokens_G[g], to_VG[v, g] - own_G[g]
-                    came = _reached(others, served, num_topk) if others > 0.0 else 0.0
+                    came = reached(others, served, num_topk, num_experts) if others > 0.0 else 0.0
                     peer_2G[1, g] += came
                     for j in range(num_here):
                         if j != i and came > 0.0:
                             peer_2G[0, rank_VI[here, j]] += came * tokens_G[rank_VI[here, j]] / others
                 else:
-                    received += _reached(tokens_V[v], to_VG[v, g], num_topk)
+                    received += reached(tokens_V[v], to_VG[v, g], num_topk, num_experts)
             if here == v or pairs == 0.0:
                 continue
-            crossed = _reached(tokens_V[v], pairs, num_topk)
+            crossed = reached(tokens_V[v], pairs, num_topk, num_experts)
             for i in range(rank_VI.shape[1]):
                 source = rank_VI[v, i]
                 if source < 0:
@@ -125,11 +120,11 @@ def _send(num_topk, node_G, place_G, rank_VI, flow, sent):
                 share, forwarder = tokens_G[source] / tokens_V[v], rank_VI[here, i % num_here]
                 rdma_2G[0, source] += crossed * share
                 rdma_2G[1, forwarder] += crossed * share
-                kept = _reached(tokens_V[v], to_VG[v, forwarder], num_topk)
+                kept = reached(tokens_V[v], to_VG[v, forwarder], num_topk, num_experts)
                 peer_2G[0, forwarder] += share * (received - kept)
                 peer_2G[1, forwarder] -= share * kept
             for i in range(num_here):
-                peer_2G[1, rank_VI[here, i]] += _reached(tokens_V[v], to_VG[v, rank_VI[here, i]], num_topk)
+                peer_2G[1, rank_VI[here, i]] += reached(tokens_V[v], to_VG[v, rank_VI[here, i]], num_topk, num_experts)
 
 
 @kernel
@@ -160,7 +155,7 @@ def node_exchange_rows(low, high, rows):
             sent.tokens_V[rows.node_G[g]] += sent.tokens_G[g]
         sent.peer_2G[:] = 0.0
         sent.rdma_2G[:] = 0.0
-        _send(rows.num_topk, rows.node_G, rows.place_G, rank_VI, flow, sent)
+        _send(rows.num_topk, E, rows.node_G, rows.place_G, rank_VI, flow, sent)
         nic_2Y[:] = 0.0
         most = 0.0
         for g in range(G):

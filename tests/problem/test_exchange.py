@@ -1,6 +1,7 @@
 """Prices of an exchange: by hand, and beside what the simulator finds for even routing."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import foremoe
 from foremoe import Cluster, Model, Planner, Problem
 from foremoe.machine.cluster import DISPATCHES
 from foremoe.problem.exchange import pair_prices
+from foremoe.problem.kernels.reached import alone, reached
 from foremoe.simulate.stage import even_routing
 from foremoe.simulate.traffic import exchange
 
@@ -29,14 +31,25 @@ def cluster(dispatch: str, num_ranks: int, **changes: object) -> Cluster:
         ("pairs", 4, {}, (0.0, 0.0, 2.0 / 4, 0.5 * 2.0)),
         # Two ranks of a node share its NIC: it carries both, and the busiest rank's excess has all of it.
         ("pairs", 4, {"nic_sharing": 2}, (0.0, 0.0, 4.0 / 4, 0.5 * 2.0)),
-        # Top-2: a token reaches the other node with 3/4, 3/8 message per pair; a pair nearer saves half a message.
-        ("node", 4, {}, ((3 / 8 - 1 / 4) / 0.5 * 0.5 * 2.0, 0.0, 0.5 * 2.0 / 4, 0.0)),
-        # One node of two by its kernels: 3/8 of a message per pair and rank, one of two ranks is another.
-        ("node", 2, {}, ((3 / 8 - 1 / 4) * 1.0, 0.5 * 1.0 / 2, 0.5 * 1.0 / 2, 0.5 * 0.5 * 1.0)),
+        # Top-2 of 8, 4 in every place: a token has none of them in the other with 1/2 * 3/7, so 11/28 messages per pair for half
+        # of the tokens each way; its second expert is elsewhere with 4/7.
+        ("node", 4, {}, ((11 / 28 - 4 / 7 / 2) * 2.0, 0.0, 4 / 7 * 2.0 / 4, 0.0)),
+        # One node of two by its kernels.
+        ("node", 2, {}, ((11 / 28 - 4 / 7 / 2) * 1.0, 4 / 7 * 1.0 / 2, 4 / 7 * 1.0 / 2, 0.5 * 4 / 7 * 1.0)),
     ],
 )
 def test_by_hand(dispatch, num_ranks, changes, prices):
     assert pair_prices(MODEL, cluster(dispatch, num_ranks, **changes)) == pytest.approx(prices)
+
+
+def test_what_a_token_reaches_is_what_distinct_experts_reach():
+    places = np.arange(8) // 2  # 8 experts in 4 places
+    chosen = list(itertools.combinations(range(8), 3))
+    found = np.mean([place in places[list(experts)] for experts in chosen for place in range(4)])
+    assert reached(1.0, 3 / 4, 3, 8) == pytest.approx(found)
+    others = [[places[e] for e in experts].count(places[one]) == 1 for experts in chosen for one in experts]
+    assert alone(1 / 4, 3, 8) == pytest.approx(np.mean(others))
+    assert reached(0.0, 0.0, 3, 8) == 0.0 and reached(2.0, 6.0, 3, 8) == 2.0 and alone(1 / 8, 3, 8) == 1.0
 
 
 def test_one_expert_per_token_makes_nodes_no_better_than_pairs():

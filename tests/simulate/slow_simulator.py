@@ -56,7 +56,10 @@ def node_exchange_seconds(problem, plan, n):
     tokens_V = here_VG @ tokens_G
 
     def reached(tokens, pairs):
-        return tokens * (1 - (1 - min(1.0, pairs / (tokens * K))) ** K) if pairs > 0 else 0.0
+        if pairs <= 0:
+            return 0.0
+        drawn_K = np.arange(K)
+        return tokens * (1 - np.prod(np.maximum(0, 1 - pairs / (tokens * K) * problem.E / (problem.E - drawn_K))))
 
     peer_2G, rdma_2G = np.zeros((2, G)), np.zeros((2, G))
     for v in range(V):

@@ -1,0 +1,27 @@
+"""How many tokens have an expert in a place, from counts."""
+
+from foremoe.base.compiled import inner_kernel
+
+
+@inner_kernel
+def reached(tokens, pairs, num_topk, num_experts):
+    """Tokens that have at least one of their `num_topk` experts in a place which serves `pairs` of their pairs.
+
+    An estimate: every token draws its experts like all others, without drawing one twice.
+    """
+    if pairs <= 0.0:
+        return 0.0
+    share = pairs / (tokens * num_topk)
+    none = 1.0
+    for drawn in range(num_topk):
+        none *= max(0.0, 1.0 - share * num_experts / (num_experts - drawn))
+    return tokens * (1.0 - none)
+
+
+@inner_kernel
+def alone(share, num_topk, num_experts):
+    """The chance that a token with an expert in a place that holds this share of experts has no other there."""
+    none = 1.0
+    for drawn in range(1, num_topk):
+        none *= max(0.0, 1.0 - (share * num_experts - 1.0) / (num_experts - drawn))
+    return min(1.0, none)
