@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import foremoe
 from foremoe.base.errors import InputError
+from foremoe.problem.exchange import pair_prices
 from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
@@ -121,10 +122,8 @@ def test_the_objective_is_its_plain_form(batch, data):
     flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
     latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
     per_pair_s = 3 * model.flops_per_pair / flops_per_s
-    far_s = 4 * model.token_bytes / (G * cluster.rdma_bytes_per_s_per_rank)
-    near_s = 4 * model.token_bytes / (G * cluster.peer_bytes_per_s)
-    near_GG = cluster.node_of_rank_G[:, None] == cluster.node_of_rank_G
-    over_s = per_pair_s + max((near_GG.sum() - G) / G * near_s, (~near_GG).sum() / G * far_s)
+    prices = pair_prices(model, cluster)
+    near_s, far_s, over_s = 4 * prices.peer_s, 4 * prices.rdma_s, per_pair_s + 4 * prices.late_s
     total, wanted_VLE = 0.0, np.zeros((cluster.num_nodes, L, E))
     for m in range(micro_step_Q.max() + 1):
         attention_G = np.zeros(G)
@@ -250,10 +249,10 @@ def test_sequences_start_where_their_experts_live():
     trace = foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=np.full(16, 10))
     packed = lambda packer, **more: packer.solve(trace, num_ranks=4, tokens_per_rank=40, **more)[1]  # noqa: E731
     node_Q = np.repeat([1, 0, 1, 0], 4)
-    assert (packed(ExpertAware(ranks_per_node=2)) // 2 == node_Q).all()
-    assert (packed(ExpertAware(ranks_per_node=2, locality=False)) // 2 != node_Q).any()
+    assert (packed(ExpertAware(ranks_per_node=2, redundant=0)) // 2 == node_Q).all()
+    assert (packed(ExpertAware(ranks_per_node=2, redundant=0, locality=False)) // 2 != node_Q).any()
     swapped_LE = np.array([[4, 5, 6, 7, 0, 1, 2, 3]])
-    assert (packed(ExpertAware(ranks_per_node=2), home_LE=swapped_LE) // 2 == 1 - node_Q).all()
+    assert (packed(ExpertAware(ranks_per_node=2, redundant=0), home_LE=swapped_LE) // 2 == 1 - node_Q).all()
     with pytest.raises(InputError, match="permutation"):
         packed(ExpertAware(), home_LE=np.zeros((1, 8)))
 
