@@ -1,0 +1,61 @@
+"""How well tokens per place are estimated from counts, on recorded routing (skipped where there is none).
+
+    python -m bench.reached [--data ../shared/data] [--out bench/results/reached_HARDWARE_DATE.md]
+
+Chunks of 1024 tokens stand for what one rank sends; experts lie in 2 to 32 places of equal size, in order. Estimated over counted
+messages of a chunk and layer, by `reached` and by drawing experts with repetition.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.output import command_line, emit, hardware
+from foremoe.base.arrays import Array
+from foremoe.problem.kernels.reached import reached
+
+CHUNK, CHUNKS, PLACES = 1024, 16, (2, 4, 8, 16, 32)
+FILES = {"gpt-oss-20b": "gpt_oss_20b_decode", "DeepSeek-V2-Lite, law": "esft_law", "DeepSeek-V2-Lite, intent": "esft_intent"}
+
+
+def ratios(topk_TLK: Array, num_experts: int, places: int) -> tuple[Array, Array]:
+    """Estimated over counted messages of every chunk and layer, without and with repetition."""
+    K, out = topk_TLK.shape[2], []
+    for first in range(0, min(len(topk_TLK) - CHUNK + 1, CHUNKS * CHUNK), CHUNK):
+        for layer in range(topk_TLK.shape[1]):
+            place_TK = topk_TLK[first : first + CHUNK, layer].astype(np.int64) // (num_experts // places)
+            counted = sum(len(np.unique(row)) for row in place_TK)
+            pairs_X = np.bincount(place_TK.ravel(), minlength=places)
+            apart = sum(reached(float(CHUNK), float(pairs), K, num_experts) for pairs in pairs_X)
+            again = CHUNK * (1.0 - (1.0 - pairs_X / (CHUNK * K)) ** K).sum()
+            out.append((apart / counted, again / counted))
+    apart_X, again_X = np.array(out).T
+    return apart_X, again_X
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    args = parser.parse_args()
+    if not (args.data / f"{FILES['gpt-oss-20b']}.npz").exists():
+        sys.exit(f"skipped: no recorded routing in {args.data}")
+    lines = [
+        "# Tokens per place, estimated from counts", "", f"{hardware()}. Command: `python -m bench.reached`.", "",
+        "| routing | places | estimate / count, mean | single chunk and layer | with repetition, mean |",
+        "| --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for name, file in FILES.items():
+        stored = np.load(args.data / f"{file}.npz", allow_pickle=False)
+        for places in PLACES:
+            apart_X, again_X = ratios(stored["topk_ids"], int(stored["num_experts"]), places)
+            span = f"{apart_X.min():.3f} to {apart_X.max():.3f}"
+            lines.append(f"| {name} | {places} | {apart_X.mean():.3f} | {span} | {again_X.mean():.3f} |")
+    emit("\n".join([*lines, ""]), args.out)
+
+
+if __name__ == "__main__":
+    main()
