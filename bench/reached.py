@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.cases import RECORDED
 from bench.output import command_line, emit, hardware
 from foremoe.base.arrays import Array
 from foremoe.problem.kernels.reached import reached
@@ -39,7 +40,7 @@ def ratios(topk_TLK: Array, num_experts: int, places: int) -> tuple[Array, Array
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=RECORDED)
     args = parser.parse_args()
     if not (args.data / f"{FILES['gpt-oss-20b']}.npz").exists():
         sys.exit(f"skipped: no recorded routing in {args.data}")
