@@ -4,7 +4,9 @@ Importing this needs no torch; measuring does.
 """
 
 from foremoe.calibrate.case import Case
-from foremoe.calibrate.fitting import Constant, Fit, fit
+from foremoe.calibrate.fitting import Fit, fit
+from foremoe.calibrate.gate import Constant, Fault
+from foremoe.calibrate.link_fits import BackendFit
 from foremoe.calibrate.points import Measured, Point
 
-__all__ = ["Case", "Constant", "Fit", "Measured", "Point", "fit"]
+__all__ = ["BackendFit", "Case", "Constant", "Fault", "Fit", "Measured", "Point", "fit"]

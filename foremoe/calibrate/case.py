@@ -25,7 +25,7 @@ class Case:
 
     Attributes:
         model: Sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.
-        num_ranks: Ranks of the EP group.
+        num_ranks: Ranks of the EP group. One rank measures compute and the host store, and no links.
         tokens: Tokens of a rank and micro-step; the middle of the measured range.
         sequence_length: Tokens of every sequence; at most `tokens`.
         seconds: Approximate length of the measurement.
@@ -46,8 +46,8 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 2:
-            raise InputError(f"links are measured between ranks; give at least 2, not {self.num_ranks}.")
+        if self.num_ranks < 1:
+            raise InputError(f"something must run; give at least 1 rank, not {self.num_ranks}.")
         if self.model.num_experts % self.num_ranks:
             sizes = f"{self.model.num_experts} experts do not divide over {self.num_ranks} ranks"
             raise InputError(f"{sizes}; give ranks that divide them.")

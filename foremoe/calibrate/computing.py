@@ -17,6 +17,7 @@ from foremoe.distributed.group import Group
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
 from foremoe.planner.strategies import resolve
+from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
@@ -134,9 +135,9 @@ class Layers:
 
         across = len(set(self.node_of_rank)) > 1
         row_bytes = 2 * NUM_LAYERS * model.hidden_size * x_TH.element_size()  # there and back
-        work: dict[str, float] = {
+        work: dict[str, Any] = {
             "layers": NUM_LAYERS, "tokens": NUM_LAYERS * tokens, "moved": NUM_LAYERS * routing.largest,
-            "exchanges": 2 * NUM_LAYERS,
+            "exchanges": 2 * NUM_LAYERS if self.group.size > 1 else 0,
             "attention_flops": NUM_LAYERS * float(model.attention_flops(tokens, tokens * length)),
             "exchange_bytes": row_bytes * routing.off_rank(self.node_of_rank, across),
         }  # fmt: skip
@@ -164,6 +165,8 @@ def static_plan(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[P
     work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))
     any_cluster = Cluster.preset("8xh100", num_ranks=G)
     sizes = {"num_layers": NUM_LAYERS, "num_experts": E, "num_expert_groups": 1}
-    problem = Problem.of(work, any_cluster, model=type(case.model).from_dict(case.model.to_dict() | sizes))
+    model = type(case.model).from_dict(case.model.to_dict() | sizes)
+    # Without replicas the objective is all the same, and this one compiles the fewest kernels.
+    problem = Problem.of(work, any_cluster, model=model, cost=CostModel(objective="balance"))
     plan, _ = resolve("static").plan(problem, num_threads=1)
     return plan, plan.rows_for(work, rank)

@@ -1,14 +1,26 @@
 """Fit: from measured points to the constants of the cost model, each with how well it explains what was measured."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.calibrate.gate import LEAST_RATIO, Constant, Fault, faults
+from foremoe.calibrate.link_fits import (
+    BackendFit,
+    Basis,
+    LinkFit,
+    backend_fits,
+    constant,
+    contention,
+    copy_checks,
+    link_fit,
+    preferred,
+)  # fmt: skip
 from foremoe.calibrate.nonnegative import residuals, robust
 from foremoe.calibrate.points import Measured, Point
 from foremoe.machine.cluster import Cluster
@@ -16,27 +28,21 @@ from foremoe.machine.model import Model
 
 # Letters: N points, F unknowns.
 
-_COUNTED_RATIO, _LEAST_RATIO = 2.0, 0.1  # of backward: by counting GEMMs where it was not measured; the smallest
-_FAST = 1e15  # bytes/s of a link that takes no measurable time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """One fitted constant.
-
-    Attributes:
-        name: Name as in `Cluster`, or of the runtime (see `Fit.runtime`).
-        num_points: Points it was fitted on.
-        median: Median of the absolute relative residuals; None without points.
-        worst: Largest of them; None without points.
-    """
-
-    name: str
-    value: float
-    unit: str
-    num_points: int
-    median: float | None
-    worst: float | None
+_COUNTED_RATIO = 2.0  # of backward, by counting GEMMs where it was not measured
+_MEASURED_BY = {"peer": "exchange", "rdma": "exchange across nodes", "host": "copy from host"}
+_LINK_WORDS = {"peer": "links inside a node", "rdma": "links between nodes", "host": "the host store"}
+# Constants of a cluster, units, and what each is fitted on.
+_ROWS = (
+    ("flops_per_s", "FLOP/s", ""), ("compute_efficiency", "share of peak", "experts"),
+    ("slot_overhead_s", "s per busy slot", "experts"), ("attention_efficiency", "share of peak", "layer"),
+    ("layer_overhead_s", "s per layer", "layer"), ("pair_overhead_s", "s per pair", "layer"),
+    ("backward_ratio", "backward / forward", "experts backward"),
+    ("attention_backward_ratio", "backward / forward", "layer backward"), ("peer_bytes_per_s", "bytes/s", "peer"),
+    ("peer_latency_s", "s per message", "peer"), ("rdma_bytes_per_s", "bytes/s", "rdma"),
+    ("rdma_latency_s", "s per message", "rdma"), ("host_bytes_per_s", "bytes/s", "host"),
+    ("host_latency_s", "s per copy", "host"), ("copy_contention", "s lost per s of copy", "copying"),
+)  # fmt: skip
+_RUNTIME_UNITS = {"planned_layer_s": "s per layer", "planned_token_s": "s per token", "planned_backward_s": "s per layer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,106 +50,95 @@ class Fit:
     """The outcome.
 
     Attributes:
-        cluster: The constants, with ``calibrated`` set.
+        cluster: The constants, with the largest ``residual``; ``calibrated`` unless there are `faults`.
         constants: The same one by one, with residuals.
+        checks: What no constant was fitted on: copies between ranks, by the seconds that the links' constants give them.
+        backends: Every transfer backend that was measured, on every link class that it serves.
+        kept: Links that were not there to be measured, and whose figures are those of another cluster.
+        faults: Sentences of `foremoe.calibrate.gate` that say why the constants do not count as calibrated.
         runtime: Seconds that foremoe's runtime takes with a plan beyond those without one, which no `Cluster` has: per layer and
             pass ``planned_layer_s`` (forward) and ``planned_backward_s``, per token and layer ``planned_token_s`` (forward).
     """
 
     cluster: Cluster
     constants: tuple[Constant, ...]
+    checks: tuple[Constant, ...]
+    backends: tuple[BackendFit, ...]
+    kept: tuple[str, ...]
+    faults: tuple[Fault, ...]
     runtime: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Constants and runtime as plain values."""
-        return {"constants": [dataclasses.asdict(c) for c in self.constants], "runtime": self.runtime}
+        """Constants, what they stand on and runtime as plain values."""
+        lists = {name: [dataclasses.asdict(x) for x in getattr(self, name)] for name in ("constants", "checks", "backends")}
+        verdict = {"calibrated": self.cluster.calibrated, "residual": self.cluster.residual, "faults": [*map(str, self.faults)]}
+        return {**verdict, **lists, "kept": list(self.kept), "runtime": self.runtime}
 
 
-class _Link(NamedTuple):
-    """Seconds of a message: latency and 1 / bandwidth; the residuals of what it was fitted on."""
-
-    latency_s: float
-    byte_s: float
-    off_N: Array
-
-    @property
-    def bytes_per_s(self) -> float:
-        return 1.0 / max(self.byte_s, 1.0 / _FAST)
-
-
-def fit(measured: Measured, model: Model, *, name: str, source: str) -> Fit:
+def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
     """The constants that explain the points best, in the sense of relative residuals.
 
     Links first: tokens are on the way in every layer, so a link class is fitted on exchanges and only checked on copies. Then
     expert compute and layers forward in one system, and a ratio for the backward of each. What copies take from compute comes
-    last, relative to the seconds that the constants give them.
+    last, relative to the seconds that the constants give them. Of several backends on a link class, the first measured counts.
+
+    Args:
+        base: Keeps its figures where a link was not there to be measured; default: preset 8xh100.
+        source: Origin of the figures; what was kept and why the fit is not calibrated is added to it.
 
     Raises:
         InputError: The points do not determine a constant that is needed.
     """
-    points = measured.points
-    inside = _link(points, "exchange", "exchanges", "exchange_bytes")
-    rdma = _link(points, "exchange across nodes", "exchanges", "exchange_bytes")
-    peer = inside or rdma  # nodes of one rank have no link inside
-    host = _link(points, "copy from host", "copies", "copy_bytes")
+    base = Cluster.preset("8xh100") if base is None else base
+    points = preferred(measured.points)
+    links = {link: link_fit(points, kind) for link, kind in _MEASURED_BY.items()}
+    exchange = links["rdma"] or links["peer"]
     compute = [p for p in points if p.kind in ("experts", "layer")]
-    if not any(p.kind == "experts" for p in compute) or host is None or peer is None:
-        raise InputError("expert compute, exchanges and host copies must be measured; give calibrate more seconds.")
-    exchange = peer if rdma is None else rdma
-    unit_s = _forward(compute, exchange)
-    pair_s, slot_s, flop_s, layer_s, moved_s = unit_s
+    if not any(p.kind == "experts" for p in compute) or (exchange is None and any(p.exchanges for p in compute)):
+        raise InputError("expert compute and the exchanges of layers must be measured; give calibrate more seconds.")
+    pair_s, slot_s, flop_s, layer_s, moved_s = _forward(compute, exchange)
     if pair_s <= 0:
         raise InputError("a pair takes no time in these measurements: other load has hidden it; measure again, for more seconds.")
+    pair_rate = model.flops_per_pair / pair_s
+    peak = max(measured.flops_per_s, pair_rate, 1.0 / flop_s if flop_s > 0 else 0.0)
+    flop_s = flop_s or 1.0 / peak  # no cluster has attention that takes nothing
+    unit_s = (pair_s, slot_s, flop_s, layer_s, moved_s)
     ratios = _ratios(compute, exchange, unit_s)
-    rates = [model.flops_per_pair / pair_s] + ([1.0 / flop_s] if flop_s > 0 else [])
-    peak = max(measured.flops_per_s, *rates)
-    contention, off_copying = _contention(points, {"": peer, " across nodes": exchange, " from host": host})
-    runtime, off_planned = _runtime(points)
+    contended, off_copying = contention(points, links)
     cluster = Cluster(
         name=name, num_ranks=len(measured.node_of_rank), node_of_rank_G=np.array(measured.node_of_rank, np.int32),
-        flops_per_s=peak, compute_efficiency=rates[0] / peak, slot_overhead_s=slot_s,
-        peer_bytes_per_s=peer.bytes_per_s, rdma_bytes_per_s=exchange.bytes_per_s, host_bytes_per_s=host.bytes_per_s,
-        peer_latency_s=peer.latency_s, rdma_latency_s=exchange.latency_s, host_latency_s=host.latency_s,
-        copy_contention=contention, memory_bytes=measured.memory_bytes,
-        attention_efficiency=rates[1] / peak if flop_s > 0 else 1.0, backward_ratio=ratios["experts"],
-        attention_backward_ratio=ratios["layer"], layer_overhead_s=layer_s, pair_overhead_s=moved_s, calibrated=True,
-        source=source,
+        flops_per_s=peak, compute_efficiency=pair_rate / peak, slot_overhead_s=slot_s, **_link_fields(links, base),
+        copy_contention=contended if len(off_copying.off_N) else base.copy_contention, memory_bytes=measured.memory_bytes,
+        attention_efficiency=min(1.0, 1.0 / (flop_s * peak)), backward_ratio=ratios["experts"],
+        attention_backward_ratio=ratios["layer"], layer_overhead_s=layer_s, pair_overhead_s=moved_s, source=source,
     )  # fmt: skip
-    off = _by_group(compute, exchange, unit_s, ratios)
-    rows = [
-        ("flops_per_s", "FLOP/s", None), ("compute_efficiency", "share of peak", off["experts"]),
-        ("slot_overhead_s", "s per busy slot", off["experts"]), ("attention_efficiency", "share of peak", off["layer"]),
-        ("layer_overhead_s", "s per layer", off["layer"]), ("pair_overhead_s", "s per pair", off["layer"]),
-        ("backward_ratio", "backward / forward", off["experts backward"]),
-        ("attention_backward_ratio", "backward / forward", off["layer backward"]), ("peer_bytes_per_s", "bytes/s", peer.off_N),
-        ("peer_latency_s", "s per message", peer.off_N), ("rdma_bytes_per_s", "bytes/s", None if rdma is None else rdma.off_N),
-        ("rdma_latency_s", "s per message", None if rdma is None else rdma.off_N), ("host_bytes_per_s", "bytes/s", host.off_N),
-        ("host_latency_s", "s per copy", host.off_N), ("copy_contention", "s lost per s of copy", off_copying),
-    ]  # fmt: skip
-    constants = [_constant(row, float(getattr(cluster, row)), unit, off_N) for row, unit, off_N in rows]
-    units = {"planned_layer_s": "s per layer", "planned_token_s": "s per token", "planned_backward_s": "s per layer"}
-    constants += [_constant(row, runtime[row], unit, off_planned) for row, unit in units.items() if row in runtime]
-    return Fit(cluster=cluster, constants=tuple(constants), runtime=runtime)
+    bases = {**_by_group(compute, exchange, unit_s, ratios), "copying": off_copying}
+    bases |= {link: fitted.basis for link, fitted in links.items() if fitted is not None}
+    constants = tuple(constant(row, float(getattr(cluster, row)), unit, bases.get(key)) for row, unit, key in _ROWS)
+    checks, kept = copy_checks(points, cluster), tuple(_LINK_WORDS[link] for link, fitted in links.items() if fitted is None)
+    why = faults((*constants, *checks))
+    runtime, off_planned = _runtime(points)
+    notes = [source, *([f"not measured, figures of {base.name}: {', '.join(kept)}"] if kept else [])]
+    notes += ["not calibrated: " + "; ".join(f"{fault.names}: {fault.what}" for fault in why)] if why else []
+    cluster = dataclasses.replace(
+        cluster, calibrated=not why, residual=max(c.worst for c in (*constants, *checks) if c.worst is not None),
+        source="; ".join(notes),
+    )  # fmt: skip
+    extra = (constant(row, runtime[row], unit, off_planned) for row, unit in _RUNTIME_UNITS.items() if row in runtime)
+    return Fit(
+        cluster=cluster, constants=(*constants, *extra), checks=checks, backends=backend_fits(measured.points), kept=kept,
+        faults=why, runtime=runtime,
+    )  # fmt: skip
 
 
-def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
-    """(measured, by the constants) seconds of copies between ranks, which no constant was fitted on."""
-    links = {
-        "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
-        "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
-    }
-    copies = [(p, *links[p.kind]) for p in points if p.kind in links]
-    return [(p.seconds, p.copies * latency_s + p.copy_bytes / bytes_per_s) for p, latency_s, bytes_per_s in copies]
-
-
-def _link(points: Iterable[Point], kind: str, number: str, size: str) -> _Link | None:
-    mine = [p for p in points if p.kind == kind]
-    if not mine:
-        return None
-    factor_NF = np.array([[getattr(p, number), getattr(p, size)] for p in mine])
-    seconds_N = np.array([p.seconds for p in mine])
-    latency_s, byte_s = robust(factor_NF, seconds_N).tolist()
-    return _Link(latency_s, byte_s, residuals(factor_NF @ [latency_s, byte_s], seconds_N))
+def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, Any]:
+    """Bandwidth and latency of every link class: as fitted, where it was measured."""
+    # What was measured between nodes was measured with all ranks of a NIC at once.
+    fields: dict[str, Any] = {"nic_sharing": base.nic_sharing if links["rdma"] is None else 1}
+    for link, fitted in links.items():
+        for name in ("bytes_per_s", "latency_s"):
+            fields[f"{link}_{name}"] = getattr(base, f"{link}_{name}") if fitted is None else getattr(fitted, name)
+    return fields
 
 
 def _amounts(points: Sequence[Point]) -> Array:
@@ -151,18 +146,20 @@ def _amounts(points: Sequence[Point]) -> Array:
     return np.array([[p.pairs, p.busy, p.attention_flops, p.layers, p.moved] for p in points], np.float64).reshape(-1, 5)
 
 
-def _on_links(points: Iterable[Point], link: _Link) -> Array:
-    return np.array([p.exchanges * link.latency_s + p.exchange_bytes * link.byte_s for p in points])
+def _on_links(points: Sequence[Point], link: LinkFit | None) -> Array:
+    if link is None:  # one rank exchanges nothing
+        return np.zeros(len(points))
+    return np.array([link.seconds(p.exchanges, p.exchange_bytes) for p in points])
 
 
-def _forward(points: Sequence[Point], link: _Link) -> tuple[float, ...]:
+def _forward(points: Sequence[Point], link: LinkFit | None) -> tuple[float, ...]:
     """Seconds per unit of `_amounts`, from forwards alone."""
     mine = [p for p in points if not p.backward]
     seconds_N = np.array([p.seconds for p in mine])
     return tuple(robust(_amounts(mine), seconds_N - _on_links(mine, link), seconds_N).tolist())
 
 
-def _ratios(points: Sequence[Point], link: _Link, unit_s: tuple[float, ...]) -> dict[str, float]:
+def _ratios(points: Sequence[Point], link: LinkFit | None, unit_s: tuple[float, ...]) -> dict[str, float]:
     """Seconds of backward over forward: of experts, and of the rest of a layer."""
     ratios: dict[str, float] = {}
     for kind in ("experts", "layer"):
@@ -173,35 +170,28 @@ def _ratios(points: Sequence[Point], link: _Link, unit_s: tuple[float, ...]) -> 
             continue
         forward_N = _amounts(mine) @ unit_s
         backward_N = np.array([p.seconds for p in mine]) - _on_links(mine, link)
-        ratios[kind] = max(float(np.median(backward_N / np.maximum(forward_N, 1e-12))), _LEAST_RATIO)
+        ratios[kind] = max(float(np.median(backward_N / np.maximum(forward_N, 1e-12))), LEAST_RATIO)
     return ratios
 
 
-def _by_group(points: Sequence[Point], link: _Link, unit_s: tuple[float, ...], ratios: dict[str, float]) -> dict[str, Array]:
-    """Residuals of forwards and of backwards, by kind."""
+def _by_group(
+    points: Sequence[Point], link: LinkFit | None, unit_s: tuple[float, ...], ratios: dict[str, float]
+) -> dict[str, Basis]:
+    """Residuals and spreads of forwards and of backwards, by kind."""
     factor_N = np.array([ratios[p.kind] if p.backward else 1.0 for p in points])
     off_N = residuals(factor_N * (_amounts(points) @ unit_s) + _on_links(points, link), np.array([p.seconds for p in points]))
     group_N = np.array([f"{p.kind} backward" if p.backward else p.kind for p in points])
-    return {name: off_N[group_N == name] for name in ("experts", "experts backward", "layer", "layer backward")}
+    spread_N = np.array([p.spread for p in points])
+    return {name: Basis(off_N[group_N == name], spread_N[group_N == name]) for name in np.unique(group_N).tolist()}
 
 
-def _contention(points: Iterable[Point], links: dict[str, _Link]) -> tuple[float, Array]:
-    """Seconds lost over seconds of copy, and residuals of the loss, relative to the copies; `links` by the end of a kind."""
-    found = [(p, links[p.kind.removeprefix("beside copy")]) for p in points if p.kind.startswith("beside copy")]
-    lost_N = np.array([p.seconds for p, _ in found])
-    copying_N = np.array([p.copies * link.latency_s + p.copy_bytes * link.byte_s for p, link in found])
-    if not copying_N.sum():
-        return 0.0, np.zeros(0)
-    share = float(np.clip(lost_N.sum() / copying_N.sum(), 0.0, 1.0))
-    return share, share - lost_N / copying_N
-
-
-def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Array]:
+def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Basis]:
     """What layers by a plan take beyond the same layers at home, and the residuals of their whole seconds."""
     at_home = {_key(p): p.seconds for p in points if p.kind == "layer"}
     planned = [p for p in points if p.kind == "planned" and _key(p) in at_home]
     found: dict[str, float] = {}
     off: list[float] = []
+    spread: list[float] = []
     for backward, names in ((False, ("planned_layer_s", "planned_token_s")), (True, ("planned_backward_s",))):
         mine = [p for p in planned if p.backward == backward]
         if not mine:
@@ -212,14 +202,9 @@ def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Array]:
         x_F = robust(factor_NF, seconds_N - home_N, seconds_N)
         found |= dict(zip(names, x_F.tolist(), strict=True))
         off += residuals(home_N + factor_NF @ x_F, seconds_N).tolist()
-    return found, np.array(off)
+        spread += [p.spread for p in mine]
+    return found, Basis(np.array(off), np.array(spread))
 
 
 def _key(p: Point) -> tuple[bool, float, float, float]:
     return p.backward, p.layers, p.tokens, p.moved
-
-
-def _constant(name: str, value: float, unit: str, off_N: Array | None) -> Constant:
-    size_N = np.zeros(0) if off_N is None else np.abs(off_N)
-    median, worst = (float(np.median(size_N)), float(size_N.max())) if len(size_N) else (None, None)
-    return Constant(name=name, value=value, unit=unit, num_points=len(size_N), median=median, worst=worst)

@@ -19,20 +19,29 @@ _TIMEOUT_S = 120.0
 ProgressMaker = Callable[[], Progress]  # called on the rank that reports progress
 
 
+def default_ranks() -> int:
+    """Two, so that there are links to measure; one on a machine with one GPU."""
+    return 1 if _num_gpus() == 1 else 2
+
+
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
     """Measures on ``case.num_ranks`` processes of this machine, each with a GPU of its own where there are GPUs.
 
     `make_progress` is a function of a module. Where a rank fails, the others are ended, and a TransferError says why.
     """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
-    if num_gpus == 1:
-        raise InputError("there is 1 GPU and links need 2; set CUDA_VISIBLE_DEVICES= (empty) to calibrate this machine's CPU.")
-    if num_gpus is not None and num_gpus < case.num_ranks:
-        raise InputError(f"there are {num_gpus} GPUs for {case.num_ranks} ranks; give --ranks of at most that.")
+    num_gpus = _num_gpus()
+    if num_gpus and num_gpus < case.num_ranks:
+        there = "is 1 GPU" if num_gpus == 1 else f"are {num_gpus} GPUs"
+        cpu = "set CUDA_VISIBLE_DEVICES= (empty) to calibrate this machine's CPU"
+        raise InputError(f"there {there} for {case.num_ranks} ranks; give --ranks of at most {num_gpus}, or {cpu}.")
     answer = start_ranks(_join_or_refusal, (case, make_progress), case.num_ranks, "calibration")[0]
     if isinstance(answer, InputError):
         raise answer
     return answer  # type: ignore[no-any-return]
+
+
+def _num_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:

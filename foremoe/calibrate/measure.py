@@ -12,7 +12,8 @@ from foremoe.base.hardware import hardware
 from foremoe.base.version import __version__
 from foremoe.calibrate.case import Case, require_time
 from foremoe.calibrate.computing import ExpertCompute, Layers, draw_routing
-from foremoe.calibrate.links import Copies, beside_point, copy_points, exchange_points
+from foremoe.calibrate.copies import Copies, beside_point, copy_points, find_ways
+from foremoe.calibrate.links import exchange_points
 from foremoe.calibrate.points import Measured, Point
 from foremoe.calibrate.stopwatch import Stopwatch, one_lap
 from foremoe.distributed.group import Group
@@ -57,15 +58,15 @@ def measure(
 
     # Link classes: inside nodes, across nodes.
     links = [across for across, there in ((False, len(set(nodes)) < len(nodes)), (True, len(set(nodes)) > 1)) if there]
-    budget_s = next_s("exchanges") / len(links)
+    budget_s = next_s("exchanges") / max(1, len(links))
     pairs = case.tokens * case.model.num_topk
     for across in links:
         rows = sorted({group.size, *(max(group.size, pairs // part) for part in (16, 4, 1))})
         points += exchange_points(group, watch, nodes, across, rows, case.model, dtype, budget_s)
 
-    ways = [(f"copy{' across nodes' if across else ''}", _step(nodes, across), False) for across in links]
-    ways.append(("copy from host", 1, True))
-    copy_s, beside_s = next_s("copies") / len(ways), case.seconds * _SHARES["copies beside compute"] / len(ways)
+    ways, unavailable = find_ways(group, case.model, device, nodes)
+    num_ways = max(1, len(ways))
+    copy_s, beside_s = next_s("copies") / num_ways, case.seconds * _SHARES["copies beside compute"] / num_ways
     num_S = draw_routing(case, max(8, case.tokens // 32), False).busy(group.rank)
     x_YH = experts.inputs(num_S)
 
@@ -74,30 +75,20 @@ def measure(
             experts.forward(x_YH, num_S, 0)
 
     compute_s = watch.laps(one_lap(compute), beside_s / 10)[0][0]
-    for kind, step, on_host in ways:
-        copies = Copies(group, case.model, device, step=step, on_host=on_host)
+    for way in ways:
+        copies = Copies(group, case.model, device, way)
         try:
-            found = copy_points(copies, watch, kind, copy_s)
+            found = copy_points(copies, watch, copy_s)
             progress("copies beside compute", round(100 * done), 100)
-            points += [*found, beside_point(copies, watch, kind, compute, found[-1].seconds, compute_s, beside_s)]
+            points += [*found, beside_point(copies, watch, compute, found[-1].seconds, compute_s, beside_s)]
         finally:
             copies.backend.close()
     progress("copies beside compute", 100, 100)
     return Measured(
         points=tuple(points), flops_per_s=peak, memory_bytes=_memory_bytes(device, nodes, group.rank), node_of_rank=nodes,
-        hardware=_hardware(device),
+        hardware=_hardware(device), unavailable=unavailable,
         versions={"foremoe": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     )  # fmt: skip
-
-
-def _step(nodes: Sequence[int], across: bool) -> int:
-    """How many ranks further every rank finds one on its node, or on another."""
-    G = len(nodes)
-    for step in range(1, G):
-        if all((nodes[g] != nodes[(g + step) % G]) == across for g in range(G)):
-            return step
-    # Nodes with several ranks: neighbours in a ring are mostly of one node, and ranks half the ring apart of different ones.
-    return G // 2 if across else 1
 
 
 def _peak(watch: Stopwatch, dtype: torch.dtype, budget_s: float) -> float:

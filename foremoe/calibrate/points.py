@@ -1,7 +1,7 @@
 """Points: what a calibration measured, one timed thing each, and the amounts of work that its seconds stand for."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,8 +14,8 @@ class Point:
             that moves nothing), "exchange" (tokens to all ranks of a node), "copy" (experts' weights to another rank of the
             node), "copy from host", or "beside copy" (what compute takes longer while copies run). Between nodes exchanges and
             copies end in "across nodes"; what is timed beside copies ends as they do.
-        seconds: Seconds of the slowest rank, median over repeats.
-        spread: (third - first quartile) / median over the repeats.
+        seconds: Seconds of the slowest rank, median over repeats; of "beside copy" below 0 where noise exceeds the loss.
+        spread: (third - first quartile) / median over the repeats; of "beside copy" relative to the copies alone.
         backward: Backward of the compute, else forward.
         pairs: (token, expert) pairs on the rank with most.
         busy: Busy slots of expert compute on that rank.
@@ -25,6 +25,7 @@ class Point:
         exchanges: Messages to all ranks one after the other.
         exchange_bytes: Bytes of their busiest direction.
         copies: Copies one after the other on the busiest link.
+        backend: Transfer backend that made them; "" for what is not a copy.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Point:
     exchange_bytes: float = 0.0
     copies: float = 0.0
     copy_bytes: float = 0.0
+    backend: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """What is not at its default, as plain values."""
@@ -57,6 +59,7 @@ class Measured:
         memory_bytes: Memory of one rank.
         hardware: What it ran on, in words.
         versions: Versions of torch and others, by name.
+        unavailable: Transfer backends that were not measured, and the reason of each.
     """
 
     points: tuple[Point, ...]
@@ -65,3 +68,4 @@ class Measured:
     node_of_rank: tuple[int, ...]
     hardware: str
     versions: dict[str, str]
+    unavailable: dict[str, str] = field(default_factory=dict)

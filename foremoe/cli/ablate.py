@@ -48,6 +48,7 @@ def ablate(
     payload = {
         "rows": rows, "case": case.record | {"redundant": slots}, "planner": repr(planner),
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
+        "residual": case.problem.cluster.residual,
     }  # fmt: skip
     columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *FIGURES]
     cells = [[row["levels"], row["redundant"], row["foresight"], *figures(row, planner.keeps_homes)] for row in rows]

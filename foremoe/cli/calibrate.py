@@ -10,10 +10,9 @@ import click
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate import Case, Fit, Measured, fit
-from foremoe.calibrate.fitting import copy_seconds
-from foremoe.cli.files import model_of
+from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
-from foremoe.cli.options import COUNT, MAX_EXPERTS, MODELS, option
+from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, option
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, percent, plural, render
 from foremoe.cli.texts import Seconds, is_count
@@ -25,8 +24,8 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
 
 @click.command(cls=JsonCommand)
 @option(
-    "--ranks", type=click.IntRange(2, 1024),
-    help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2]",
+    "--ranks", type=click.IntRange(1, 1024),
+    help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2; with one GPU 1]",
 )  # fmt: skip
 @option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
 @option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
@@ -37,15 +36,20 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
 @option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens of a rank and micro-step.")
 @option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
 @option("--seconds", type=Seconds(), default=90.0, help="Time to measure for, about.")
+@option(
+    "--cluster", metavar="NAME|FILE.toml", default="8xh100",
+    help=f"Whose figures to keep of links that are not there to be measured: {CLUSTERS}.",
+)  # fmt: skip
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
 def calibrate(
-    ranks: int | None, tokens: int, sequence_length: int, seconds: float, output: str, json_file: str | None,
+    ranks: int | None, tokens: int, sequence_length: int, seconds: float, cluster: str, output: str, json_file: str | None,
     **sizes: Any,
 ) -> None:  # fmt: skip
     """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
 
     The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
-    else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too.
+    else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too. A fit with a
+    residual above 25 %, a constant at its limit or repeats that spread by more than 10 % is written as not calibrated.
 
     \b
     Examples:
@@ -59,13 +63,13 @@ def calibrate(
     fit_file = str(Path(output).with_suffix(".fit.json"))
     if reports:  # other nodes need not have its folders
         outputs = {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}
-        require_writable(outputs, [sizes["model"]])
-    chosen = _sizes(**sizes)
+        require_writable(outputs, [sizes["model"], cluster if is_file(cluster) else None])
+    chosen, base = _sizes(**sizes), cluster_of(cluster, None, None)
     try:
-        from foremoe.calibrate.launch import join_started, launch
+        from foremoe.calibrate.launch import default_ranks, join_started, launch
     except ModuleNotFoundError:
         raise InputError("calibrate needs torch; pip install 'foremoe[torch]'.") from None
-    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (2 if ranks is None else ranks)
+    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (default_ranks() if ranks is None else ranks)
     if joined and ranks not in (None, num_ranks):
         raise InputError(f"torchrun has started {num_ranks} ranks; leave --ranks out.")
     case = Case(model=chosen, num_ranks=num_ranks, tokens=tokens, sequence_length=min(sequence_length, tokens), seconds=seconds)
@@ -76,18 +80,18 @@ def calibrate(
         click.get_current_context().exit(FAILED)
     if not reports:
         return
-    found = fit(measured, chosen, name=f"calibrated: {measured.hardware}", source=source_of(case, measured))
+    found = fit(measured, chosen, name=f"fitted: {measured.hardware}", source=source_of(case, measured), base=base)
     found.cluster.to_toml(output)
     record = {
         "case": {
             "model": chosen.to_dict(), "ranks": num_ranks, "experts": case.num_experts, "tokens": tokens,
             "sequence_length": case.sequence_length, "seconds": seconds,
         },
-        "hardware": measured.hardware, "versions": measured.versions, **found.to_dict(),
+        "hardware": measured.hardware, "versions": measured.versions, "unavailable": measured.unavailable, **found.to_dict(),
     }  # fmt: skip
     points = [point.to_dict() for point in measured.points]
     Path(fit_file).write_text(json.dumps(plain(record | {"points": points}), indent=2) + "\n", encoding="ascii")
-    emit(json_file, record, report(found, measured, output))
+    emit(json_file, record, report(found, measured, base.name, output))
 
 
 def under_torchrun() -> bool:
@@ -110,29 +114,39 @@ def source_of(case: Case, measured: Measured) -> str:
     """One line: where the constants come from."""
     m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     num_nodes = len(set(measured.node_of_rank))
-    where = "" if num_nodes > 1 else "; links across nodes not measured, taken for those inside the node"
     return (
-        f"foremoe calibrate, {datetime.date.today().isoformat()}, {measured.hardware}; {versions}; {case.num_ranks} ranks on"
-        f" {plural(num_nodes, 'node')}; hidden {m.hidden_size}, ffn {m.ffn_size}, top-{m.num_topk} of"
-        f" {case.num_experts} experts, {m.bytes_per_weight:g} bytes per weight, {case.tokens} tokens per rank{where}"
+        f"foremoe calibrate, {datetime.date.today().isoformat()}, {measured.hardware}; {versions};"
+        f" {plural(case.num_ranks, 'rank')} on {plural(num_nodes, 'node')}; hidden {m.hidden_size}, ffn {m.ffn_size},"
+        f" top-{m.num_topk} of {case.num_experts} experts, {m.bytes_per_weight:g} bytes per weight, {case.tokens} tokens per rank"
     )
 
 
-def report(found: Fit, measured: Measured, output: str) -> list[str]:
-    """The table of constants and what stands below it."""
+def report(found: Fit, measured: Measured, base: str, output: str) -> list[str]:
+    """The tables of constants and of backends, and what stands below them."""
+    shares = [Column("median residual", percent), Column("worst", percent), Column("spread", percent)]
     columns = [
-        Column("constant", left=True), Column("value", "{:.4g}".format), Column("unit", left=True),
-        Column("points"), Column("median residual", percent), Column("worst", percent),
+        Column("constant", left=True), Column("value", "{:.4g}".format), Column("unit", left=True), Column("points"), *shares,
     ]  # fmt: skip
-    rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst] for c in found.constants]
-    spread = sorted(point.spread for point in measured.points)[len(measured.points) // 2]
-    share = sorted(by_constants / seconds for seconds, by_constants in copy_seconds(measured.points, found.cluster))
-    return [
-        f"{len(measured.points)} points on {measured.hardware}", "", render(columns, rows), "",
-        f"residual: |fitted - measured| / measured; repeats of a point spread by {spread:.1%} (median of quartile distances)",
-        f"copies between ranks were not fitted: the links' constants give {share[0]:.2f} to {share[-1]:.2f} of their seconds",
+    figures = (*found.constants, *found.checks)
+    rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst, c.spread] for c in figures]
+    by_backend = [
+        Column("backend", left=True), Column("link", left=True), Column("GB/s", "{:.4g}".format),
+        Column("us per copy", "{:.4g}".format), Column("contention", "{:.2f}".format), *shares[1:],
+    ]  # fmt: skip
+    backends = [
+        [b.backend, b.link, b.bytes_per_s / 1e9, b.latency_s * 1e6, b.contention, b.worst, b.spread] for b in found.backends
+    ]
+    lines = [f"{plural(len(measured.points), 'point')} on {measured.hardware}", "", render(columns, rows), ""]
+    lines += [render(by_backend, backends), ""] if backends else []
+    lines += [
+        "residual: |fitted - measured| / measured; spread: distance of the quartiles of a point's repeats over their median",
+        "constants stand on a link's first backend; copies between ranks are not fitted but checked by the links' constants",
+        *(f"{name} not measured: {why}" for name, why in measured.unavailable.items()),
+        *(f"{link}: not there to be measured, so {base} stands in" for link in found.kept),
+        f"constants: {found.cluster.standing}", *map(str, found.faults),
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]  # fmt: skip
+    return lines
 
 
 def _sizes(

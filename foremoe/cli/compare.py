@@ -55,7 +55,7 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
         "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, planners, case.history_LE),
-        "cost_model": case.cost_model,
+        "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
     }  # fmt: skip
     emit(json_file, payload, [case.line, "", table(rows, planners), "", *footers(rows, planners, case.constants)])
 

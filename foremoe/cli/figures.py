@@ -76,7 +76,8 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
         "copies": {link.name.lower(): int((plan.transfers.link_C == link).sum()) for link in Link},
         "predicted_s": {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()},
         "predicted_stage_s": float(plan.cost_ML.sum().total_s),
-        "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated", "stops": count_stops(plan.stop_ML),
+        "cost_model": "calibrated" if head.cluster.calibrated else "uncalibrated", "residual": head.cluster.residual,
+        "stops": count_stops(plan.stop_ML),
         "trace_id": head.trace_id, "dealt": head.dealt,
     }  # fmt: skip
 

@@ -42,8 +42,8 @@ class Case(NamedTuple):
 
     @property
     def constants(self) -> str:
-        """The same for readers of a table."""
-        return "calibrated" if self.problem.cluster.calibrated else "model, uncalibrated"
+        """The same for readers of a table, with the residual of the fit."""
+        return self.problem.cluster.standing
 
 
 def build_case(

@@ -72,6 +72,7 @@ def simulate(
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
+        "residual": case.problem.cluster.residual,
     }  # fmt: skip
     where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
     if len(groups) > 1:

@@ -23,6 +23,7 @@ _CHECKS = (
     (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
     (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s")),
     (fields.real, ("backward_ratio", "attention_backward_ratio")),
+    (partial(fields.real, open_low=False), ("residual",)),
     (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
     (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
     (partial(fields.real, open_low=False), ("host_bytes_per_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")),
@@ -34,6 +35,7 @@ DISPATCHES = ("pairs", "node")
 # Left out of tables at their defaults: what only a fit knows, and how tokens travel.
 _OPTIONAL = (
     "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
+    "residual",
 )  # fmt: skip
 
 
@@ -74,7 +76,9 @@ class Cluster(ArrayValue):
         attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
         layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
-        calibrated: True once the figures were fitted on real hardware.
+        calibrated: True once the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
+        residual: Largest |fitted - measured| / measured of the fit, over everything it was measured on; None: not fitted, or not
+            recorded.
         source: Where the figures come from.
 
     Raises:
@@ -105,6 +109,7 @@ class Cluster(ArrayValue):
     layer_overhead_s: float = 0.0
     pair_overhead_s: float = 0.0
     calibrated: bool = False
+    residual: float | None = None
     source: str
 
     def __post_init__(self) -> None:
@@ -204,10 +209,18 @@ class Cluster(ArrayValue):
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
         """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
-        With more nodes than these figures were fitted on, they count as not calibrated.
+        Links that were not there to be fitted, inside a node or between nodes, make the figures count as not calibrated.
         """
         other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
-        return dataclasses.replace(other, calibrated=self.calibrated and other.num_nodes <= self.num_nodes)
+        linked = other.num_nodes <= self.num_nodes and (other.ranks_per_node == 1 or self.ranks_per_node > 1)
+        return dataclasses.replace(other, calibrated=self.calibrated and linked)
+
+    @property
+    def standing(self) -> str:
+        """What the figures are, in words that stand beside every time: calibrated or not, and the residual of their fit."""
+        if self.residual is None:
+            return "calibrated, residual not recorded" if self.calibrated else "model, uncalibrated"
+        return f"{'calibrated' if self.calibrated else 'fitted, not calibrated'}, residual {self.residual:.0%}"
 
     @property
     def num_nodes(self) -> int:

@@ -47,7 +47,7 @@ CLUSTER = _names(
     "name num_ranks ranks_per_node node_of_rank flops_per_s compute_efficiency slot_overhead_s peer_bytes_per_s"
     " rdma_bytes_per_s host_bytes_per_s peer_latency_s rdma_latency_s host_latency_s nic_sharing dispatch exchange_bytes_per_s"
     " copy_contention memory_bytes"
-    " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated source"
+    " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated residual source"
 )
 
 

@@ -25,7 +25,6 @@ def summary(plan: Plan) -> str:
     """A few lines that fit a terminal."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
-    label = "calibrated" if head.cluster.calibrated else "model, uncalibrated"
     optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
     steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
@@ -43,7 +42,7 @@ def summary(plan: Plan) -> str:
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
     stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
-    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({label}), expert compute {compute_s * 1e3:.1f} ms")
+    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({head.cluster.standing}), expert compute {compute_s * 1e3:.1f} ms")
     return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ def write_report(
         timeline = pack_timelines(packer, plan, timelines)
     facts = {
         "version": __version__, "source": source, "date": date, "model": head.model.name, "cluster": head.cluster.name,
-        "cluster_source": head.cluster.source, "calibrated": head.cluster.calibrated, "memory_bytes": head.cluster.memory_bytes,
+        "cluster_source": head.cluster.source, "standing": head.cluster.standing, "memory_bytes": head.cluster.memory_bytes,
         "stage": head.key.stage, "M": plan.M, "L": plan.L, "G": plan.G, "E": plan.E, "R": head.redundant, "S": plan.S,
         "num_nodes": head.cluster.num_nodes, "node_of_rank_G": head.cluster.node_of_rank_G.tolist(),
         "moe_layer_L": head.moe_layer_L.tolist(), "slots": repr(head.slots), "planner": head.planner,

@@ -31,7 +31,7 @@ from foremoe.workload.workload import STAGES
 # What only a fit knows of a cluster.
 _FITTED: dict[str, Any] = {
     "attention_efficiency": 0.25, "backward_ratio": 1.5, "attention_backward_ratio": 1.25, "layer_overhead_s": 1e-6,
-    "pair_overhead_s": 1e-10,
+    "pair_overhead_s": 1e-10, "residual": 0.125,
 }  # fmt: skip
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
 from foremoe.calibrate import Measured, Point, fit
-from foremoe.calibrate.fitting import copy_seconds
+from foremoe.calibrate.link_fits import copy_seconds
 from foremoe.calibrate.nonnegative import nonnegative, robust
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
@@ -149,7 +149,8 @@ def test_the_knee_is_told_from_few_pairs_per_slot():
 def test_links_across_nodes_have_constants_of_their_own():
     truth = dataclasses.replace(BASE, rdma_bytes_per_s=2e8, rdma_latency_s=1e-3)
     found = fit(machine(truth, nodes=(0, 1)), MODEL, name="found", source="test").cluster
-    assert found.num_nodes == 2 and found.peer_bytes_per_s == found.rdma_bytes_per_s
+    assert found.num_nodes == 2 and found.peer_bytes_per_s == Cluster.preset("8xh100").peer_bytes_per_s
+    assert "figures of 8xh100: links inside a node" in found.source
     assert found.rdma_bytes_per_s == pytest.approx(2e8, rel=0.02) and found.rdma_latency_s == pytest.approx(1e-3, rel=0.02)
     assert found.expert_flops_per_s == pytest.approx(truth.expert_flops_per_s, rel=0.02)
 

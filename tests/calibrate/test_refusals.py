@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from examples.grpo.settings import Settings
 from foremoe.base.errors import InputError, TransferError
 from foremoe.calibrate import Case
 from foremoe.calibrate.case import least_seconds, require_time
-from foremoe.calibrate.launch import join_started, launch
+from foremoe.calibrate.launch import default_ranks, join_started, launch
 from foremoe.cli.calibrate import under_torchrun
 from foremoe.cli.main import main
 from foremoe.machine.model import Model
@@ -76,22 +73,16 @@ def test_what_fails_on_a_started_rank_is_one_sentence(monkeypatch):
         join_started(a_case(), lambda: None)
 
 
-def test_leftovers_of_a_scheduler_start_ranks_of_this_machine(tmp_path):
-    file = tmp_path / "here.toml"
-    left = {k: v for k, v in os.environ.items() if k not in STARTED} | {"WORLD_SIZE": "2", "RANK": "0"}
-    command = [sys.executable, "-m", "foremoe", "calibrate", *SIZE_OPTIONS, "--seconds", "0.1", "-o", str(file)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=left)
-    # Sizes as small as these may be too small to tell what a pair takes, but only ranks that ran can say so.
-    assert (run.returncode == 0 and file.exists()) or "a pair takes no time" in run.stderr, run.stderr
-
-
-def test_one_gpu_has_no_links(monkeypatch):
+def test_every_rank_needs_a_gpu_of_its_own(monkeypatch):
+    assert default_ranks() == 2 or torch.cuda.device_count() == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(InputError, match=r"set CUDA_VISIBLE_DEVICES= \(empty\)"):
+    assert default_ranks() == 1
+    with pytest.raises(InputError, match=r"there is 1 GPU for 3 ranks; .* or set CUDA_VISIBLE_DEVICES= \(empty\)"):
         launch(a_case(), lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="give --ranks of at most that"):
+    assert default_ranks() == 2
+    with pytest.raises(InputError, match="give --ranks of at most 2"):
         launch(a_case(), lambda: None)
 
 

@@ -48,7 +48,7 @@ def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str])
 def test_json_alone_is_only_json_and_matches_the_table(trace: str, dealing: list[str]) -> None:
     arguments = ["compare", trace, *dealing, "--solvers", QUICK]
     payload = parsed(good([*arguments, "--json"]).stdout)
-    assert set(payload) == {"rows", "case", "objective", "micro_step_0_left_out", "cost_model", "foremoe_version"}
+    assert set(payload) == {"rows", "case", "objective", "micro_step_0_left_out", "cost_model", "residual", "foremoe_version"}
     assert [row["solver"] for row in payload["rows"]] == QUICK.split(",")
     assert all(set(FIGURES) <= set(row) for row in payload["rows"])
     assert payload["cost_model"] == "uncalibrated" and payload["objective"] == "time" and not payload["micro_step_0_left_out"]

@@ -73,6 +73,7 @@ def clusters(draw):
         copy_contention=draw(st.floats(0, 1)),
         memory_bytes=draw(st.integers(1, 2**53)),
         calibrated=draw(st.booleans()),
+        residual=draw(st.none() | seconds),
         source=draw(label),
     )
 
@@ -190,6 +191,18 @@ def test_with_ranks_changes_only_the_nodes(num_ranks, ranks_per_node):
     assert cluster.node_of_rank_G.tolist() == [g // ranks_per_node for g in range(num_ranks)]
     assert cluster.calibrated == (num_ranks <= ranks_per_node)  # links across nodes were not there to be fitted
     assert dataclasses.replace(cluster.with_ranks(8, 8), calibrated=True).same_as(start)
+    alone = start.with_ranks(1, 1)
+    assert alone.calibrated and not alone.with_ranks(2, 2).calibrated and not alone.with_ranks(2, 1).calibrated
+
+
+@given(calibrated=st.booleans(), residual=st.none() | st.floats(0, 100))
+def test_the_residual_stands_wherever_calibrated_stands(calibrated, residual):
+    cluster = dataclasses.replace(Cluster.preset("8xh100"), calibrated=calibrated, residual=residual)
+    words = cluster.standing
+    assert ("uncalibrated" in words or "not calibrated" in words) == (not calibrated)
+    if calibrated:
+        assert "residual" in words
+    assert residual is None or f"residual {residual:.0%}" in words
 
 
 # --- round trips

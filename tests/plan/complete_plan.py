@@ -29,7 +29,7 @@ CLUSTER = foremoe.Cluster(
     slot_overhead_s=2e-6, peer_bytes_per_s=1e9, rdma_bytes_per_s=1e8, host_bytes_per_s=2e8, peer_latency_s=1e-6,
     rdma_latency_s=3e-6, host_latency_s=2e-6, nic_sharing=2, dispatch="node", exchange_bytes_per_s=5e8,
     copy_contention=0.25, memory_bytes=2**30, attention_efficiency=0.75, backward_ratio=2.25, attention_backward_ratio=2.5,
-    layer_overhead_s=1e-6, pair_overhead_s=1e-9, calibrated=True, source="made up",
+    layer_overhead_s=1e-6, pair_overhead_s=1e-9, calibrated=True, residual=0.125, source="made up",
 )  # fmt: skip
 
 

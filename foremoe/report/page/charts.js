@@ -9,11 +9,11 @@ const PART_NAMES = {
 
 /** Stage time by part: one stacked bar per way of running the stage. */
 function drawParts(theme, width) {
-  const label_ = facts.calibrated ? "calibrated model" : "model, uncalibrated";
+  const label_ = facts.standing;
   const bars = [["static", label_, facts.parts.static], ["planned", label_, facts.parts.planned]];
   if (facts.simulated) bars.push(["planned", "simulated", facts.simulated.parts]);
   const used = Object.entries(PART_NAMES).filter(([part]) => bars.some(([, , p]) => (p[part] || 0) > 0));
-  const left = 136, right = 64;
+  const left = Math.max(136, measure(label_, 10) + 16), right = 64;
   const names = legend(theme, 8, 14, used.map(([, [title, colour]]) => ({ name: title, colour: theme[colour] })), { room: width - 16 });
   const each = 34, top = 18 + names.lines * 16, height = top + bars.length * each + 34, totals = bars.map(([, , p]) => Object.values(p).reduce((a, b) => a + b, 0));
   const most = Math.max(...totals, 1e-12), [factor, unit] = unitOf(most, TIME_UNITS), x = (value) => left + value / most * (width - left - right);
@@ -143,7 +143,7 @@ function drawWhatIf(theme, width) {
     { title: "replicas per rank and row", groups: group((row) => [{ value: row.replicas_per_rank, colour: "pink" }]), show: (v) => fixed(v, 2) },
     { title: "peak memory (model), GB", groups: group((row) => [{ value: row.peak_bytes / 1e9, colour: "host" }]), show: (v) => fixed(v, v < 100 ? 1 : 0) },
   ];
-  const names = [["green", "skew mean"], ["orange", "skew p99"], ["blue", facts.calibrated ? "predicted" : "predicted (model, uncalibrated)"], ...(simulated ? [["sky", "simulated"]] : [])];
+  const names = [["green", "skew mean"], ["orange", "skew p99"], ["blue", `predicted (${facts.standing})`], ...(simulated ? [["sky", "simulated"]] : [])];
   return drawPanels(theme, width, panels, "What other numbers of redundant slots give", names);
 }
 
@@ -165,7 +165,7 @@ function drawStrategies(theme, width) {
   const column = at("simulated") >= 0 ? at("simulated") : at("predicted"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
   const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor) }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
-  const how = at("simulated") >= 0 ? "simulated" : facts.calibrated ? "predicted, calibrated model" : "predicted (model, uncalibrated)";
+  const how = at("simulated") >= 0 ? "simulated" : `predicted (${facts.standing})`;
   return drawNamedBars(theme, width, list, "Stage time by strategy", "green", `stage time, ${how}; where homes move, without the way of their weights`);
 }
 

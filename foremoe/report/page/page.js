@@ -8,7 +8,7 @@ function headWords() {
   const h = facts.headline, moves_s = facts.moves ? facts.moves.seconds : 0, planned_s = h.planned_s + moves_s, speed = planned_s > 0 ? h.static_s / planned_s : 1;
   const moving = facts.moves ? ", moves of homes included" : "";
   document.getElementById("title").textContent = `${facts.model}, ${facts.stage} stage`;
-  const badges = [facts.calibrated ? "calibrated" : "model, uncalibrated"];
+  const badges = [facts.standing];
   if (facts.timeline) badges.push(facts.timeline.kind);
   if (facts.moves) badges.push(`homes moved first: ${plural(facts.moves.experts, "expert")}, ${seconds(moves_s)}`);
   if (!facts.executable) badges.push("homes move: scored, never executed");
@@ -22,7 +22,7 @@ function headWords() {
   const tiles = [
     ["skew, mean", `${fixed(h.before.mean, 3)} → ${fixed(h.after.mean, 3)}`, `p99 ${fixed(h.before.p99, 2)} → ${fixed(h.after.p99, 2)}`],
     ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "before → after"],
-    ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.calibrated ? "calibrated" : "model, uncalibrated"}${moving}`],
+    ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`],
     ["replicas per rank", h.replicas_per_rank === null ? "-" : fixed(h.replicas_per_rank, 2), `mean of a row, R = ${facts.R}`],
     ["copies and gradients", bytes(h.bytes.peer + h.bytes.rdma + h.bytes.host), `peer ${bytes(h.bytes.peer)}, RDMA ${bytes(h.bytes.rdma)}, host ${bytes(h.bytes.host)}`],
     ["load gap, mean", percent(h.gap_mean), `worst ${percent(h.gap_max)}; above the proven bound`],

@@ -1,0 +1,179 @@
+"""What copies of weights take over every transfer backend that is there, alone and beside compute."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from foremoe.base.errors import first_line
+from foremoe.calibrate.points import Point
+from foremoe.calibrate.stopwatch import Lap, Stopwatch
+from foremoe.distributed.group import Group
+from foremoe.machine.model import Model
+from foremoe.plan.transfers import Link
+from foremoe.transfer.backends import backend_names, resolve_backend
+from foremoe.transfer.base import HOST, Copy, Entry, Tensors, TransferBackend
+
+# Letters: G ranks.
+
+_SHARES = (16, 4, 1)  # parts of an expert's bytes that are copied
+_AT_ONCE = 4  # copies one after the other
+_TIMEOUT_S = 120.0
+_MOST_LOOPS, _ROUNDS = 200, 4
+
+
+class Way(NamedTuple):
+    """A transfer backend on a link class."""
+
+    backend: str
+    kind: str  # of its points
+    to_G: tuple[int, ...]  # the rank that each rank's experts go to; itself: none do, unless by host
+
+
+class Blocks:
+    """Memory to copy: "layers" are sizes, experts `_AT_ONCE` blocks of each on every rank; the `Buffers` of the backends."""
+
+    def __init__(self, rank: int, model: Model, device: torch.device) -> None:
+        make = lambda size: [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_AT_ONCE)]  # noqa: E731
+        self.sizes = [max(64, model.expert_bytes // share // 64 * 64) for share in _SHARES]
+        self._rank, self._home, self._slot = rank, [make(size) for size in self.sizes], [make(size) for size in self.sizes]
+        self.num_buffers = len(self.sizes) * _AT_ONCE
+
+    def home(self, layer: int, expert: int) -> Tensors:
+        return (self._home[layer][expert % _AT_ONCE],)
+
+    def slot(self, buffer: int) -> Tensors:
+        layer, i = divmod(buffer, _AT_ONCE)
+        return (self._slot[layer][i],)
+
+    def main_grad(self, layer: int, expert: int) -> Tensors:
+        raise NotImplementedError("only weights are copied")
+
+    def slot_grad(self, buffer: int) -> Tensors:
+        raise NotImplementedError("only weights are copied")
+
+
+class Copies:
+    """Copies from every rank to the next one of its way, or from the host store, ready to be started again and again."""
+
+    def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
+        self.group, self.way, self.by_host = group, way, way.kind == "copy from host"
+        self.blocks = Blocks(group.rank, model, device)
+        self.backend: TransferBackend = resolve_backend(way.backend)
+        try:
+            self.backend.open(group.rank, group, self.blocks)
+            if self.backend.one_sided:
+                homes = [home for home, to in enumerate(way.to_G) if home != to or self.by_host]
+                blocks = [(layer, i, home) for layer in range(len(_SHARES)) for home in homes for i in range(_AT_ONCE)]
+                entries = [Entry(layer, home * _AT_ONCE + i, home, way.to_G[home]) for layer, i, home in blocks]
+                self.backend.publish(sorted(entries), 1)
+        except BaseException:
+            self.backend.close()
+            raise
+
+    def start(self, layer: int, num: int) -> Any:
+        """Starts `num` copies of a size to this rank, and from it."""
+        me = self.group.rank
+        from_rank, to_rank = self.way.to_G.index(me), self.way.to_G[me]
+        if to_rank == me and not self.by_host:
+            return self.backend.start([])
+        source = HOST if self.backend.links == {Link.HOST} else from_rank
+        copies = []
+        for i in range(num):
+            # An expert is copied once at a time, so that its number serves as key.
+            expert, mine = from_rank * _AT_ONCE + i, me * _AT_ONCE + i
+            into = self.blocks.slot(layer * _AT_ONCE + i)
+            copies.append(Copy(expert, layer, expert, source, me, None, into))
+            if not self.backend.one_sided:
+                copies.append(Copy(mine, layer, mine, me, to_rank, self.blocks.home(layer, mine), None))
+        return self.backend.start(copies)
+
+
+def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
+    """All backends on all link classes that are there, and why other backends cannot be measured; collective.
+
+    A backend is there if on all ranks it opens and makes weights readable.
+    """
+    ways: list[Way] = []
+    unavailable: dict[str, str] = {}
+    for name in backend_names():
+        mine: list[Way] = []
+        reason = ""
+        try:
+            mine += _ways_of(name, node_of_rank)
+            for way in mine:
+                Copies(group, model, device, way).backend.close()
+            if not mine:
+                reason = "it serves links between ranks, and one rank has none"
+        except Exception as error:  # whatever a library lacks, the other backends can be measured
+            reason = first_line(error).rstrip(".") or type(error).__name__
+        reasons = [why for why in group.gather(reason) if why]
+        if reasons:
+            unavailable[name] = reasons[0]
+        else:
+            ways += mine
+    return ways, unavailable
+
+
+def _ways_of(name: str, node_of_rank: Sequence[int]) -> list[Way]:
+    backend = resolve_backend(name)
+    inside, across = len(set(node_of_rank)) < len(node_of_rank), len(set(node_of_rank)) > 1
+    G, found = len(node_of_rank), []
+    if inside and Link.PEER in backend.links:
+        found.append(Way(name, "copy", next_rank(node_of_rank, False)))
+    if across and Link.RDMA in backend.links:
+        found.append(Way(name, "copy across nodes", next_rank(node_of_rank, True)))
+    if backend.one_sided and Link.HOST in backend.links:  # two ends have no store between them
+        found.append(Way(name, "copy from host", tuple((g + 1) % G for g in range(G))))
+    return found
+
+
+def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
+    """To whom every rank sends: in rings inside nodes, or between the n-th ranks of all nodes; itself where it has nobody."""
+    place_G = [list(node_of_rank[:g]).count(node) for g, node in enumerate(node_of_rank)]
+    ring_G = place_G if across else node_of_rank
+    rings = {ring: [g for g, mine in enumerate(ring_G) if mine == ring] for ring in ring_G}
+    return tuple(rings[ring][(rings[ring].index(g) + 1) % len(rings[ring])] for g, ring in enumerate(ring_G))
+
+
+def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point]:
+    """Copies of several sizes, one and several at once."""
+    points, sizes = [], copies.blocks.sizes
+    for layer, size in enumerate(sizes):
+        for num in (1, _AT_ONCE):
+
+            def run(lap: Lap, layer: int = layer, num: int = num) -> None:
+                copies.backend.wait(copies.start(layer, num), _TIMEOUT_S)
+                lap()
+
+            ((seconds, spread),) = watch.laps(run, budget_s / (2 * len(sizes)))
+            work: dict[str, Any] = {"copies": num, "copy_bytes": num * size}
+            points.append(Point(kind=copies.way.kind, backend=copies.way.backend, seconds=seconds, spread=spread, **work))
+    return points
+
+
+def beside_point(
+    copies: Copies, watch: Stopwatch, compute: Callable[[], None], alone_s: float, compute_s: float, budget_s: float
+) -> Point:
+    """Seconds that copies of whole experts (`alone_s`) add to compute (alone: `compute_s`), which is repeated to cover them."""
+    layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
+
+    def run(lap: Lap) -> None:
+        for _ in range(loops * _ROUNDS):
+            compute()
+        lap()
+        for _ in range(_ROUNDS):
+            handle = copies.start(layer, _AT_ONCE)
+            for _ in range(loops):
+                compute()
+            copies.backend.wait(handle, _TIMEOUT_S)
+        lap()
+
+    seconds = watch.repeats(run, budget_s)
+    low_s, lost_s, high_s = np.quantile(seconds[:, 1] - seconds[:, 0], (0.25, 0.5, 0.75)).tolist()
+    num = _ROUNDS * _AT_ONCE
+    return Point(
+        kind=f"beside {copies.way.kind}", backend=copies.way.backend, seconds=lost_s,
+        spread=(high_s - low_s) / (_ROUNDS * alone_s), copies=num, copy_bytes=num * copies.blocks.sizes[layer],
+    )  # fmt: skip

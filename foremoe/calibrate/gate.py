@@ -1,0 +1,82 @@
+"""Gate: the figures that keep a fit from counting as calibrated, and what would mend them."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MOST_RESIDUAL, MOST_SPREAD = 0.25, 0.10
+LEAST_RATIO = 0.1  # of backward over forward
+FAST = 1e15  # bytes/s of a link that takes no measurable time
+# Where the fit stops. Copy engines may take nothing from compute, so that 0 is a figure for `copy_contention`, not a limit.
+LIMITS = {
+    "compute_efficiency": 1.0, "attention_efficiency": 1.0, "slot_overhead_s": 0.0, "layer_overhead_s": 0.0,
+    "pair_overhead_s": 0.0, "backward_ratio": LEAST_RATIO, "attention_backward_ratio": LEAST_RATIO, "peer_bytes_per_s": FAST,
+    "peer_latency_s": 0.0, "rdma_bytes_per_s": FAST, "rdma_latency_s": 0.0, "host_bytes_per_s": FAST, "host_latency_s": 0.0,
+    "copy_contention": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One fitted constant, or another figure that the fit stands on.
+
+    Attributes:
+        name: Name as in `Cluster`, of the runtime (see `Fit.runtime`), or what was checked only.
+        num_points: Points it was fitted on; 0: it was not measured.
+        median: Median of the absolute relative residuals; None without points.
+        worst: Largest of them; None without points.
+        spread: Median over its points of how far repeats lie apart, see `Point.spread`; None without points.
+    """
+
+    name: str
+    value: float
+    unit: str
+    num_points: int
+    median: float | None
+    worst: float | None
+    spread: float | None
+
+
+class Fault(NamedTuple):
+    """What is wrong with constants; its text is a sentence with the number, its bound and the cure."""
+
+    names: str
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.names}: {self.what}; {self.cure}."
+
+
+def at_limit(constant: Constant) -> bool:
+    """True if a constant was measured and the fit stopped at its limit, to rounding."""
+    limit = LIMITS.get(constant.name)
+    return constant.num_points > 0 and limit is not None and math.isclose(constant.value, limit, rel_tol=1e-9)
+
+
+def faults(constants: Iterable[Constant]) -> tuple[Fault, ...]:
+    """Every figure that is not good enough.
+
+    A fit fails by a residual above `MOST_RESIDUAL`, repeats that spread by more than `MOST_SPREAD`, or a constant at its limit.
+    What was not measured cannot fail.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for constant in constants:
+        for why in _faults(constant):
+            # Constants of one system of equations share their points, and the sentence.
+            found.setdefault(why, []).append(constant.name)
+    return tuple(Fault(", ".join(names), *why) for why, names in found.items())
+
+
+def _faults(c: Constant) -> Iterator[tuple[str, str]]:
+    if c.worst is None or c.spread is None:
+        return
+    if c.worst > MOST_RESIDUAL:
+        cure = "measure at the sizes of your run, or for more seconds with nothing else running"
+        yield f"worst residual of {c.num_points} points {c.worst:.1%}, above {MOST_RESIDUAL:.0%}", cure
+    if at_limit(c):
+        cure = "the points do not determine it, so measure more tokens or larger sizes"
+        yield f"at its limit, {c.value:g} {c.unit}", cure
+    if c.spread > MOST_SPREAD:
+        yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop what else runs, or give more seconds"

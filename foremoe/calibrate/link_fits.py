@@ -1,0 +1,154 @@
+"""Link fits: latency and bandwidth of link classes and of the transfer backends on them, and what copies take from compute."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.calibrate.gate import FAST, Constant
+from foremoe.calibrate.nonnegative import residuals, robust
+from foremoe.calibrate.points import Point
+from foremoe.machine.cluster import Cluster
+
+# Letters: N points, F unknowns.
+
+LINK_OF = {"": "peer", " across nodes": "rdma", " from host": "host"}  # by the end of a point's kind
+
+
+class Basis(NamedTuple):
+    """What a constant was fitted on: residuals of the points, and how far the repeats of each lie apart."""
+
+    off_N: Array
+    spread_N: Array
+
+    @classmethod
+    def of(cls, off: Iterable[float], points: Iterable[Point]) -> "Basis":
+        return cls(np.array(list(off), np.float64), np.array([p.spread for p in points], np.float64))
+
+
+class LinkFit(NamedTuple):
+    """Seconds of a message: latency and 1 / bandwidth; and what they were fitted on."""
+
+    latency_s: float
+    byte_s: float
+    basis: Basis
+
+    @property
+    def bytes_per_s(self) -> float:
+        return FAST if self.byte_s * FAST <= 1.0 else 1.0 / self.byte_s
+
+    def seconds(self, messages: float, num_bytes: float) -> float:
+        return messages * self.latency_s + num_bytes * self.byte_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFit:
+    """What one transfer backend reaches on one link class; shown for comparison, a `Cluster` has one figure per class.
+
+    Attributes:
+        backend: Its name.
+        link: ``"peer"``, ``"rdma"`` or ``"host"``.
+        bytes_per_s: Of copies of experts and parts of them.
+        latency_s: Fixed seconds per copy.
+        contention: Seconds that compute beside its copies loses per second of copy.
+        worst: Largest absolute relative residual of its copies.
+        spread: Median of how far repeats of a copy lie apart.
+    """
+
+    backend: str
+    link: str
+    bytes_per_s: float
+    latency_s: float
+    contention: float
+    worst: float
+    spread: float
+
+
+def preferred(points: Iterable[Point]) -> list[Point]:
+    """Points without those of backends that come second on their link class: constants stand on one backend each."""
+    points, first = list(points), dict[str, str]()
+    for p in points:
+        first.setdefault(p.kind, p.backend)
+    return [p for p in points if p.backend == first[p.kind]]
+
+
+def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
+    """The link that exchanges or copies of a kind ran over; None without such points."""
+    mine = [p for p in points if p.kind == kind]
+    if not mine:
+        return None
+    factor_NF = np.array([[p.exchanges + p.copies, p.exchange_bytes + p.copy_bytes] for p in mine])
+    seconds_N = np.array([p.seconds for p in mine])
+    latency_s, byte_s = robust(factor_NF, seconds_N).tolist()
+    return LinkFit(latency_s, byte_s, Basis.of(residuals(factor_NF @ [latency_s, byte_s], seconds_N), mine))
+
+
+def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:
+    """Seconds lost over seconds of copy, and residuals of the loss, relative to the copies; `links` by name of the class."""
+    mine, copying = [], []
+    for p in points:
+        link = links.get(LINK_OF[p.kind.removeprefix("beside copy")]) if p.kind.startswith("beside copy") else None
+        if link is not None:
+            mine.append(p)
+            copying.append(link.seconds(p.copies, p.copy_bytes))
+    if not sum(copying):
+        return 0.0, Basis.of((), ())
+    lost_N = np.array([p.seconds for p in mine])
+    share = float(np.clip(lost_N.sum() / sum(copying), 0.0, 1.0))
+    return share, Basis.of(share - lost_N / np.array(copying), mine)
+
+
+def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
+    """Every backend on every link class that it was measured on, each on its own copies alone."""
+    found = []
+    for backend in dict.fromkeys(p.backend for p in points if p.backend):
+        mine = [p for p in points if p.backend == backend]
+        for end, link in LINK_OF.items():
+            fitted = link_fit(mine, f"copy{end}")
+            if fitted is None:
+                continue
+            beside = [p for p in mine if p.kind == f"beside copy{end}"]
+            found.append(
+                BackendFit(
+                    backend=backend, link=link, bytes_per_s=fitted.bytes_per_s, latency_s=fitted.latency_s,
+                    contention=contention(beside, {link: fitted})[0], worst=float(np.abs(fitted.basis.off_N).max()),
+                    spread=float(np.median(fitted.basis.spread_N)),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
+    """(measured, by the constants) seconds of copies between ranks, which no constant was fitted on."""
+    links = {
+        "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
+        "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
+    }
+    copies = [(p, *links[p.kind]) for p in points if p.kind in links]
+    return [(p.seconds, p.copies * latency_s + p.copy_bytes / bytes_per_s) for p, latency_s, bytes_per_s in copies]
+
+
+def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ...]:
+    """How the links' constants, which exchanges gave, do on copies of each link class between ranks."""
+    found = []
+    for kind, name in (("copy", "copies inside a node"), ("copy across nodes", "copies between nodes")):
+        mine = [p for p in points if p.kind == kind]
+        if mine:
+            seconds_N2 = np.array(copy_seconds(mine, cluster))
+            share_N = seconds_N2[:, 1] / seconds_N2[:, 0]
+            basis = Basis.of(share_N - 1.0, mine)
+            found.append(constant(name, float(np.median(share_N)), "by constants / measured", basis))
+    return tuple(found)
+
+
+def constant(name: str, value: float, unit: str, basis: Basis | None) -> Constant:
+    """A constant with what its basis says of it; None: it was not measured."""
+    if basis is None or not len(basis.off_N):
+        return Constant(name=name, value=value, unit=unit, num_points=0, median=None, worst=None, spread=None)
+    size_N = np.abs(basis.off_N)
+    return Constant(
+        name=name, value=value, unit=unit, num_points=len(size_N), median=float(np.median(size_N)), worst=float(size_N.max()),
+        spread=float(np.median(basis.spread_N)),
+    )  # fmt: skip
