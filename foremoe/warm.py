@@ -14,6 +14,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
+from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.simulate import simulate
 from foremoe.solvers.pack.repack import repack
 from foremoe.solvers.rank.chain import Chain
@@ -83,6 +84,7 @@ def _read(num_experts: int) -> Iterator[Workload]:
         payloads = list(topk_QTLK.astype(dtype))
         trace, _ = from_routed_experts(payloads, model=model)
         count_workload(payloads, num_ranks=_RANKS, micro_step_Q=place_Q[0], rank_Q=place_Q[1], model=model)
+        count_micro_steps(payloads, num_experts)
     for stage in ("recompute", "update"):
         yield Workload.from_trace(trace, num_ranks=_RANKS, tokens_per_rank=_TOKENS, stage=stage)
 

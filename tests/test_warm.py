@@ -16,6 +16,7 @@ import numpy as np
 import foremoe
 from numba.core.dispatcher import Dispatcher
 from foremoe.distributed.planning import PlanningTask, plan_together
+from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.simulate import simulate
 from foremoe.testing.ranks import run_threads
 
@@ -29,6 +30,8 @@ before = compiled()
 trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=96, mean_length=60.0, num_layers=3, seed=1)
 payloads = np.split(trace.topk_TLK.astype(np.int16), trace.cuts[1:-1])
 again, _ = foremoe.from_routed_experts(payloads, model="gpt-oss-20b", moe_layer_L=trace.moe_layer_L)
+for dtype in (np.uint8, np.int16, np.int32, np.int64):  # as trainers hand over the routing of their micro-batches
+    count_micro_steps([payload.astype(dtype) for payload in payloads], 32)
 work = foremoe.Workload.from_trace(again, num_ranks=8, tokens_per_rank=128)
 for ranks_per_node in (8, 4):
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=ranks_per_node)
