@@ -61,7 +61,8 @@ def main(folder, arms):
     import ray
 
     # Workers inherit it.
-    os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "TORCHDYNAMO_DISABLE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "TORCHDYNAMO_DISABLE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     model = folder / "model"
     write_model(model)
     ray.init(num_cpus=16, num_gpus=4, include_dashboard=False, object_store_memory=OBJECT_STORE)
