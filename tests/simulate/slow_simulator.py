@@ -114,6 +114,28 @@ def feeds(plan):
     return feed, depth_of
 
 
+def fill_seconds(problem, plan):
+    """Seconds in which each node's host store gets every expert that is read from it."""
+    cluster, t = problem.cluster, plan.transfers
+    seen, sent, written = set(), defaultdict(int), defaultdict(int)
+    for c in range(len(t)):
+        dst, home = int(t.dst_C[c]), int(plan.home_LE[t.layer_C[c], t.expert_C[c]] // plan.B)
+        place = (cluster.node_of_rank_G[dst], t.layer_C[c], t.expert_C[c])
+        if t.link_C[c] != Link.HOST or place in seen:
+            continue
+        seen.add(place)
+        crosses = cluster.node_of_rank_G[home] != cluster.node_of_rank_G[dst]
+        written[dst if crosses else home] += problem.model.expert_bytes
+        for way, g in (("out", home), ("in", dst)):
+            i = int((cluster.node_of_rank_G[:g] == cluster.node_of_rank_G[g]).sum())
+            sent[way, cluster.node_of_rank_G[g], i // cluster.nic_sharing] += crosses * problem.model.expert_bytes
+    if not seen:
+        return 0.0
+    most = max(sent.values())
+    send_s = most / cluster.rdma_bytes_per_s + (cluster.rdma_latency_s if most else 0.0)
+    return send_s + max(written.values()) / cluster.host_bytes_per_s + cluster.host_latency_s
+
+
 def stage_seconds(problem, plan, prefetch, known, plan_s):
     """Seconds of the stage, and (start, end) of every copy."""
     cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
@@ -129,7 +151,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         Link.HOST: (cluster.host_bytes_per_s, cluster.host_latency_s),
     }
     free, slow = defaultdict(float), defaultdict(float)  # link -> free again; rank -> seconds lost to copies
-    ready_G = np.zeros(G)  # when a rank may go on
+    ready_G = np.full(G, fill_seconds(problem, plan))  # when a rank may go on
     times = {}
 
     def send(src, dst, path, num_bytes, ready):

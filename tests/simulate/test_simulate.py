@@ -109,8 +109,8 @@ def test_looking_ahead_never_hurts_a_stage_without_contention(case):
 def test_nothing_beats_force_balanced_where_links_are_free(case):
     problem, plan = case
     cluster = dataclasses.replace(
-        problem.cluster, slot_overhead_s=0.0, peer_bytes_per_s=1e300, rdma_bytes_per_s=1e300, host_bytes_per_s=1e300,
-        peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
+        problem.cluster, slot_overhead_s=0.0, peer_bytes_per_s=1e300, exchange_bytes_per_s=None, rdma_bytes_per_s=1e300,
+        host_bytes_per_s=1e300, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
     )  # fmt: skip
     problem = dataclasses.replace(problem, cluster=cluster, schedule=problem.schedule)
     mean_NG = even_routing(problem).load_MLE.sum(axis=2) / problem.G
