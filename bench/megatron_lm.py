@@ -73,8 +73,8 @@ def main() -> None:
 def _run(checkout: Path, pp: int, out: Path, arm: str) -> tuple[list[float], list[dict[str, float]]]:
     """Losses and foremoe's metrics of each iteration, of the last rank."""
     path = os.pathsep.join(map(str, (checkout.resolve(), ROOT, ROOT / "tests" / "megatron")))
-    # Megatron-LM compiles its data set index by whatever is called python3.
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    # Megatron-LM compiles its data set index by whatever is called python3 and, which virtual environments lack, python3-config.
+    programs = os.pathsep.join([str(Path(sys.executable).parent), str(Path(sys.base_prefix, "bin")), os.environ["PATH"]])
     environ = os.environ | {"PATH": programs, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     launch = [
         sys.executable,
