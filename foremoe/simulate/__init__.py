@@ -1,5 +1,6 @@
 """Simulation of a stage: what a plan would take on a cluster, as an event timeline over ranks, links and copy engines."""
 
+from foremoe.simulate.judge import plan_judged
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
@@ -7,5 +8,5 @@ from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulat
 
 __all__ = [
     "LINKS", "PARTS", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing", "force_balanced",
-    "foremoe_planner", "pipeline_problems", "plan_pipeline", "simulate", "simulate_pipeline", "simulate_systems",
+    "foremoe_planner", "pipeline_problems", "plan_judged", "plan_pipeline", "simulate", "simulate_pipeline", "simulate_systems",
 ]  # fmt: skip
