@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,9 +212,19 @@ def test_misuse_is_refused_in_one_sentence(pool):
 def test_plans_count_on_host_stores_only_where_a_backend_has_them():
     from foremoe.integrations.megatron.layout import cluster_of
 
-    given = Cluster.preset("8xh100", num_ranks=2)
+    given, flex = Cluster.preset("8xh100", num_ranks=2, host_store=True), SimpleNamespace(moe_token_dispatcher_type="flex")
     alone, beside = (
-        run_threads(lambda group, names=names: cluster_of(group, given, names).host_bytes_per_s, 2)
+        run_threads(lambda group, names=names: cluster_of(group, given, names, flex).host_bytes_per_s, 2)
         for names in (["collective"], ["collective", "pinned_host"])
     )
     assert alone == [0.0, 0.0] and beside == [given.host_bytes_per_s] * 2
+
+
+@pytest.mark.parametrize(("dispatcher", "dispatch"), [("flex", "node"), ("alltoall", "pairs")])
+def test_plans_are_priced_by_the_dispatch_of_the_models_dispatcher(dispatcher, dispatch):
+    from foremoe.integrations.megatron.layout import cluster_of
+
+    config = SimpleNamespace(moe_token_dispatcher_type=dispatcher)
+    for given in (None, Cluster.preset("8xh100", num_ranks=2)):
+        found = run_threads(lambda group, given=given: cluster_of(group, given, ["collective"], config).dispatch, 2)
+        assert found == [dispatch] * 2

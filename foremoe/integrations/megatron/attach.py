@@ -76,8 +76,8 @@ def attach(
         timeout_s: Patience of the engine, in seconds.
         debug: Checks of the engine.
         plan_limit_s: Planning that takes a rank longer is an error on all ranks; default: no limit.
-        cluster: Cluster of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Figures are
-            uncalibrated unless the cluster says otherwise.
+        cluster: Cluster of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Its dispatch is
+            that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
 
     Raises:
         InputError: A layout that is not supported, with the option to change.
@@ -121,7 +121,7 @@ class Attached:
             return  # nothing to balance on this rank
         self._planning = Planning(
             options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
-            cluster=cluster_of(self.group, options.cluster, engine_options["backends"]),
+            cluster=cluster_of(self.group, options.cluster, engine_options["backends"], self._config),
             weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:

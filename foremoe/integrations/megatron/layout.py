@@ -181,12 +181,13 @@ def model_of(config: Any, num_layers: int, weight_bytes: float) -> Model:
     )  # fmt: skip
 
 
-def cluster_of(group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend]) -> Cluster:
+def cluster_of(group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend], config: Any) -> Cluster:
     """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective.
 
-    Plans are priced with host stores only where one of `backends` has them.
+    Plans are priced by the dispatch of the model's dispatcher, and with host stores only where one of `backends` has them.
     """
-    cluster = _given_or_found(group, cluster)
+    dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
+    cluster = dataclasses.replace(_given_or_found(group, cluster), dispatch=dispatch)
     hosts = any(Link.HOST in resolve_backend(backend).links for backend in backends)
     return cluster if hosts else dataclasses.replace(cluster, host_bytes_per_s=0.0)
 
