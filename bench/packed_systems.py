@@ -83,7 +83,7 @@ def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int) -> dict[str
     posed = dataclasses.replace(problem, home_LE=home_LE)
     system = System(planner=Planner(rank=row.rank, guard=row.rank == (Chain(),)), even=row.even)
     found = simulate_systems([posed], {"row": system})[0]
-    return {**found, "moves_s": moves_s, "stage_s": found["stage_s"] + moves_s, "micro_steps": problem.M}
+    return {**found, "moves_s": moves_s, "stage_s": found["simulated_stage_s"] + moves_s, "micro_steps": problem.M}
 
 
 HEAD = (

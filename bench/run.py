@@ -27,7 +27,7 @@ COLUMNS = (
     ("fan-out", lambda r: str(r["max_fanout"])),
     ("MB/layer", lambda r: f"{r['bytes_per_layer'] / 1e6:.0f}"),
     ("stage ms", lambda r: f"{r['predicted_stage_s'] * 1e3:.1f}"),
-    ("x static", lambda r: f"{r['speedup_vs_static']:.2f}"),
+    ("x static", lambda r: f"{r['predicted_speedup_vs_static']:.2f}"),
     ("plan us", lambda r: f"{r['plan_us_per_layer']:.0f}"),
     ("rows", lambda r: str(r["n_solved"])),
 )
@@ -63,7 +63,7 @@ def overview(figures: dict[tuple[str, str], dict[str, dict[str, Any]]], objectiv
     """One column per case: mean skew under balance, predicted speed-up over static under time."""
     names = [name for name, of in figures if of == objective]
     figure, title = (
-        ("skew_mean", "mean skew") if objective == "balance" else ("speedup_vs_static", "predicted speed-up over static")
+        ("skew_mean", "mean skew") if objective == "balance" else ("predicted_speedup_vs_static", "predicted speed-up")
     )
     digits = 4 if objective == "balance" else 2
     lines = [f"| {title} | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]

@@ -19,6 +19,7 @@ import numpy as np
 
 from bench.output import command_line, emit, hardware
 from bench.systems import synthetic_groups
+from foremoe.plan.figures import plan_fit
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.simulate import force_balanced, simulate
@@ -66,7 +67,7 @@ def measured(problem: Problem) -> Group:
     static_s, balanced_s = simulate(problem, static).total_s, force_balanced(problem).total_s
     return Group(
         plan_cpu_s, wall_s, simulate_s, num_bytes, static_s, ours.total_s, balanced_s, float(plan.skew_ML.mean()),
-        int(ours.peak_bytes_G.max()),
+        plan_fit(problem, plan).peak_bytes,
     )  # fmt: skip
 
 

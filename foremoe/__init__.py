@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     # isort: split
     from foremoe import runtime, simulate, solvers, synthetic, testing, transfer, workload
     from foremoe.base.errors import InputError, PlanError, StaleWeights, TransferError
-    from foremoe.machine import Cluster, Model
+    from foremoe.machine import Cluster, Model, Trainer
     from foremoe.plan import Link, Plan, PlanKey, TransferList
     from foremoe.planner import STRATEGIES, LevelSummary, Planner, PlanStream, PlanSummary
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "base.errors": ("InputError", "PlanError", "StaleWeights", "TransferError"),
-    "machine": ("Cluster", "Model"),
+    "machine": ("Cluster", "Model", "Trainer"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
     "planner": (
         "STRATEGIES", "LevelSummary", "PlanStream", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve",
@@ -53,7 +53,8 @@ __all__ = [
     "STRATEGIES", "Cluster", "Cost", "CostModel", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase", "Placement",
     "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
     "ResidentSlots",
-    "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "TransferError", "TransferList", "Workload", "ablate",
+    "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload",
+    "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
     "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
     "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up",

@@ -1,17 +1,20 @@
 """``foremoe ablate``: one planner, level by level, over redundant slots and foresight."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-from foremoe.cli.compare import FIGURES, WORDS, figures, notes
+from foremoe.cli.compare import PLANNED, WORDS, notes, planned
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, render
+from foremoe.cli.tables import Column, number, render
 from foremoe.cli.texts import foresight_of, planner_of, split_list, whole_numbers
 from foremoe.planner import comparison
+from foremoe.planner.planner import Planner
 
 
 @click.command(cls=JsonCommand)
@@ -50,10 +53,16 @@ def ablate(
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual,
     }  # fmt: skip
-    columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *FIGURES]
-    cells = [[row["levels"], row["redundant"], row["foresight"], *figures(row, planner.keeps_homes)] for row in rows]
+    times = (Column("predicted ms", number(1, 1e3)), Column("speed-up", number(3)))
+    columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *PLANNED, *times]
+    cells = [[row["levels"], row["redundant"], row["foresight"], *planned(row), *_times(row, planner)] for row in rows]
     lines = [
         case.line.replace(f"R = {max(slots)}", "R below"), f"planner: {planner!r}", "", render(columns, cells), "",
-        f"stage ms, speed-up over static: {case.constants}; plan us: CPU time per row", *WORDS, *notes(rows, "levels"),
+        f"predicted ms, speed-up over static: {case.constants}; plan us: CPU time per row", *WORDS, *notes(rows, "levels"),
     ]  # fmt: skip
     emit(json_file, payload, lines)
+
+
+def _times(row: Mapping[str, Any], planner: Planner) -> tuple[float | None, float | None]:
+    """Predicted seconds, and the gain over static unless homes move: then they leave out how weights travel."""
+    return row["predicted_stage_s"], row["predicted_speedup_vs_static"] if planner.keeps_homes else None

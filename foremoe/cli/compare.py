@@ -7,20 +7,25 @@ import click
 
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import CaseOptions, case_options, option, solvers_option
+from foremoe.cli.memory import table_lines
+from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, solvers_option, trainer_options
 from foremoe.cli.progress import Progress
+from foremoe.cli.simulate import step_line
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import Seconds, planners_of, split_list
 from foremoe.planner import comparison
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.simulate.step import Judge
 
-FIGURES = (
+PLANNED = (
     Column("skew mean", number(3)), Column("p99", number(3)), Column("max", number(3)), Column("load gap", percent),
     Column("replicas", number(1)), Column("moves", number(1)), Column("fanout"), Column("MB/layer", number(1, 1e-6)),
     Column("peer MB", number(1, 1e-6)), Column("rdma MB", number(1, 1e-6)), Column("host MB", number(1, 1e-6)),
-    Column("stage ms", number(1, 1e3)), Column("speed-up", number(3)), Column("peak GB", number(2, 1e-9)),
-    Column("plan us", number(1)),
+    Column("plan us", number(1)), Column("slots"), Column("peak GB", number(2, 1e-9)),
+)  # fmt: skip
+SIMULATED = (
+    Column("stage ms", number(1, 1e3)), Column("speed-up", number(3)), Column("step", number(3)), Column("of balanced", percent),
 )  # fmt: skip
 
 
@@ -34,7 +39,11 @@ FIGURES = (
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
     help="Seconds that each exact solver may spend; it plans a sample of the rows.",
 )  # fmt: skip
-def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float, json_file: str | None) -> None:
+@trainer_options
+def compare(
+    case_options: CaseOptions, trainer_options: TrainerOptions, solvers: tuple[str, ...], exact_seconds: float,
+    json_file: str | None,
+) -> None:  # fmt: skip
     """Plans one case with every strategy and prints a line for each.
 
     Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
@@ -46,29 +55,33 @@ def compare(case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: 
     """
     require_writable({"the JSON file": json_file}, case_options.files)
     planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
+    trainer = trainer_options.trainer()
     with Progress() as progress:
         case = build_case(case_options, progress=progress)
+        judge = Judge.of(case.problem, trainer)
         rows = comparison.compare(
             case.problem, planners, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
-            progress=progress,
+            trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
+    rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
         "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, planners, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
+        "static_stage_s": judge.static_s, "trainer": trainer,
     }  # fmt: skip
-    emit(json_file, payload, [case.line, "", table(rows, planners), "", *footers(rows, planners, case.constants)])
+    words = footers(rows, planners, case.constants, judge.static_s)
+    memory = table_lines(rows, case.problem.cluster.memory_bytes)
+    emit(json_file, payload, [case.line, "", table(rows, planners), "", *words, step_line(rows, trainer), *memory])
 
 
-def figures(row: Mapping[str, Any], executable: bool) -> list[Any]:
-    """The cells of `FIGURES` for one of compare's rows; times that do not compare with the other lines are left blank."""
-    sampled = "same_rows" in row
+def planned(row: Mapping[str, Any]) -> list[Any]:
+    """The cells of `PLANNED` for one of compare's rows."""
     link = row["bytes_by_link"] or {}
     return [
         row["skew_mean"], row["skew_p99"], row["skew_max"], row["gap_mean"], row["replicas_per_layer"], row["moves_per_layer"],
         row["max_fanout"], row["bytes_per_layer"], link.get("peer"), link.get("rdma"), link.get("host"),
-        None if sampled else row["predicted_stage_s"], row["speedup_vs_static"] if executable and not sampled else None,
-        row["peak_bytes"], row["plan_us_per_layer"],
+        row["plan_us_per_layer"], row["slots_per_rank"], row["peak_bytes"],
     ]  # fmt: skip
 
 
@@ -81,29 +94,27 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
         name = row["solver"]
         sampled = "same_rows" in row
         label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
-        lines.append([label, *figures(row, planners[name].keeps_homes)])
+        lines.append([label, *planned(row), *(row[name] for name in Judge.FIGURES)])
         same = row.get("same_rows") or {}
         if same:
             other = "hierarchical" if "hierarchical" in same else min(same, key=lambda key: same[key])
             lines.append([f"  {other}, same rows", same[other]])
-    return render([Column("solver", left=True), *FIGURES], lines)
+    return render([Column("solver", left=True), *PLANNED, *SIMULATED], lines)
 
 
 # What the columns mean, for a reader of the table alone.
 WORDS = (
     "a row is one layer of one micro-step; skew: largest over mean rank load; load gap: above the proven lower bound",
     "per row: replicas; moves (copies made, or slots refilled where homes move); MB of weights (every pass) and gradients",
-    "fanout: most copies that leave one rank for one row; peak GB: memory of the fullest rank (weights, gradients, slots)",
+    "fanout: most copies that leave one rank for one row; slots: redundant, per rank; peak GB: the fullest rank",
 )
 
 
-def footers(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str) -> list[str]:
+def footers(
+    rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str, static_s: float
+) -> list[str]:  # fmt: skip
     """What a reader must know to read the table."""
-    lines = [f"stage ms, speed-up over static: {constants}; plan us: CPU time per row"]
-    whole = [row for row in rows if row["predicted_stage_s"] is not None and "same_rows" not in row]
-    if whole and "static" not in planners:
-        static_s = whole[0]["speedup_vs_static"] * whole[0]["predicted_stage_s"]
-        lines[0] += f"; static: {static_s * 1e3:.1f} ms"
+    lines = [f"stage ms, speed-up over static ({static_s * 1e3:.1f} ms): simulated, {constants}; plan us: CPU time per row"]
     lines += WORDS
     moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
     if moved:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from foremoe.machine.cluster import DISPATCHES
+from foremoe.machine.trainer import Trainer
 
 DEFAULT_RANKS = 16
 DEFAULT_TOKENS_PER_RANK = 1024
@@ -18,6 +19,7 @@ REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
 DEFAULT_REGIME = "mid"
 
 MAX_EXPERTS = 2**15 - 1
+MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 
@@ -147,6 +149,69 @@ def case_options(*, redundant: bool = True) -> Callable[[Callable[..., None]], C
         return decorated
 
     return decorate
+
+
+class Rollout(click.ParamType):  # type: ignore[type-arg]
+    """A share of a step such as ``0.4``, or seconds such as ``30s``, as the options of `Trainer`."""
+
+    name = "rollout"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        """The share or the seconds; fails with one sentence."""
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("s"))
+        except ValueError:
+            number = -1.0
+        if text.endswith("s") and 0.0 <= number < float("inf"):
+            return {"rollout_s": number}
+        if not 0.0 <= number <= MAX_SHARE:
+            self.fail(f"{value!r} is neither a share from 0 to {MAX_SHARE} nor seconds such as 30s.", param, ctx)
+        return {"rollout_share": number}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """What the command line said about the trainer around the stage; None where it said nothing."""
+
+    optimizer_bytes: float
+    data_parallel: int | None
+    rollout_share: dict[str, float]
+
+    def trainer(self, num_groups: int = 1) -> Trainer:
+        """The trainer of so many EP groups where no option says how many there are."""
+        return Trainer(
+            optimizer_bytes=self.optimizer_bytes, data_parallel=self.data_parallel or num_groups, **self.rollout_share
+        )  # fmt: skip
+
+
+_TRAINER = {
+    "optimizer_bytes": option(
+        "--optimizer-bytes", metavar="BYTES", type=click.FloatRange(0, 1024), default=12.0,
+        help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), 0 if it is offloaded.",
+    ),
+    "data_parallel": option(
+        "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
+        help="EP groups that train together: they share the optimizer's state and add up gradients.  [default: those planned]",
+    ),
+    "rollout_share": option(
+        "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(), default="0.5",
+        help="What of a training step with static placement lies outside the stages: a share (0.4) or seconds (30s).",
+    ),
+}  # fmt: skip
+
+
+def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of the trainer around the stage, as one `TrainerOptions` in ``trainer_options``."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> None:
+        function(trainer_options=TrainerOptions(**{name: given.pop(name) for name in _TRAINER}), **given)
+
+    decorated: Any = wrapped
+    for name in reversed(_TRAINER):
+        decorated = _TRAINER[name](decorated)
+    return decorated
 
 
 solvers_option = functools.partial(option, "--solvers", metavar="LIST", multiple=True)

@@ -4,9 +4,11 @@ import click
 
 from foremoe.cli.figures import plan_figures, summary_figures
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import CaseOptions, case_options, option, threads_option
+from foremoe.cli.memory import plan_line
+from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import JUDGES, plan_case
+from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
 
 
 @click.command(cls=JsonCommand)
@@ -25,9 +27,10 @@ from foremoe.cli.reported import JUDGES, plan_case
     help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: nowhere]",
 )  # fmt: skip
 @threads_option
+@trainer_options
 def plan(
-    case_options: CaseOptions, planner_name: str, judge: str, output: str | None, save_workload: str | None, threads: int | None,
-    json_file: str | None,
+    case_options: CaseOptions, trainer_options: TrainerOptions, planner_name: str, judge: str, output: str | None,
+    save_workload: str | None, threads: int | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """Plans replicas and token quotas for every layer of every micro-step.
 
@@ -45,11 +48,21 @@ def plan(
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
     made = planned.plan
-    lines = [case.line, made.summary(), f"planned in {summary.plan_s:.2f} s (a first run also compiles)"]
+    trainer = trainer_options.trainer()
+    memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
+        "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
+        "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),
+    }  # fmt: skip
+    lines = [
+        case.line,
+        made.summary(),
+        plan_line(planned.problem, made, trainer),
+        f"planned in {summary.plan_s:.2f} s (a first run also compiles)",
+    ]
     for path, value in ((output, made), (save_workload, case.workload)):
         if path is not None:
             value.save(path)
             lines.append(f"wrote {click.format_filename(path)}")
     written = None if output is None else click.format_filename(output)
-    payload = {"plan": plan_figures(made), "report": summary_figures(summary), "case": case.record, "output": written}
+    payload = {"plan": plan_figures(made) | memory, "report": summary_figures(summary), "case": case.record, "output": written}
     emit(json_file, payload, lines)

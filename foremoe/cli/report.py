@@ -8,10 +8,12 @@ import click
 
 from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import STDOUT, require_writable
-from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, threads_option
+from foremoe.cli.memory import plan_line
+from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, solvers_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import Shown, plan_case, read_plan
 from foremoe.cli.texts import planners_of, split_list, whole_numbers
+from foremoe.machine.trainer import Trainer
 from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
@@ -42,9 +44,10 @@ NOTHING = "none"
 @solvers_option(help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]")
 @threads_option
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
+@trainer_options
 def report(
-    case_options: CaseOptions, planner_name: str | None, plan_file: str | None, simulate: bool, what_if: str,
-    solvers: tuple[str, ...], threads: int | None, output: str,
+    case_options: CaseOptions, trainer_options: TrainerOptions, planner_name: str | None, plan_file: str | None, simulate: bool,
+    what_if: str, solvers: tuple[str, ...], threads: int | None, output: str,
 ) -> None:  # fmt: skip
     """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
 
@@ -61,43 +64,53 @@ def report(
     redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")
     names = split_list(solvers, "--solvers")
     planners = {} if names == [NOTHING] else planners_of(names, [name for name in STRATEGIES if name != "exact"])
+    trainer = trainer_options.trainer()
     with Progress() as progress:
         if plan_file is None:
             _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
         else:
             shown = read_plan(case_options, planner_name, plan_file, redundant)
-        strategies = _strategies(shown, planners, simulate, threads, case_options.seed, progress) if planners else None
+        strategies = _strategies(shown, planners, simulate, threads, case_options.seed, trainer, progress) if planners else None
         others = None
         if redundant and shown.planner is None:
             left_out = "the plan's planner is not one of foremoe's own, so what-if is left out"
             progress.note(f"warning: {left_out}; give --planner to choose one.")
         elif redundant and shown.planner is not None:
             others = plan_again(
-                shown.problem, shown.planner, redundant, history_LE=shown.history_LE, simulated=simulate, num_threads=threads,
-                progress=progress,
+                shown.problem, shown.planner, redundant, history_LE=shown.history_LE, simulated=simulate, trainer=trainer,
+                num_threads=threads, progress=progress,
             )  # fmt: skip
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary,
             simulation=run_simulation(shown.problem, shown.plan) if simulate else None, strategies=strategies, what_if=others,
-            source=shown.source, posed=shown.posed, moves_s=shown.moves_s,
+            source=shown.source, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
     click.echo(shown.plan.summary())
+    click.echo(plan_line(shown.problem, shown.plan, trainer))
     if shown.moves_s:
         click.echo(f"homes: moved before the stage in {shown.moves_s * 1e3:.1f} ms, exposed; skew starts from moved homes")
     click.echo(f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)")
 
 
 def _strategies(
-    shown: Shown, planners: Mapping[str, Planner], simulated: bool, threads: int | None, seed: int, progress: Progress
+    shown: Shown,
+    planners: Mapping[str, Planner],
+    simulated: bool,
+    threads: int | None,
+    seed: int,
+    trainer: Trainer,
+    progress: Progress,
 ) -> Sequence[Mapping[str, Any]]:
     """The lines of the table; with their simulated stage if that was asked for."""
     problem, history_LE = shown.posed, shown.history_LE
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
     if simulated and not sampled:
         systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
-        rows = simulate_systems([problem], systems, history_LE=history_LE, num_threads=threads, progress=progress)
+        rows = simulate_systems(
+            [problem], systems, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
+        )
         return [_simulated_line(row, planners) for row in rows]
-    rows = compare(problem, planners, history_LE=history_LE, seed=seed, progress=progress)
+    rows = compare(problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, progress=progress)
     notes = ["micro-step 0 has no history and is left out"] if needs_first_left_out(problem, planners, history_LE) else []
     lines = []
     for row in rows:
@@ -105,7 +118,7 @@ def _strategies(
         line = {**row, "note": "; ".join(part for part in (row.get("note"), *notes) if part)}
         # These times do not compare with the others'.
         if name in sampled or not planners[name].keeps_homes:
-            line["speedup_vs_static"] = None
+            line["predicted_speedup_vs_static"] = None
         lines.append(line)
     return lines
 
@@ -117,4 +130,5 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
     if planners[name].keeps_homes:
         return row
     note = f"homes move: scored, never executed; moving their weights ({row['apart_s']:.3g} s) is in no time"
-    return {**row, "speedup_vs_static": None, "stage_speedup_vs_static": None, "share_of_balanced": None, "note": note}
+    blank = dict.fromkeys(("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "share_of_balanced"))
+    return {**row, **blank, "note": note}

@@ -8,10 +8,12 @@ import click
 from foremoe.base.errors import InputError
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option
+from foremoe.cli.memory import table_lines
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, TrainerOptions, case_options, option, solvers_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
+from foremoe.machine.trainer import Trainer
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
 from foremoe.workload.packing import AsGiven
@@ -20,13 +22,15 @@ FOREMOE = "foremoe"
 MS = number(1, 1e3)
 COLUMNS = {
     "solver": Column("solver", left=True), "skew_mean": Column("skew mean", number(3)),
-    "replicas_per_layer": Column("replicas", number(1)), "stage_s": Column("stage ms", MS),
-    "stage_speedup_vs_static": Column("speed-up", number(3)), "share_of_balanced": Column("of balanced", percent),
+    "replicas_per_layer": Column("replicas", number(1)), "slots_per_rank": Column("slots"),
+    "simulated_stage_s": Column("stage ms", MS), "speedup_vs_static": Column("speed-up", number(3)),
+    "step_speedup": Column("step", number(3)), "share_of_balanced": Column("of balanced", percent),
     "tokens_per_s_per_rank": Column("tokens/s/rank", number(0)), "window_s": Column("attention", MS),
     "dispatch_s": Column("dispatch", MS), "compute_s": Column("experts", MS), "combine_s": Column("combine", MS),
     "transfer_s": Column("weights", MS), "gradient_s": Column("gradients", MS), "planning_s": Column("planning", MS),
-    "bubble_s": Column("bubble", MS), "moves_s": Column("moves", MS), "apart_s": Column("apart", MS),
-    "simulated_peak_bytes": Column("peak GB", number(2, 1e-9)),
+    "outside_s": Column("head", MS), "bubble_s": Column("bubble", MS), "moves_s": Column("moves", MS),
+    "reduction_s": Column("reduction", MS), "optimizer_s": Column("optimizer", MS), "apart_s": Column("apart", MS),
+    "peak_bytes": Column("peak GB", number(2, 1e-9)), "host_bytes": Column("host GB", number(2, 1e-9)),
 }  # fmt: skip
 
 
@@ -40,9 +44,11 @@ COLUMNS = {
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
+@trainer_options
 def simulate(
-    case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int, prefetch: int, json_file: str | None
-) -> None:
+    case_options: CaseOptions, trainer_options: TrainerOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
+    prefetch: int, json_file: str | None,
+) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
 
     All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
@@ -68,18 +74,22 @@ def simulate(
             systems[name] = System(planner=planner, prefetch=prefetch)
     with Progress() as progress:
         case, groups = build_groups(case_options, ep, progress)
-        rows = simulate_systems(groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, progress=progress)
+        trainer = trainer_options.trainer(len(groups))
+        rows = simulate_systems(
+            groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, progress=progress
+        )  # fmt: skip
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
-        "residual": case.problem.cluster.residual,
+        "residual": case.problem.cluster.residual, "trainer": trainer,
     }  # fmt: skip
     where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
         where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
     table = render([*COLUMNS.values()], [[row[key] for key in COLUMNS] for row in rows])
-    emit(json_file, payload, [case.line, where, "", table, "", *footers(rows, case.constants)])
+    memory = table_lines(rows, case.problem.cluster.memory_bytes)
+    emit(json_file, payload, [case.line, where, "", table, "", *footers(rows, case.constants), step_line(rows, trainer), *memory])
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
@@ -93,3 +103,11 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
         apart = "weights of plans that re-place experts, spread over all links"
         lines.append(f"apart: {apart}; in no other column, so they are bounds")
     return lines
+
+
+def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
+    """What the column of whole steps takes for granted."""
+    outside = f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
+    if all(row["step_speedup"] is None for row in rows):
+        return "step: unknown without static; add it to --solvers"
+    return f"step: gain of a training step of which {outside} lie outside the stages (--rollout-share)"

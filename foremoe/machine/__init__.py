@@ -1,6 +1,7 @@
-"""The model and the machine: sizes, rates and presets."""
+"""The model, the machine and the trainer: sizes, rates and presets."""
 
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.machine.trainer import Trainer
 
-__all__ = ["Cluster", "Model"]
+__all__ = ["Cluster", "Model", "Trainer"]

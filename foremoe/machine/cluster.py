@@ -21,7 +21,7 @@ _CHECKS = (
     (fields.text, ("name", "source")),
     (partial(fields.whole, high=_MAX_RANKS), ("num_ranks", "nic_sharing")),
     (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
-    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s")),
+    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s")),
     (fields.real, ("backward_ratio", "attention_backward_ratio")),
     (partial(fields.real, open_low=False), ("residual",)),
     (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
@@ -71,6 +71,7 @@ class Cluster(ArrayValue):
             copies reach.
         copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
+        memory_bytes_per_s: Bandwidth of that memory, which the optimizer runs at; None: not known, the optimizer takes no time.
         attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
         backward_ratio: Seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
         attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
@@ -103,6 +104,7 @@ class Cluster(ArrayValue):
     exchange_bytes_per_s: float | None = None
     copy_contention: float
     memory_bytes: int
+    memory_bytes_per_s: float | None = None
     attention_efficiency: float | None = None
     backward_ratio: float = 2.0
     attention_backward_ratio: float | None = None

@@ -22,6 +22,7 @@ _CHECKS = (
     (fields.text, ("name", "source")),
     (partial(fields.whole, high=_MAX_NUMBER), ("num_layers", "num_experts", "num_topk", "num_expert_groups")),
     (partial(fields.whole, low=0, high=_MAX_NUMBER), ("first_moe_layer",)),
+    (partial(fields.whole, low=0, high=fields.MAX_WHOLE), ("vocab_size",)),
     (partial(fields.whole, high=1024), ("num_matrices",)),
     (
         partial(fields.whole, high=fields.MAX_WHOLE),
@@ -35,7 +36,7 @@ _CHECKS = (
 class Model:
     """The sizes of one MoE model.
 
-    Only routed experts and attention count; shared experts, norms, router and biases are left out.
+    Routed experts, attention, embedding and head count; shared experts, dense layers, norms, router and biases are left out.
 
     Attributes:
         name: What reports and plans call it.
@@ -54,6 +55,7 @@ class Model:
         qk_head_dim: Width of one head's score product.
         v_head_dim: Width of one head's value product.
         num_expert_groups: Groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
+        vocab_size: Rows of the embedding and of the head, which do not share weights; 0 where they are not known.
         source: Where the figures come from.
 
     Raises:
@@ -76,6 +78,7 @@ class Model:
     qk_head_dim: int
     v_head_dim: int
     num_expert_groups: int = 1
+    vocab_size: int = 0
     source: str
 
     def __post_init__(self) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
-from foremoe.problem.objective import peak_bytes as peak_bytes_by_rank
+from foremoe.problem.memory import Fit, Memory, fit, rank_memory
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 
@@ -16,11 +17,14 @@ from foremoe.problem.problem import Problem
 
 FIGURES = (
     "skew_mean", "skew_p99", "skew_max", "gap_mean", "replicas_per_layer", "moves_per_layer", "max_fanout", "bytes_per_layer",
-    "bytes_by_link", "predicted_stage_s", "transfer_s", "speedup_vs_static", "peak_bytes", "plan_us_per_layer",
+    "bytes_by_link", "predicted_stage_s", "transfer_s", "predicted_speedup_vs_static", "peak_bytes", "peak_bytes_with_reforward",
+    "fits", "host_bytes", "slots_per_rank", "plan_us_per_layer",
 )  # fmt: skip
 
 
-def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None) -> dict[str, Any]:
+def plan_figures(
+    name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None, trainer: Trainer | None = None
+) -> dict[str, Any]:
     """One line of `compare` over the rows that count (default: all); the caller fills in ``plan_us_per_layer``.
 
     `static_s` are the predicted seconds of static placement over the same rows.
@@ -36,8 +40,9 @@ def plan_figures(name: str, problem: Problem, plan: Plan, *, static_s: float, co
         "replicas_per_layer": float((plan.quota_MLGS[counted_ML][..., plan.B :] > 0).sum() / num_rows), "moves_per_layer": moves,
         "max_fanout": max_fanout(plan, counted_ML), "bytes_per_layer": sum(bytes_by_link.values()),
         "bytes_by_link": bytes_by_link, "predicted_stage_s": stage_s, "transfer_s": transfer_s,
-        "speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0, "peak_bytes": peak_bytes(problem, plan),
-        "plan_us_per_layer": None, "n_solved": num_rows,
+        "predicted_speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
+        **memory_figures(plan_fit(problem, plan, trainer)), "host_bytes": host_bytes(problem, plan),
+        "slots_per_rank": slots_per_rank(plan), "plan_us_per_layer": None, "n_solved": num_rows,
     }  # fmt: skip
 
 
@@ -52,10 +57,37 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
     return sum(parts.values()) - (0.0 if plan.executable else transfer_s), transfer_s
 
 
-def peak_bytes(problem: Problem, plan: Plan) -> int:
-    """Most bytes on any rank (see `objective.peak_bytes`)."""
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return int(peak_bytes_by_rank(problem, placement).max())
+def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
+    """What every rank keeps while it runs the plan (see `rank_memory`)."""
+    return rank_memory(problem, _placement(plan), trainer=trainer, order_M=plan.order_M)
+
+
+def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
+    """Whether the fullest rank fits while it runs the plan."""
+    return fit(problem, _placement(plan), trainer=trainer, order_M=plan.order_M)
+
+
+def memory_figures(verdict: Fit) -> dict[str, Any]:
+    """The verdict as fields of a line."""
+    return {"peak_bytes": verdict.peak_bytes, "peak_bytes_with_reforward": verdict.reforward_bytes, "fits": verdict.fits}
+
+
+def host_bytes(problem: Problem, plan: Plan) -> int:
+    """Bytes of the fullest node's host store: every expert once that the plan's copies take from there."""
+    t = plan.transfers
+    host_C = t.link_C == Link.HOST
+    node_C = problem.cluster.node_of_rank_G[t.dst_C[host_C]].astype(np.int64)
+    stored = np.unique((node_C * plan.L + t.layer_C[host_C]) * plan.E + t.expert_C[host_C])
+    return int(np.bincount(stored // (plan.L * plan.E)).max(initial=0)) * problem.model.expert_bytes
+
+
+def slots_per_rank(plan: Plan) -> int:
+    """Redundant slots per rank that the plan needs: all, or none if it makes no replica."""
+    return plan.S - plan.B if (plan.quota_MLGS[..., plan.B :] > 0).any() else 0
+
+
+def _placement(plan: Plan) -> Placement:
+    return Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
 
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:

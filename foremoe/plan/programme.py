@@ -19,13 +19,17 @@ from foremoe.problem.schedule import Phase
 
 
 class Return(NamedTuple):
-    """The gradient of one replica on its way home, after backward of a row; keys follow those of the copies."""
+    """The gradient of one replica on its way home, after backward of a row; keys follow those of the copies.
+
+    `turn` counts those of the row that the home takes in before it, so that both ends know what is staged there.
+    """
 
     key: int
     layer: int
     expert: int
     src_rank: int
     dst_rank: int
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +130,19 @@ def _returns(plan: Plan, rank: int, uses: list[tuple[int, int, int]]) -> dict[in
     order_Z = order_Z[u_Z[order_Z] >= 0]
     at_I = np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank))
     mine_I = order_Z[at_I]
-    columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z
+    columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z, _turns(u_Z, replicas.home_Z, order_Z)
     rows = zip(at_I + len(plan.transfers), *(column_Z[mine_I] for column_Z in columns), strict=True)
     returns: dict[int, list[Return]] = {}
     for u, row in zip(u_Z[mine_I].tolist(), rows, strict=True):
         returns.setdefault(u, []).append(Return(*map(int, row)))
     return returns
+
+
+def _turns(u_Z: Array, home_Z: Array, order_Z: Array) -> Array:
+    """int64 [Z]: how many gradients of the same use go to the same home before each one, in `order_Z`."""
+    key_I = u_Z[order_Z] * (home_Z.max(initial=0) + 1) + home_Z[order_Z]
+    by_key_I = np.argsort(key_I, kind="stable")
+    sorted_I = key_I[by_key_I]
+    turn_Z = np.zeros(len(u_Z), np.int64)
+    turn_Z[order_Z[by_key_I]] = np.arange(len(key_I)) - np.searchsorted(sorted_I, sorted_I)
+    return turn_Z

@@ -6,7 +6,7 @@ Figures come from the finished plans' arrays, not from the planner's own summari
 import functools
 import importlib.util
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.levels import HomeSolver
+from foremoe.machine.trainer import Trainer
 from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.figures import plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
@@ -33,7 +34,8 @@ EXACT_BUDGET_S = 15.0
 
 def compare(
     problem: Problem, planners: Mapping[str, Planner], *, history_LE: Array | None = None, leave_first_out: bool | None = None,
-    exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, progress: Progress | None = None,
+    exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, trainer: Trainer | None = None,
+    judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None, progress: Progress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans `problem` with every planner, as it is (baselines have no guard), on one thread.
 
@@ -46,6 +48,9 @@ def compare(
         exact_budget_s: Seconds for a planner with an exact solver. It plans a sample of rows; its line speaks of those that it
             proves optimal, and ``same_rows`` holds the other planners' mean skew on them.
         seed: Seed of that sample.
+        trainer: As for `rank_memory`.
+        judge: Called with the problem and the plan of every planner that plans all rows; its figures join that line. The
+            simulator's is `foremoe.simulate.Judge`.
         progress: Called with (planner, rows done, rows in all).
 
     Returns:
@@ -64,7 +69,7 @@ def compare(
         leave_first_out = needs_first_left_out(problem, planners, history_LE)
     counted_ML = np.ones((problem.M, problem.L), bool)
     counted_ML[: int(leave_first_out)] = False
-    shared = Comparison(history_LE, counted_ML, Planner(rank=()).plan(problem)[0], exact_budget_s, seed, progress)
+    shared = Comparison(history_LE, counted_ML, Planner(rank=()).plan(problem)[0], exact_budget_s, seed, progress, trainer)
     plans: dict[str, Plan] = {}
     lines: dict[str, dict[str, Any]] = {}
     homes = {home: _with_homes(home, problem) for home in {planner.home: None for planner in planners.values()}}
@@ -75,6 +80,8 @@ def compare(
             lines[name] = line_without_figures(name, f"left out: needs {', '.join(missing)}; pip install 'foremoe[exact]'")
         elif not any(solver.exact for solver in planner.rank):
             lines[name], plans[name] = _line(name, planner, posed, shared, homes_moved=posed is not problem)
+            if judge is not None:
+                lines[name] |= judge(posed, plans[name])
     for name, planner in planners.items():
         if name not in lines:
             lines[name] = sampled_line(name, planner, homes[planner.home], shared, plans)
@@ -98,7 +105,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
     progress = None if shared.progress is None else functools.partial(shared.progress, name)
     plan, summary = rows_alone.plan(posed, history_LE=history_LE, progress=progress)
     static_s = stage_seconds(shared.static, counted_ML)[0]
-    line = plan_figures(name, posed, plan, static_s=static_s, counted_ML=counted_ML)
+    line = plan_figures(name, posed, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer)
     # Solvers and their splits alone, on one thread; the kernels are compiled already.
     _, timed = rows_alone.plan(posed, history_LE=history_LE, num_threads=1)
     line["plan_us_per_layer"] = 1e6 * sum(level.cpu_s for level in timed.levels) / posed.N

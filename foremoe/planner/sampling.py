@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.assembly import assemble
@@ -32,6 +33,7 @@ class Comparison(NamedTuple):
     exact_budget_s: float  # of one exact planner
     seed: int  # of the rows that it plans
     progress: Progress | None
+    trainer: Trainer | None = None  # for memory
 
 
 def line_without_figures(name: str, note: str) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
     counted_ML.ravel()[list(proven)] = True
     static_s = stage_seconds(shared.static, counted_ML)[0]
     optimal = "optimal" if planner.foresight == "exact" else "optimal for the load foreseen"
-    return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML) | {
+    return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer) | {
         "plan_us_per_layer": 1e6 * cpu_s / num_tried,
         "same_rows": {other: float(plan.skew_ML[counted_ML].mean()) for other, plan in plans.items()},
         "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs alone",

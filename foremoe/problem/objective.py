@@ -9,7 +9,6 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
-from foremoe.machine.model import Model
 from foremoe.problem.cost import Cost
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.features import Features, Held, feature_rows
@@ -100,15 +99,6 @@ def price_rows(problem: Problem, placement: Placement) -> Cost:
     )  # fmt: skip
 
 
-def peak_bytes(problem: Problem, placement: Placement) -> Array:
-    """int64 [G]: expert weights and gradients at home, slot buffers, and the activations of the rank's busiest row.
-
-    Does not count the trainer's own: attention, optimizer state and activations kept for backward.
-    """
-    busiest_G = placement.load_NG().max(axis=0)
-    return fixed_bytes(problem) + np.ceil(busiest_G * activation_bytes(problem.model)).astype(np.int64)
-
-
 def window_seconds(problem: Problem) -> Array:
     """float64 [M, G]: seconds of one forward that precede a layer's experts: attention, and what every layer takes."""
     cluster = problem.cluster
@@ -117,18 +107,6 @@ def window_seconds(problem: Problem) -> Array:
     squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
     flops_MG = problem.model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
     return np.asarray(flops_MG / cluster.attention_flops_per_s + cluster.layer_overhead_s)
-
-
-def fixed_bytes(problem: Problem) -> int:
-    """Bytes of every rank that do not change over the stage: expert weights, gradients and slot buffers."""
-    model = problem.model
-    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
-    return (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
-
-
-def activation_bytes(model: Model) -> float:
-    """Bytes of the activations of one (token, expert) pair."""
-    return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def _pair_seconds(problem: Problem) -> float:

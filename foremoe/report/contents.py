@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.plan.figures import stage_seconds
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.summary import PlanSummary
-from foremoe.problem.objective import peak_bytes
-from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.simulate.result import LINKS
 from foremoe.workload.skew import skew
@@ -48,12 +47,13 @@ def links(bytes_by_link: Mapping[str, Array], simulation: Any) -> dict[str, Any]
     return {"names": LINKS, "bytes_KG": [bytes_by_link[name].tolist() for name in LINKS], "busy_s_KG": busy_s_KG}
 
 
-def memory(problem: Problem, plan: Plan, simulation: Any) -> dict[str, Any]:
-    """Peak bytes of every rank."""
-    if simulation is not None:
-        return {"kind": "simulated", "peak_bytes_G": simulation.peak_bytes_G.tolist()}
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return {"kind": "model", "peak_bytes_G": peak_bytes(problem, placement).tolist()}
+def memory(problem: Problem, plan: Plan, trainer: Trainer | None) -> dict[str, Any]:
+    """Bytes of every rank, by part on the fullest, and the verdict."""
+    held, verdict = plan_memory(problem, plan, trainer), plan_fit(problem, plan, trainer)
+    return {
+        "peak_bytes_G": held.peak_G.tolist(), "parts": held.parts(), "host_bytes": host_bytes(problem, plan),
+        "verdict": verdict.text(), **memory_figures(verdict),
+    }  # fmt: skip
 
 
 def planning(report: PlanSummary | None) -> dict[str, Any] | None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.plan.figures import peak_bytes, stage_seconds
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.figures import memory_figures, plan_fit, stage_seconds
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate
@@ -16,18 +17,20 @@ from foremoe.solvers.home.keep import Keep
 
 def what_if(
     problem: Problem, planner: Planner, redundant: Sequence[int] = (0, 1, 2, 4), *, history_LE: Array | None = None,
-    simulated: bool = False, num_threads: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+    simulated: bool = False, trainer: Trainer | None = None, num_threads: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans `problem` with every number of redundant slots per rank.
 
     Args:
         redundant: Values of R, each from 0 to the number of experts.
         history_LE: As for `Planner.plan`.
+        trainer: As for `rank_memory`.
         progress: Called with (what, rows done, rows in all).
 
     Returns:
         One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``predicted_stage_s``, ``replicas_per_rank`` (mean per row),
-        ``peak_bytes`` (of the fullest rank, by the cost model) and, simulated, ``simulated_stage_s``.
+        ``peak_bytes`` (of the fullest rank), ``peak_bytes_with_reforward``, ``fits`` and, simulated, ``simulated_stage_s``.
     """
     # The problem's homes are decided, whatever R they were decided for.
     settled = dataclasses.replace(planner, home=Keep())
@@ -40,7 +43,7 @@ def what_if(
         row = {
             "redundant": slots, "skew_mean": float(plan.skew_ML.mean()), "skew_p99": float(np.quantile(plan.skew_ML, 0.99)),
             "predicted_stage_s": stage_seconds(plan)[0], "replicas_per_rank": plan.num_replicas / (plan.N * plan.G),
-            "peak_bytes": peak_bytes(varied, plan),
+            **memory_figures(plan_fit(varied, plan, trainer)),
         }  # fmt: skip
         if simulated:
             row["simulated_stage_s"] = simulate(varied, plan).total_s

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foremoe.base.errors import InputError, file_errors
 from foremoe.base.version import __version__
+from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.planner.summary import PlanSummary
@@ -29,7 +30,7 @@ def write_report(
     path: str | os.PathLike[str], problem: Problem, plan: Plan, *, planner_report: PlanSummary | None = None,
     simulation: Any = None, timelines: Sequence[Timeline] | None = None, strategies: Sequence[Mapping[str, Any]] | None = None,
     what_if: Sequence[Mapping[str, Any]] | None = None, source: str = "", date: str = "", posed: Problem | None = None,
-    moves_s: float = 0.0,
+    moves_s: float = 0.0, trainer: Trainer | None = None,
 ) -> None:  # fmt: skip
     """Writes a plan's report as one HTML page that opens from disk and asks nothing of any network.
 
@@ -46,6 +47,7 @@ def write_report(
         date: As it shall stand on the page; default: none.
         posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
         moves_s: Seconds that moving those homes takes before the stage.
+        trainer: As for `rank_memory`.
 
     Raises:
         InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
@@ -76,10 +78,10 @@ def write_report(
         "moves": {"experts": moved, "seconds": moves_s} if moved else None,
         "parts": parts(plan, static.parts()),
         "links": links(bytes_by_link, simulation),
-        "memory": memory(problem, plan, simulation),
+        "memory": memory(problem, plan, trainer),
         "planning": planning(planner_report),
         "simulated": None if simulation is None else {"total_s": simulation.total_s, "parts": simulation.parts.to_dict()},
-        "static_simulated_s": next((row.get("stage_s") for row in strategies or () if row["solver"] == "static"), None),
+        "static_simulated_s": next((row.get("simulated_stage_s") for row in strategies or () if row["solver"] == "static"), None),
         "strategies": strategy_table(strategies) if strategies else None,
         "what_if": [dict(row) for row in what_if] if what_if else None,
         "timeline": timeline,

@@ -4,9 +4,11 @@ from foremoe.simulate.judge import plan_judged
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
+from foremoe.simulate.step import Judge, head_seconds, optimizer_seconds, reduction_seconds
 from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulate_systems
 
 __all__ = [
-    "LINKS", "PARTS", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing", "force_balanced",
-    "foremoe_planner", "pipeline_problems", "plan_judged", "plan_pipeline", "simulate", "simulate_pipeline", "simulate_systems",
+    "LINKS", "PARTS", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
+    "force_balanced", "foremoe_planner", "head_seconds", "optimizer_seconds", "pipeline_problems", "plan_judged", "plan_pipeline",
+    "reduction_seconds", "simulate", "simulate_pipeline", "simulate_systems",
 ]  # fmt: skip

@@ -65,10 +65,6 @@ def _run_forward(u, issues, release_G, stage, copies, state, record):
         _issue(u + 1, release_G, stage, copies, state)
     _exchange(n, COMBINE, stage, state, record)
     state.free_at_G[:] = clock[NOW]
-    for g in range(release_G.size):
-        state.peak_G[g] = max(state.peak_G[g], state.live_G[g] + stage.kept_NG[n, g])
-        if phase == _REFORWARD or (phase == _FORWARD and stage.keeps):
-            state.live_G[g] += stage.kept_NG[n, g]
 
 
 @kernel
@@ -100,8 +96,6 @@ def _run_backward(u, release_G, stage, copies, returns, state, record):
         record.window_UG[u, g] += window
         state.free_at_G[g] = begin + window
         clock[NOW] = max(clock[NOW], state.free_at_G[g])
-        if not again:
-            state.live_G[g] -= stage.kept_NG[n, g]
     parts[WINDOW] += clock[NOW] - begin
 
 

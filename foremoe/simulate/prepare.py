@@ -8,7 +8,7 @@ from foremoe.plan.programme import start_positions
 from foremoe.plan.relays import chain_depth, relays_of
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link, TransferList
-from foremoe.problem.objective import activation_bytes, window_seconds
+from foremoe.problem.objective import window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots
@@ -41,8 +41,6 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     stage = Stage(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
         window_MG=window_seconds(problem), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
-        kept_NG=plan.load_NG * activation_bytes(model),
-        keeps=bool(problem.schedule.trains and not problem.schedule.reforward),
         slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
         node_G=cluster.node_of_rank_G, nic_G=nic_of_rank(cluster), latency_s=cluster.exchange_latency_s,
         backward_ratio=cluster.backward_ratio, window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
@@ -86,7 +84,7 @@ def empty_state(problem: Problem, stage: Stage) -> State:
     return State(
         clock=np.zeros(3), parts=np.zeros(len(PARTS)), free_at_G=np.zeros(G), slow_G=np.zeros(G), peer_2G=np.zeros((2, G)),
         rdma_2Y=np.zeros((2, num_nics)), host_G=np.zeros(G), busy_WG=np.zeros((len(LINKS), G)), ring=np.zeros(ring),
-        ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64), live_G=np.zeros(G), peak_G=np.zeros(G),
+        ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64),
     )  # fmt: skip
 
 

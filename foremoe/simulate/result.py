@@ -80,7 +80,6 @@ class Simulation(ArrayValue):
         return_start_A: When it leaves.
         return_end_A: When it is home.
         link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
-        peak_bytes_G: Expert weights, gradients and buffers, and the activations of experts kept for backward, int64.
     """
 
     micro_step_U: Array = array(np.int32)
@@ -104,7 +103,6 @@ class Simulation(ArrayValue):
     return_start_A: Array = array(np.float64)
     return_end_A: Array = array(np.float64)
     link_busy_WG: Array = array(np.float64)
-    peak_bytes_G: Array = array(np.int64)
     parts: Parts
 
     @property
@@ -115,4 +113,4 @@ class Simulation(ArrayValue):
     def to_dict(self) -> dict[str, Any]:
         """Totals, for JSON."""
         busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
-        return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy, "peak_bytes": int(self.peak_bytes_G.max())}
+        return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy}

@@ -10,7 +10,6 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
 from foremoe.problem.laws import require_slots
-from foremoe.problem.objective import fixed_bytes
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
@@ -150,7 +149,6 @@ class StageRun:
             copy_end_C=end_C, return_micro_step_A=return_micro_step_A, return_layer_A=return_layer_A,
             return_expert_A=returned.expert_Z, return_src_A=returned.rank_Z, return_dst_A=returned.home_Z, return_start_A=start_A,
             return_end_A=end_A, link_busy_WG=state.busy_WG + self._exchange_busy_WG,
-            peak_bytes_G=fixed_bytes(self.problem) + np.ceil(state.peak_G).astype(np.int64),
             parts=Parts(**dict(zip(PARTS, state.parts.tolist(), strict=True))),
         )  # fmt: skip
 

@@ -19,8 +19,6 @@ class Stage(NamedTuple):
     compute_NG: Array  # experts in one forward
     peer_N: Array  # how long one exchange keeps the peer links busy
     rdma_N: Array  # how long one exchange keeps the RDMA links busy
-    kept_NG: Array  # bytes of activations
-    keeps: bool  # whether activations are kept until backward
     slot_layer_N: Array  # layer whose gradient buffers a row uses; 0 where all layers share them
     node_G: Array
     nic_G: Array
@@ -75,8 +73,6 @@ class State(NamedTuple):
     ring: Array  # [G, L or 1, R, depth]: clock of the last gradient from a buffer
     ring_link: Array  # its `Link`, -1 none
     turn: Array
-    live_G: Array
-    peak_G: Array
 
 
 class Record(NamedTuple):

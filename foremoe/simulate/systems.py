@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
@@ -17,6 +18,7 @@ from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
+from foremoe.simulate.step import compare_steps, head_seconds, optimizer_seconds, reduction_seconds
 from foremoe.solvers import Anneal, Keep
 from foremoe.solvers.home.price import price_L
 from foremoe.workload.skew import skew
@@ -75,7 +77,8 @@ def foremoe_planner() -> Planner:
 
 def simulate_systems(
     groups: Sequence[Problem], systems: Mapping[str, System], *, pp: int = 1, vpp: int = 1,
-    history_LE: Array | Sequence[Array] | None = None, num_threads: int | None = None, progress: Progress | None = None,
+    history_LE: Array | Sequence[Array] | None = None, trainer: Trainer | None = None, num_threads: int | None = None,
+    progress: Progress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
@@ -87,30 +90,46 @@ def simulate_systems(
         pp: Pipeline ranks that the layers are split over.
         vpp: Chunks of each pipeline rank.
         history_LE: As in `compare`, or one for each group.
+        trainer: What lies around the stage. Default: `Trainer` with these EP groups.
         progress: Called with (system, groups done, groups in all).
 
     Returns:
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
-        means of groups; closed-form times are the slowest group's and pipeline rank's), ``stage_s`` (simulated, moves of homes
-        included), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all exposed),
-        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
-        optimizer state left out), ``tokens_per_s_per_rank``, ``stage_speedup_vs_static``, ``share_of_balanced`` (stage time of
-        even routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without
-        history is static.
+        means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
+        homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
+        exposed), ``reduction_s`` and ``optimizer_s`` (see `step`), ``apart_s`` (weights of plans that re-place experts, spread
+        evenly over all links, all exposed: in no other figure; optimizer state left out), ``tokens_per_s_per_rank``,
+        ``speedup_vs_static`` and ``step_speedup`` (of the stage and of the whole step; None without static),
+        ``share_of_balanced`` (stage time of even routing over this one's; None without that row) and ``groups``. Figures speak
+        of all micro-steps: one without history is static.
 
     Raises:
         InputError: There are no groups.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
-    rows = [_row(name, system, groups, pp, vpp, history_LE, num_threads, progress) for name, system in systems.items()]
+    trainer = trainer or Trainer(data_parallel=len(groups))
+    shared = _Shared(groups, pp, vpp, history_LE, trainer, num_threads, progress)
+    rows = [_row(name, system, shared) for name, system in systems.items()]
     static = next((row for row in rows if row["solver"] == "static"), None)
-    balanced_s = next((row["stage_s"] for row in rows if systems[row["solver"]].even), None)
+    balanced_s = next((row["simulated_stage_s"] for row in rows if systems[row["solver"]].even), None)
     for row in rows:
-        row["share_of_balanced"] = None if balanced_s is None else balanced_s / row["stage_s"]
-        row["speedup_vs_static"] = None if static is None else static["predicted_stage_s"] / row["predicted_stage_s"]
-        row["stage_speedup_vs_static"] = None if static is None else static["stage_s"] / row["stage_s"]
+        row["predicted_speedup_vs_static"] = None if static is None else static["predicted_stage_s"] / row["predicted_stage_s"]
+    static_s = None if static is None else static["simulated_stage_s"]
+    compare_steps(rows, static_s=static_s, balanced_s=balanced_s, trainer=trainer)
     return rows
+
+
+class _Shared(NamedTuple):
+    """What all lines of one table share; the options of `simulate_systems`."""
+
+    groups: Sequence[Problem]
+    pp: int
+    vpp: int
+    history_LE: Array | Sequence[Array] | None
+    trainer: Trainer
+    num_threads: int | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,36 +139,35 @@ class _Group:
     ranks: list[PipelineRank]
     simulations: list[Simulation]
     moves_s: float
+    reduction_s: float
+    optimizer_s: float
     cpu_s: float
 
     @property
     def stage_s(self) -> float:
-        return self.simulations[0].total_s + self.moves_s
+        return self.simulations[0].total_s + self.moves_s + self.reduction_s + self.optimizer_s
 
 
-def _row(
-    name: str, system: System, groups: Sequence[Problem], pp: int, vpp: int, history_LE: Array | Sequence[Array] | None,
-    num_threads: int | None, progress: Progress | None,
-) -> dict[str, Any]:  # fmt: skip
+def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
+    groups, history_LE = shared.groups, shared.history_LE
     history = list(history_LE) if isinstance(history_LE, Sequence) else [history_LE] * len(groups)
     posed = [even_routing(p) if system.even else dataclasses.replace(p, **system.changes) for p in groups]
-    home_LE = _homes(system, posed, history, num_threads)
+    home_LE = _homes(system, posed, history, shared.num_threads)
     done = []
     for i, problem in enumerate(posed):
-        done.append(_run(system, problem, home_LE, pp, vpp, history[i], num_threads))
-        if progress is not None:
-            progress(name, i + 1, len(groups))
+        done.append(_run(system, problem, home_LE, history[i], shared))
+        if shared.progress is not None:
+            shared.progress(name, i + 1, len(groups))
     slowest = max(done, key=lambda group: group.stage_s)
     # The pipeline rank that waits least is the one that the others wait for.
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
-    num_ranks = sum(p.G for p in groups) * pp
+    num_ranks = sum(p.G for p in groups) * shared.pp
     return {
-        "solver": name, **_figures(name, done), "stage_s": slowest.stage_s, **parts.to_dict(), "moves_s": slowest.moves_s,
+        "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
+        "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
         "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
-        "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks,
-        "simulated_peak_bytes": max(int(s.peak_bytes_G.max()) for group in done for s in group.simulations),
-        "groups": len(groups),
+        "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
     }  # fmt: skip
 
 
@@ -176,9 +194,8 @@ def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
     return price_L(problem, home_LE, getattr(home, "state_bytes", Anneal().state_bytes))
 
 
-def _run(
-    system: System, posed: Problem, home_LE: Array, pp: int, vpp: int, history_LE: Array | None, num_threads: int | None
-) -> _Group:
+def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | None, shared: _Shared) -> _Group:
+    pp, vpp, trainer = shared.pp, shared.vpp, shared.trainer
     planner = dataclasses.replace(Planner(rank=()) if system.even else system.planner, home=Keep())
     alone = pp * vpp == 1
     moves_L = home_moves_L(posed, home_LE, system.planner.home)
@@ -190,29 +207,35 @@ def _run(
     ranks, cpu_s = [], 0.0
     for one, layers in zip(posed_ranks, of_rank, strict=True):
         seen_LE = None if history_LE is None else history_LE[layers]
-        plan, report = planner.plan(one, history_LE=seen_LE, num_threads=num_threads)
+        plan, report = planner.plan(one, history_LE=seen_LE, num_threads=shared.num_threads)
         cpu_s += sum(level.cpu_s for level in report.levels)
         ranks.append(PipelineRank(problem=one, plan=plan))
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
+    options["outside_s_MG"] = head_seconds(posed)
     simulations = [simulate(there, ranks[0].plan, **options)] if alone else simulate_pipeline(ranks, **options)
-    return _Group(ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s)
+    return _Group(
+        ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s,
+        reduction_s=max(reduction_seconds(one, trainer) for one in posed_ranks),
+        optimizer_s=max(optimizer_seconds(one, trainer) for one in posed_ranks),
+    )  # fmt: skip
 
 
-def _figures(name: str, done: Sequence[_Group]) -> dict[str, Any]:
+def _figures(name: str, done: Sequence[_Group], trainer: Trainer) -> dict[str, Any]:
     """`FIGURES` over all groups and pipeline ranks."""
     pairs: list[tuple[Problem, Plan]] = [(rank.problem, rank.plan) for group in done for rank in group.ranks]
-    rows = [plan_figures(name, problem, plan, static_s=0.0) for problem, plan in pairs]
+    rows = [plan_figures(name, problem, plan, static_s=0.0, trainer=trainer) for problem, plan in pairs]
     skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
     links = rows[0]["bytes_by_link"]
     figures = {
         "skew_mean": float(skew_N.mean()), "skew_p99": float(np.quantile(skew_N, 0.99)), "skew_max": float(skew_N.max()),
         **{key: float(np.mean([row[key] for row in rows])) for key in _MEANS},
-        "max_fanout": max(row["max_fanout"] for row in rows),
         "bytes_by_link": {link: float(np.mean([row["bytes_by_link"][link] for row in rows])) for link in links},
         "predicted_stage_s": max(max(stage_seconds(rank.plan)[0] for rank in group.ranks) + group.moves_s for group in done),
-        "peak_bytes": max(row["peak_bytes"] for row in rows),
+        "fits": all(row["fits"] for row in rows),
+        "peak_bytes_with_reforward": max((row["peak_bytes_with_reforward"] for row in rows), key=lambda size: size or 0),
+        **{key: max(row[key] for row in rows) for key in ("max_fanout", "peak_bytes", "host_bytes", "slots_per_rank")},
         "plan_us_per_layer": 1e6 * sum(group.cpu_s for group in done) / len(skew_N),
         "n_solved": len(skew_N),
     }  # fmt: skip
-    assert set(FIGURES) <= {*figures, "speedup_vs_static"}
+    assert set(FIGURES) <= {*figures, "predicted_speedup_vs_static"}
     return figures

@@ -54,7 +54,7 @@ def require_agreement(group: Group, plan: Plan, refused: str, options: tuple[Any
             raise InputError(other if g == group.rank else f"rank {g}: {other}")
         if theirs != answers[0][1]:
             given = f"rank {g} was given another plan, or other options, than rank 0"
-            which = f"prefetch, debug, same_weights, backends: {theirs[1]} and {answers[0][1][1]}"
+            which = f"prefetch, return_bytes, debug, same_weights, backends: {theirs[1]} and {answers[0][1][1]}"
             raise InputError(f"{given} ({which}); give all ranks the same.")
 
 

@@ -13,6 +13,7 @@ from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, as_group
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
+from foremoe.problem.memory import RETURN_BYTES
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
 from foremoe.transfer.backends import BackendSet, resolve_backend
@@ -39,6 +40,8 @@ class Engine:
         group: The EP group; a `Group`, a process group, or None for all ranks.
         backends: Instances or names, in order of preference; see `foremoe.transfer.backends`.
         prefetch: How many uses ahead a copy may start, if its buffer is free.
+        return_bytes: Bytes of arriving replica gradients that this rank stages at once; a single gradient may be larger. Fewer
+            mean less memory and more waiting in backward. The same on all ranks.
         timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
         debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
 
@@ -49,17 +52,18 @@ class Engine:
 
     def __init__(
         self, buffers: Buffers, *, group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2, timeout_s: float = 30.0,
-        debug: bool = False,
+        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2,
+        return_bytes: int = RETURN_BYTES, timeout_s: float = 30.0, debug: bool = False,
     ) -> None:  # fmt: skip
-        if prefetch < 0 or timeout_s <= 0:
-            raise InputError(f"prefetch must be at least 0 and timeout_s above 0; got {prefetch} and {timeout_s}.")
+        if prefetch < 0 or return_bytes < 1 or timeout_s <= 0:
+            needs = "prefetch must be at least 0, return_bytes at least 1 and timeout_s above 0"
+            raise InputError(f"{needs}; got {prefetch}, {return_bytes} and {timeout_s}.")
         if not backends:
             raise InputError("an Engine needs at least one transfer backend; the default is ('collective',).")
         resolved = [resolve_backend(backend) for backend in backends]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
-        self.buffers, self.prefetch, self.debug = buffers, prefetch, debug
+        self.buffers, self.prefetch, self.return_bytes, self.debug = buffers, prefetch, return_bytes, debug
         self._version, self._slots = 0, SlotContents({})
         self._plan: Plan | None = None
         self._open: Residency | None = None
@@ -95,7 +99,9 @@ class Engine:
         if plan.header.schedule.trains and all(backend.one_sided for backend in self._backends.backends):
             refused = refused or "a stage with gradients needs a two-sided backend to bring them home; add collective."
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
-        require_agreement(self.group, plan, refused or fault, (self.prefetch, self.debug, same_weights, self._backends.names))
+        require_agreement(
+            self.group, plan, refused or fault, (self.prefetch, self.return_bytes, self.debug, same_weights, self._backends.names)
+        )
         self._watch, self._version = watch, self._version + (not same_weights)
         self._slots = SlotContents(resident_buffers(plan, rank))
         self._trains = plan.header.schedule.trains
@@ -103,7 +109,7 @@ class Engine:
             self._carrier.begin(plan, self.prefetch, self._version)
             self._programme = self._carrier.programme
             self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
-        self._returns = Returns(self._carrier, self.buffers, rank, self.prefetch, self.debug)
+        self._returns = Returns(self._carrier, self.buffers, rank, self.prefetch, self.return_bytes, self.debug)
         self._plan, self._next, self._open = plan, 0, None
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
         self._returned = False  # gradients of the current backward use

@@ -31,12 +31,19 @@ class Returns:
     """Gradient returns of one rank.
 
     A row's returns start when its backward is over and are added to `main_grad` when `window` more rows have returned theirs, at
-    the end, or when a gradient buffer is wanted again. These points depend on the plan alone, not on timing, so that sums come
-    out the same in every run: for an expert by row, within a row by replica rank.
+    the end, when a gradient buffer is wanted again, or when more than `limit_bytes` would be staged. These points depend on the
+    plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a row by replica rank.
+
+    A row of which a home would stage more than the limit returns in rounds: both ends leave what is beyond it to the next one,
+    which starts when the home has added the round before. Rounds are numbered over all ranks, and a rank waits only for earlier
+    ones, so that ranks never wait for each other in a circle.
     """
 
-    def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, window: int, debug: bool) -> None:
+    def __init__(
+        self, carrier: Carrier, buffers: Buffers, rank: int, window: int, limit_bytes: int, debug: bool
+    ) -> None:  # fmt: skip
         self._carrier, self._buffers, self._rank, self._window, self._debug = carrier, buffers, rank, max(window, 1), debug
+        self._limit_bytes, self.staged_bytes, self.most_staged_bytes = limit_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
         self.events: list[Event] = []
 
@@ -44,6 +51,23 @@ class Returns:
         """Starts a row's returns; `buffer_of` gives the buffer that holds the replica of (layer, expert) here."""
         if not returns:
             return
+        per_round = max(self._limit_bytes // self._gradient_bytes(returns[0], buffer_of), 1)
+        for number in range(1 + max(one.turn for one in returns) // per_round):
+            self._send_round(micro_step, [one for one in returns if one.turn // per_round == number], buffer_of)
+
+    def _gradient_bytes(self, one: Return, buffer_of: Mapping[tuple[int, int], int]) -> int:
+        """Bytes of one gradient; of every expert the same."""
+        away = one.src_rank == self._rank
+        of = self._buffers.slot_grad(buffer_of[one.layer, one.expert]) if away else self._buffers.main_grad(one.layer, one.expert)
+        return max(sum(grad.nbytes for grad in of), 1)
+
+    def _send_round(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
+        """Starts what a home can stage of a row at once, after what would be too much with it has been added."""
+        if not returns:
+            return
+        arriving_bytes = sum(self._gradient_bytes(one, buffer_of) for one in returns if one.dst_rank == self._rank)
+        while self._under_way and arriving_bytes and self.staged_bytes + arriving_bytes > self._limit_bytes:
+            self._settle_oldest()
         backend = self._carrier.backends.return_backend()
         assert backend >= 0, "rows run at home where no backend brings gradients home"
         sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
@@ -58,12 +82,14 @@ class Returns:
                 arriving = [torch.empty_like(grad) for grad in self._buffers.main_grad(one.layer, one.expert)]
                 sent.added.append((one, arriving))
                 ends = None, arriving
-            copies.append(Copy(*one, *ends))
+            copies.append(Copy(*one[:5], *ends))
         try:
             sent.handle = self._carrier.backends[backend].start(copies)
         except Exception as error:
             raise self._lost(sent, error) from error
         self._under_way.append(sent)
+        self.staged_bytes += arriving_bytes
+        self.most_staged_bytes = max(self.most_staged_bytes, self.staged_bytes)
         while len(self._under_way) > self._window:
             self._settle_oldest()
 
@@ -97,6 +123,7 @@ class Returns:
                       exposed_s, "done")
             )  # fmt: skip
             exposed_s = 0.0  # the row was waited for once
+            self.staged_bytes -= size
         if self._debug:
             for buffer in sent.buffers:
                 for grad in self._buffers.slot_grad(buffer):

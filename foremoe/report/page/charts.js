@@ -80,7 +80,7 @@ function drawLinks(theme, width) {
 }
 
 function drawMemory(theme, width) {
-  const chart = { name: facts.memory.kind === "simulated" ? "peak memory, simulated" : "peak memory by the model", values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "blue", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
+  const chart = { name: "peak memory: " + facts.memory.verdict, values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "blue", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
   return drawByRank(theme, width, [chart], "Peak memory by rank", 190);
 }
 
@@ -141,7 +141,7 @@ function drawWhatIf(theme, width) {
     { title: "skew: mean and p99", groups: group((row) => [{ value: row.skew_mean, colour: "green" }, { value: row.skew_p99, colour: "orange" }]), show: (v) => fixed(v, 2) },
     { title: `stage time, ${unit}`, groups: group(stage), show: (v) => Number((v / factor).toPrecision(3)).toLocaleString("en-US") },
     { title: "replicas per rank and row", groups: group((row) => [{ value: row.replicas_per_rank, colour: "pink" }]), show: (v) => fixed(v, 2) },
-    { title: "peak memory (model), GB", groups: group((row) => [{ value: row.peak_bytes / 1e9, colour: "host" }]), show: (v) => fixed(v, v < 100 ? 1 : 0) },
+    { title: "peak memory, GB", groups: group((row) => [{ value: row.peak_bytes / 1e9, colour: "host" }]), show: (v) => fixed(v, v < 100 ? 1 : 0) },
   ];
   const names = [["green", "skew mean"], ["orange", "skew p99"], ["blue", `predicted (${facts.standing})`], ...(simulated ? [["sky", "simulated"]] : [])];
   return drawPanels(theme, width, panels, "What other numbers of redundant slots give", names);

@@ -1,0 +1,38 @@
+"""Lines about memory under a table, and about a single plan."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.figures import host_bytes, plan_fit, plan_memory
+from foremoe.plan.plan import Plan
+from foremoe.problem.memory import Fit, gigabytes
+from foremoe.problem.problem import Problem
+
+
+def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[str]:
+    """The verdict on all lines of a table; those that do not fit by name."""
+    counted = [row for row in rows if row["peak_bytes"] is not None]
+    if not counted:
+        return []
+    short = [row for row in counted if not row["fits"]]
+    again = [row["peak_bytes_with_reforward"] for row in short or counted]
+    worst = Fit(max(row["peak_bytes"] for row in short or counted), None if None in again else max(again), memory_bytes)
+    if not short:
+        who = "every line"
+    elif len(short) == len(counted):
+        who = "no line"
+        return [f"memory: {who} fits: {worst.text().removeprefix('does not fit: ')}"]
+    else:
+        names = [row["solver"] for row in short]
+        who = f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else ", ".join(names)
+    return [f"memory: {who}: {worst.text()}"]
+
+
+def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
+    """The verdict on one plan, and what the memory of its fullest rank holds."""
+    parts = plan_memory(problem, plan, trainer).parts()
+    held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+    stored = host_bytes(problem, plan)
+    host = f"; host store {gigabytes(stored)} GB a node" if stored else ""
+    return f"memory: {plan_fit(problem, plan, trainer).text()} ({held}){host}"

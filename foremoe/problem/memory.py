@@ -1,0 +1,209 @@
+"""Memory of a rank: what a stage keeps on every rank, part by part, and a verdict on whether it fits.
+
+The only definition: planner, simulator, report and command line all ask here. Left out, because the model does not know them: the
+accelerator's context, communication buffers, fragmentation, logits, dense layers, shared experts and tensor parallelism.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.machine.model import Model
+from foremoe.machine.trainer import Trainer
+from foremoe.problem.objective import PREFETCH
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Phase, Schedule
+
+# Letters: N rows, G ranks, U uses, L layers.
+
+RETURN_BYTES = 2**30
+"""Bytes of arriving replica gradients that a rank stages at once by default; see `transfer.Engine`."""
+
+
+class Memory(NamedTuple):
+    """Bytes on every rank; whole numbers, and int64 [G] where ranks differ.
+
+    Attributes:
+        weights: Experts at home, attention, and embedding and head where the problem has their end of the model.
+        gradients: Main gradients of the same, in the update stage.
+        optimizer: This rank's share of the optimizer's state, in the update stage.
+        slots: Buffers of redundant slots, with their gradients in the update stage; 0 where nothing uses a slot.
+        staging_G: Replica gradients that arrive and are not yet added.
+        activations_G: Largest sum of activations kept at one time.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    slots: int
+    staging_G: Array
+    activations_G: Array
+
+    @property
+    def peak_G(self) -> Array:
+        """int64 [G]: all parts together."""
+        return self.weights + self.gradients + self.optimizer + self.slots + self.staging_G + self.activations_G
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part on the fullest rank."""
+        fullest = int(np.argmax(self.peak_G))
+        parts = {name.removesuffix("_G"): value for name, value in self._asdict().items()}
+        return {name: int(np.broadcast_to(value, self.peak_G.shape)[fullest]) for name, value in parts.items()}
+
+
+class Fit(NamedTuple):
+    """Whether the fullest rank fits.
+
+    Attributes:
+        peak_bytes: Of the fullest rank.
+        reforward_bytes: The same if backward ran every layer's forward again; None where it does already, or there is none.
+        memory_bytes: Memory of one rank.
+    """
+
+    peak_bytes: int
+    reforward_bytes: int | None
+    memory_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """True if the peak is within the memory."""
+        return self.peak_bytes <= self.memory_bytes
+
+    @classmethod
+    def worst(cls, fits: Sequence["Fit"]) -> Self:
+        """The verdict on several groups or pipeline ranks together."""
+        again = [fit.reforward_bytes for fit in fits if fit.reforward_bytes is not None]
+        memory_bytes = min(fit.memory_bytes for fit in fits)
+        return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
+
+    def text(self) -> str:
+        """One line, such as ``does not fit: 179 of 80 GB; with re-forward 23 GB``."""
+        verdict = f"{'fits' if self.fits else 'does not fit'}: {gigabytes(self.peak_bytes)} of {gigabytes(self.memory_bytes)} GB"
+        if self.fits or self.reforward_bytes is None:
+            return verdict
+        return f"{verdict}; with re-forward {gigabytes(self.reforward_bytes)} GB"
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Gigabytes in whole numbers, or with three digits below 10."""
+    return f"{num_bytes / 1e9:.0f}" if num_bytes >= 9.995e9 else f"{num_bytes / 1e9:.3g}"
+
+
+def rank_memory(
+    problem: Problem, placement: Placement, *, trainer: Trainer | None = None, order_M: Array | None = None
+) -> Memory:
+    """What every rank keeps in a stage that runs with `placement`.
+
+    Args:
+        trainer: Optimizer state and the groups that share it. Default: Adam, one group.
+        order_M: Micro-steps in their order of execution (`Plan.order_M`). Default: as they are numbered.
+    """
+    model, trainer = problem.model, trainer or Trainer()
+    trains = problem.stage == "update"
+    expert_params, dense_params = rank_params(problem)
+    gradient = model.bytes_per_gradient if trains else 0.0
+    params = expert_params + dense_params
+    # Every rank of every group has all of what is not an expert, so all of them share its state.
+    shared = expert_params / trainer.data_parallel + dense_params / (trainer.data_parallel * problem.G)
+    used = (placement.quotas_NGS[..., problem.B :] > 0).any()
+    per_buffer = model.expert_bytes + (model.gradient_bytes if trains else 0)
+    return Memory(
+        weights=math.ceil(params * model.bytes_per_weight), gradients=math.ceil(params * gradient),
+        optimizer=math.ceil(shared * trainer.optimizer_bytes) if trains else 0,
+        slots=problem.slots.num_buffers(problem.R, problem.L) * per_buffer if used else 0,
+        staging_G=staging_bytes(problem, placement), activations_G=activation_peak(problem, placement, order_M),
+    )  # fmt: skip
+
+
+def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
+    """int64 [G]: bytes on every rank at its fullest; see `rank_memory`."""
+    return rank_memory(problem, placement, trainer=trainer).peak_G
+
+
+def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None, order_M: Array | None = None) -> Fit:
+    """Whether the fullest rank fits, and what re-forward of single layers would make of it; arguments as for `rank_memory`."""
+    memory = rank_memory(problem, placement, trainer=trainer, order_M=order_M)
+    peak, again = int(memory.peak_G.max()), None
+    if problem.schedule.trains and not problem.schedule.reforward:
+        varied = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
+        less_G = memory.activations_G - activation_peak(varied, placement, order_M)
+        again = int((memory.peak_G - less_G).max())
+    return Fit(peak, again, problem.cluster.memory_bytes)
+
+
+def rank_params(problem: Problem) -> tuple[int, int]:
+    """Parameters of one rank: experts at home, and all else: attention, and embedding or head of a first or last layer."""
+    model, layer_L = problem.model, problem.moe_layer_L
+    last = model.first_moe_layer + model.num_layers - 1
+    ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
+    dense = problem.L * model.attention_params + ends * model.vocab_size * model.hidden_size
+    return problem.B * problem.L * model.expert_params, dense
+
+
+def staging_bytes(problem: Problem, placement: Placement) -> Array:
+    """int64 [G]: replica gradients that wait to be added at home: those of `PREFETCH` rows and the next, up to the bound."""
+    if problem.stage != "update" or not problem.R:
+        return np.zeros(problem.G, np.int64)
+    row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)
+    expert_Z = placement.expert_NGS[row_Z, rank_Z, slot_Z + problem.B].astype(np.int64)
+    home_Z = problem.home_LE[row_Z % problem.L, expert_Z].astype(np.int64) // problem.B
+    away = home_Z != rank_Z
+    arrive_NG = np.bincount((row_Z * problem.G + home_Z)[away], minlength=problem.N * problem.G).reshape(problem.N, problem.G)
+    gradient_bytes = problem.model.gradient_bytes
+    bound = max(RETURN_BYTES // gradient_bytes, 1) * gradient_bytes
+    return np.minimum((PREFETCH + 1) * arrive_NG.max(axis=0) * gradient_bytes, bound)
+
+
+def pair_activation_bytes(model: Model) -> float:
+    """Bytes that backward needs of one (token, expert) pair: input, output, and the results of the expert's matrices."""
+    return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
+
+
+def token_activation_bytes(model: Model) -> float:
+    """Bytes that backward needs of one token of a layer outside the experts.
+
+    Inputs of attention, its norm, the second norm and the router; queries, and what attention gives, as flash attention keeps
+    them. Keys and values, of fewer heads, are left out.
+    """
+    return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
+
+
+def activation_peak(problem: Problem, placement: Placement, order_M: Array | None = None) -> Array:
+    """int64 [G]: most bytes of activations at one time, over the schedule's uses.
+
+    A forward leaves what backward needs. With re-forward it leaves the input of every layer (of a block: of its first), and the
+    rest is there from the re-forward to the end of that layer's backward. Forward alone leaves nothing.
+    """
+    schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
+    order_M = np.arange(problem.M) if order_M is None else order_M
+    row_U = order_M[uses.micro_step_U].astype(np.int64) * problem.L + uses.layer_U
+    tokens_MG = np.zeros((problem.M, problem.G)) if problem.tokens_MG is None else problem.tokens_MG
+    tokens_NG = np.repeat(tokens_MG, problem.L, axis=0).astype(np.float64)
+    work_NG = placement.load_NG() * pair_activation_bytes(problem.model) + tokens_NG * token_activation_bytes(problem.model)
+    input_NG = tokens_NG * float(problem.model.token_bytes)
+    keeps, again, inputs = _kept(schedule, uses.phase_U, uses.layer_U, problem.L)
+    change_UG = keeps[:, None] * work_NG[row_U] + inputs[:, None] * input_NG[row_U]
+    before_UG = np.cumsum(change_UG, axis=0) - change_UG
+    return np.ceil((before_UG + again[:, None] * work_NG[row_U]).max(axis=0)).astype(np.int64)
+
+
+def _kept(schedule: Schedule, phase_U: Array, layer_U: Array, num_layers: int) -> tuple[Array, Array, Array]:
+    """Of every use: what it adds to activations kept (1, 0, -1), what it makes (1, 0), what it adds to inputs kept (1, 0, -1)."""
+    backward_U, forward_U, zero_U = phase_U == Phase.BACKWARD, phase_U == Phase.FORWARD, np.zeros(len(phase_U), np.int64)
+    if not schedule.trains:
+        return zero_U, np.ones(len(phase_U), np.int64), zero_U
+    direction_U = forward_U.astype(np.int64) - backward_U
+    if not schedule.reforward:
+        return direction_U, forward_U.astype(np.int64), zero_U
+    block_L = np.arange(num_layers) if schedule.block_L is None else schedule.block_L
+    first_L = np.diff(block_L, prepend=block_L[0] - 1) != 0
+    alone_L = np.bincount(block_L, minlength=block_L.max() + 1)[block_L] == 1
+    in_block_U = ~alone_L[layer_U]
+    made_U = forward_U | (phase_U == Phase.REFORWARD) | (backward_U & ~in_block_U)
+    keeps_U = (phase_U == Phase.REFORWARD).astype(np.int64) - (backward_U & in_block_U)
+    return keeps_U, made_U.astype(np.int64), direction_U * first_L[layer_U]

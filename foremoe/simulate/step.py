@@ -1,0 +1,127 @@
+"""What a stage takes besides its MoE layers, and what of a whole training step it is: each term a closed form.
+
+Terms are the same for every planner, so they dilute gains. None of them overlaps another: where a trainer hides the reduction
+behind backward, `reduction_seconds` is an upper bound.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.memory import rank_params
+from foremoe.problem.problem import Problem
+from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.price import price_L
+
+# Letters: M micro-steps, G ranks, D ranks of all EP groups that train together.
+
+
+def head_seconds(problem: Problem) -> Array:
+    """float64 [M, G]: seconds of one forward of the head: 2 FLOPs per weight and token, at attention's efficiency.
+
+    0 where the problem lacks the model's last layer, or the vocabulary is not known. Looking up the embedding takes no time.
+    """
+    model, cluster = problem.model, problem.cluster
+    if problem.tokens_MG is None or problem.moe_layer_L[-1] != model.first_moe_layer + model.num_layers - 1:
+        return np.zeros((problem.M, problem.G))
+    flops_per_token = 2.0 * model.hidden_size * model.vocab_size
+    return np.asarray(problem.tokens_MG * (flops_per_token / cluster.attention_flops_per_s))
+
+
+def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
+    """Seconds that adding up gradients and handing out new weights takes between ranks that hold the same parameters.
+
+    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts go between EP groups (n is
+    `trainer.data_parallel`), every rank over its own NIC; all else goes between all D ranks, inside nodes by peer links and
+    between nodes over all NICs of a node at once, side by side. 0 in the recompute stage.
+    """
+    if problem.stage != "update":
+        return 0.0
+    cluster, model = problem.cluster, problem.model
+    groups, num_ranks = trainer.data_parallel, trainer.data_parallel * problem.G
+    per_param = model.bytes_per_gradient + model.bytes_per_weight
+    expert_bytes, dense_bytes = (per_param * params for params in rank_params(problem))
+    near = min(cluster.ranks_per_node, num_ranks)
+    num_nodes = cluster.num_nodes * groups
+    # EP groups that share a node would need fewer NICs; presets fill nodes, and smaller groups are counted as nodes of their own.
+    expert_s = expert_bytes * (groups - 1) / groups / cluster.rdma_bytes_per_s_per_rank
+    inside_s = dense_bytes * (near - 1) / near / cluster.peer_bytes_per_s
+    between_s = dense_bytes * (num_nodes - 1) / num_nodes / (cluster.rdma_bytes_per_s_per_rank * near)
+    return expert_s + max(inside_s, between_s)
+
+
+def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
+    """Seconds of the optimizer on one rank: state read and written, gradient read, weight written, at the memory's bandwidth.
+
+    0 in the recompute stage, where the state lies in host memory, and where the cluster does not know the bandwidth.
+    """
+    bandwidth = problem.cluster.memory_bytes_per_s
+    if problem.stage != "update" or bandwidth is None or not trainer.optimizer_bytes:
+        return 0.0
+    expert_params, dense_params = rank_params(problem)
+    params = expert_params / trainer.data_parallel + dense_params / (trainer.data_parallel * problem.G)
+    model = problem.model
+    return params * (2.0 * trainer.optimizer_bytes + model.bytes_per_gradient + model.bytes_per_weight) / bandwidth
+
+
+def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float | None, balanced_s: float | None,
+                  trainer: Trainer) -> None:  # fmt: skip
+    """Fills in what lines say against static placement and even routing; None where that is not known."""
+    for row in rows:
+        stage_s = row["simulated_stage_s"]
+        row["speedup_vs_static"] = None if static_s is None else static_s / stage_s
+        row["step_speedup"] = None if static_s is None else trainer.step_speedup(stage_s, static_s)
+        row["share_of_balanced"] = None if balanced_s is None else balanced_s / stage_s
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Simulates plans of one problem and says what they gain: the `judge` of `foremoe.compare`.
+
+    Attributes:
+        problem: The problem as posed, before home levels move anything.
+        trainer: What lies around the stage.
+        static_s: Seconds of its stage with static placement.
+        balanced_s: Seconds of its stage with even routing.
+    """
+
+    FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "share_of_balanced")
+
+    problem: Problem
+    trainer: Trainer
+    static_s: float
+    balanced_s: float
+
+    @classmethod
+    def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
+        """The judge of a problem with counts by source rank."""
+        trainer = trainer or Trainer()
+        fixed_s, head_s_MG = _fixed(problem, trainer), head_seconds(problem)
+        static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
+        return cls(problem, trainer, static.total_s + fixed_s, force_balanced(problem, outside_s_MG=head_s_MG).total_s + fixed_s)
+
+    def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
+        """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup`` and ``share_of_balanced``.
+
+        Moves of homes count as experts with all their state. Where a plan re-places experts, gains are None: their weights take
+        no time.
+        """
+        simulation = simulate(posed, plan, outside_s_MG=head_seconds(posed))
+        moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
+        row: dict[str, Any] = {"simulated_stage_s": simulation.total_s + moves_s + _fixed(posed, self.trainer)}
+        known = plan.executable
+        static_s, balanced_s = (self.static_s, self.balanced_s) if known else (None, None)
+        compare_steps([row], static_s=static_s, balanced_s=balanced_s, trainer=self.trainer)
+        return row
+
+
+def _fixed(problem: Problem, trainer: Trainer) -> float:
+    """Seconds at the end of the stage, whatever the plan."""
+    return reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)
