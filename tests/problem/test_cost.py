@@ -12,7 +12,7 @@ from foremoe.base.errors import InputError
 from foremoe.plan.split import split_over_sources
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
-from foremoe.problem.objective import peak_bytes, price_rows, problem_rates, row_objective, row_times
+from foremoe.problem.objective import price_rows, problem_rates, row_objective, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import row_rates
@@ -137,18 +137,6 @@ def test_hiding_copies_never_costs_more(data: st.DataObject) -> None:
         for overlap in (1.0, 0.5, 0.0)
     )
     assert (hidden <= half).all() and (half <= bare).all()
-
-
-@given(st.data())
-def test_peak_bytes_count_homes_buffers_and_the_busiest_row(data: st.DataObject) -> None:
-    problem = data.draw(problems())
-    placement = data.draw(placements(problem))
-    model = problem.model
-    per_buffer = model.expert_bytes + (model.gradient_bytes if problem.stage == "update" else 0)
-    kept = (problem.B * problem.L + problem.slots.num_buffers(problem.R, problem.L)) * per_buffer
-    per_pair = model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
-    for g, peak in enumerate(peak_bytes(problem, placement)):
-        assert peak == kept + np.ceil(max(row[g].sum() for row in placement.quotas_NGS) * per_pair)
 
 
 def test_copies_are_priced_by_fan_out() -> None:

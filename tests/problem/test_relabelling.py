@@ -11,7 +11,8 @@ from mutations import copying_plans, mutated
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.problem.bounds import load_bound, row_bound
-from foremoe.problem.objective import peak_bytes, price_rows, row_objective
+from foremoe.problem.memory import peak_bytes
+from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.testing.pasteable import describe

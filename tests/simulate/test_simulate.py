@@ -224,16 +224,6 @@ def test_work_outside_the_layers_and_its_backward():
     assert found.total_s == pytest.approx(plain.total_s + found.parts.outside_s)
 
 
-def test_activations_are_kept_until_backward_and_not_with_reforward():
-    problem, _ = two_ranks()
-    update = dataclasses.replace(problem, stage="update", schedule=foremoe.Schedule.accumulate(2))
-    again = dataclasses.replace(update, schedule=foremoe.Schedule.accumulate(2, reforward=True))
-    static = foremoe.Planner(rank=())
-    kept, dropped = (simulate(p, static.plan(p)[0]).peak_bytes_G for p in (update, again))
-    row_bytes = 100 * problem.model.bytes_per_activation * (2 * 10 + 1 * 10)
-    assert (kept - dropped).tolist() == [2 * row_bytes, 0]  # three layers are kept, or one is at work
-
-
 @pytest.mark.parametrize("wrong", [{"prefetch": -1}, {"plan_s": -1.0}, {"known": "tomorrow"}])
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(foremoe.InputError):

@@ -1,0 +1,101 @@
+"""What a stage takes besides its layers, and the whole step: each term on a case computed by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe.problem.problem import Problem
+from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, simulate
+from foremoe.simulate.systems import System, simulate_systems
+
+MODEL = foremoe.Model(
+    name="toy", num_layers=2, first_moe_layer=0, num_experts=4, num_topk=1, hidden_size=10, ffn_size=5, attention_params=300,
+    num_heads=2, qk_head_dim=3, v_head_dim=4, vocab_size=7, source="made up",
+)  # fmt: skip
+EXPERTS, DENSE = 2 * 2 * (3 * 10 * 5), 2 * 300 + 2 * 7 * 10  # parameters of one of two ranks
+CLUSTER = dataclasses.replace(
+    foremoe.Cluster.preset("8xh100", num_ranks=2), peer_bytes_per_s=1e3, rdma_bytes_per_s=1e2, memory_bytes_per_s=1e4,
+    flops_per_s=1e6, compute_efficiency=0.5, attention_efficiency=0.25,
+)  # fmt: skip
+
+
+def two_ranks(cluster: foremoe.Cluster = CLUSTER, **changes: object) -> Problem:
+    load_MLGE = np.zeros((2, 2, 2, 4), np.int64)
+    load_MLGE[:, :, 0, 0], load_MLGE[:, :, 1, :] = 100, 50
+    work = foremoe.Workload.from_counts(load_MLGE, num_topk=1)
+    return dataclasses.replace(foremoe.Problem.of(work, cluster, model=MODEL), **changes)
+
+
+def test_the_head_takes_two_flops_per_weight_and_token() -> None:
+    # 100 and 200 tokens, 70 weights, a quarter of 1 MFLOP/s.
+    assert head_seconds(two_ranks()).tolist() == [[pytest.approx(0.056), pytest.approx(0.112)]] * 2
+    assert not head_seconds(two_ranks().layers([0])).any()  # not the model's last layer
+    assert not head_seconds(two_ranks(model=dataclasses.replace(MODEL, vocab_size=0))).any()
+
+
+def test_the_reduction_moves_gradients_and_weights() -> None:
+    problem = two_ranks()
+    inside_s = 6 * DENSE / 2 / 1e3  # 4 bytes of gradient, 2 of weight; half of them over the peer link of each rank
+    assert reduction_seconds(problem, foremoe.Trainer()) == pytest.approx(inside_s)
+    experts_s = 6 * EXPERTS * 3 / 4 / 1e2
+    between_s = 6 * DENSE * 3 / 4 / (2 * 1e2)  # over the NICs of both ranks
+    assert reduction_seconds(problem, foremoe.Trainer(data_parallel=4)) == pytest.approx(experts_s + max(inside_s, between_s))
+    again = two_ranks(stage="recompute", schedule=foremoe.Schedule.forward_only(2))
+    assert reduction_seconds(again, foremoe.Trainer(data_parallel=4)) == 0.0
+
+
+def test_the_optimizer_runs_at_the_memorys_bandwidth() -> None:
+    problem = two_ranks()
+    per_param = 2 * 12 + 4 + 2
+    assert optimizer_seconds(problem, foremoe.Trainer()) == pytest.approx(per_param * (EXPERTS + DENSE / 2) / 1e4)
+    shared = foremoe.Trainer(data_parallel=4)
+    assert optimizer_seconds(problem, shared) == pytest.approx(per_param * (EXPERTS / 4 + DENSE / 8) / 1e4)
+    assert optimizer_seconds(problem, foremoe.Trainer(optimizer_bytes=0)) == 0.0
+    unknown = two_ranks(dataclasses.replace(CLUSTER, memory_bytes_per_s=None))
+    assert optimizer_seconds(unknown, foremoe.Trainer()) == 0.0
+
+
+def test_overheads_are_paid_per_layer_and_per_pair_of_every_pass() -> None:
+    plain = two_ranks(stage="recompute", schedule=foremoe.Schedule.forward_only(2))
+    static = foremoe.Planner(rank=()).plan(plain)[0]
+    slow = dataclasses.replace(plain, cluster=dataclasses.replace(CLUSTER, layer_overhead_s=0.5, pair_overhead_s=0.25))
+    before, after = (simulate(problem, static).parts for problem in (plain, slow))
+    assert after.window_s - before.window_s == pytest.approx(2 * 2 * 0.5)
+    assert after.compute_s - before.compute_s == pytest.approx(2 * 2 * 200 * 0.25)  # rank 0 serves 150 + 50 pairs of a row
+
+
+def test_a_step_gains_less_than_its_stages() -> None:
+    half = foremoe.Trainer(rollout_share=0.5)
+    assert half.outside_s(10.0) == pytest.approx(10.0)
+    assert half.step_speedup(5.0, 10.0) == pytest.approx(20 / 15)
+    assert foremoe.Trainer(rollout_share=0.0).step_speedup(5.0, 10.0) == pytest.approx(2.0)
+    assert foremoe.Trainer(rollout_share=0.2).step_speedup(5.0, 10.0) == pytest.approx(12.5 / 7.5)
+    assert foremoe.Trainer(rollout_s=30.0).step_speedup(5.0, 10.0) == pytest.approx(40 / 35)
+
+
+def test_systems_and_the_judge_tell_the_same() -> None:
+    problem, trainer = two_ranks(), foremoe.Trainer(data_parallel=2, rollout_share=0.25)
+    systems = {"static": System(planner=foremoe.Planner(rank=())), "plan": System(), "even": System(even=True)}
+    rows = {row["solver"]: row for row in simulate_systems([problem], systems, trainer=trainer)}
+    judge = Judge.of(problem, trainer)
+    found = judge(problem, foremoe.Planner().plan(problem)[0])
+    assert tuple(found) == Judge.FIGURES
+    assert {name: rows["plan"][name] for name in Judge.FIGURES} == pytest.approx(found)
+    assert rows["static"]["simulated_stage_s"] == pytest.approx(judge.static_s)
+    assert rows["even"]["simulated_stage_s"] == pytest.approx(judge.balanced_s)
+    fixed_s = reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)
+    head_s = (1 + CLUSTER.window_backward_ratio) * head_seconds(problem).max(axis=1).sum()
+    plain_s = simulate(problem, foremoe.Planner(rank=()).plan(problem)[0]).total_s
+    assert judge.static_s == pytest.approx(plain_s + head_s + fixed_s)
+
+
+def test_gains_of_plans_that_replace_experts_are_not_known() -> None:
+    problem = two_ranks()
+    plan = foremoe.STRATEGIES["eplb-exact"].plan(problem)[0]
+    assert not plan.executable
+    found = Judge.of(problem)(problem, plan)
+    assert found["simulated_stage_s"] > 0 and found["speedup_vs_static"] is None and found["step_speedup"] is None
