@@ -3,8 +3,8 @@
     python -m bench.overheads [--out bench/results/overheads_HARDWARE_DATE.md]
 
 Published: tokens per second and GPU of force-balanced, dropless pre-training on H100, sequences of 4096 tokens (NVIDIA Megatron
-Bridge, docs/performance-summary-archive.md and docs/performance-summary.md, settings beside them). Simulated: one micro-step of the
-slowest pipeline rank with even routing, plus the bubble of the schedule, tensor-parallel exchanges, reduction and optimizer.
+Bridge, docs/performance-summary-archive.md, settings beside them). Simulated: one micro-step of the slowest pipeline rank with
+even routing, plus the bubble of the schedule, tensor-parallel exchanges, reduction and optimizer.
 
 Two constants are fitted, on Qwen3-30B-A3B alone. `layer_overhead_s` is what two runs with one and two sequences per micro-step
 differ in: time that a micro-step of twice the tokens does not take twice. `pair_overhead_s` makes the simulator meet the fastest
@@ -109,7 +109,9 @@ def fitted() -> dict[str, float]:
 
     def fixed_s(layer_overhead_s: float) -> float:
         """What of a micro-step does not grow with its tokens; the quadratic part of attention is the same per sequence."""
-        found = {run: step_seconds(run, cluster_of(run, **zero | {"layer_overhead_s": layer_overhead_s}))[0] for run in (ONE, TWO)}
+        found = {
+            run: step_seconds(run, cluster_of(run, **zero | {"layer_overhead_s": layer_overhead_s}))[0] for run in (ONE, TWO)
+        }
         return 2.0 * found[ONE] - found[TWO]
 
     wanted_s = 2.0 * published_seconds(ONE) - published_seconds(TWO)

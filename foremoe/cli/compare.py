@@ -8,7 +8,7 @@ import click
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, solvers_option, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.simulate import step_line
 from foremoe.cli.tables import Column, number, percent, plural, render
@@ -41,7 +41,7 @@ SIMULATED = (
 )  # fmt: skip
 @trainer_options
 def compare(
-    case_options: CaseOptions, trainer_options: TrainerOptions, solvers: tuple[str, ...], exact_seconds: float,
+    case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float,
     json_file: str | None,
 ) -> None:  # fmt: skip
     """Plans one case with every strategy and prints a line for each.
@@ -55,7 +55,7 @@ def compare(
     """
     require_writable({"the JSON file": json_file}, case_options.files)
     planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
-    trainer = trainer_options.trainer()
+    trainer = case_options.trainer.of()
     with Progress() as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)

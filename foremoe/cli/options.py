@@ -1,8 +1,9 @@
 """Options that several commands share."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -21,6 +22,20 @@ DEFAULT_REGIME = "mid"
 MAX_EXPERTS = 2**15 - 1
 MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """What the command line said about the trainer around the stage; None where it said nothing."""
+
+    optimizer_bytes: float = 12.0
+    data_parallel: int | None = None
+    rollout_share: Mapping[str, float] = field(default_factory=dict)  # as `Rollout` reads it
+
+    def of(self, num_groups: int = 1) -> Trainer:
+        """The trainer of so many EP groups where no option says how many there are."""
+        data_parallel = self.data_parallel or num_groups
+        return Trainer(optimizer_bytes=self.optimizer_bytes, data_parallel=data_parallel, **self.rollout_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +63,7 @@ class CaseOptions:
     schedule: str | None
     slots: str
     replicas: str
+    trainer: TrainerOptions = TrainerOptions()
 
     @property
     def files(self) -> list[str | None]:
@@ -170,21 +186,6 @@ class Rollout(click.ParamType):  # type: ignore[type-arg]
         return {"rollout_share": number}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOptions:
-    """What the command line said about the trainer around the stage; None where it said nothing."""
-
-    optimizer_bytes: float
-    data_parallel: int | None
-    rollout_share: dict[str, float]
-
-    def trainer(self, num_groups: int = 1) -> Trainer:
-        """The trainer of so many EP groups where no option says how many there are."""
-        return Trainer(
-            optimizer_bytes=self.optimizer_bytes, data_parallel=self.data_parallel or num_groups, **self.rollout_share
-        )  # fmt: skip
-
-
 _TRAINER = {
     "optimizer_bytes": option(
         "--optimizer-bytes", metavar="BYTES", type=click.FloatRange(0, 1024), default=12.0,
@@ -202,11 +203,12 @@ _TRAINER = {
 
 
 def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the trainer around the stage, as one `TrainerOptions` in ``trainer_options``."""
+    """Adds the options of the trainer around the stage, as ``case_options.trainer``; stands below `case_options`."""
 
     @functools.wraps(function)
-    def wrapped(**given: Any) -> None:
-        function(trainer_options=TrainerOptions(**{name: given.pop(name) for name in _TRAINER}), **given)
+    def wrapped(case_options: CaseOptions, **given: Any) -> None:
+        told = TrainerOptions(**{name: given.pop(name) for name in _TRAINER})
+        function(case_options=dataclasses.replace(case_options, trainer=told), **given)
 
     decorated: Any = wrapped
     for name in reversed(_TRAINER):

@@ -5,7 +5,7 @@ import click
 from foremoe.cli.figures import plan_figures, summary_figures
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import plan_line
-from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, threads_option, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import JUDGES, plan_case
 from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
@@ -29,7 +29,7 @@ from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memo
 @threads_option
 @trainer_options
 def plan(
-    case_options: CaseOptions, trainer_options: TrainerOptions, planner_name: str, judge: str, output: str | None,
+    case_options: CaseOptions, planner_name: str, judge: str, output: str | None,
     save_workload: str | None, threads: int | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """Plans replicas and token quotas for every layer of every micro-step.
@@ -48,7 +48,7 @@ def plan(
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
     made = planned.plan
-    trainer = trainer_options.trainer()
+    trainer = case_options.trainer.of()
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),

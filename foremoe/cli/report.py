@@ -9,7 +9,7 @@ import click
 from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import STDOUT, require_writable
 from foremoe.cli.memory import plan_line
-from foremoe.cli.options import CaseOptions, TrainerOptions, case_options, option, solvers_option, threads_option, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import Shown, plan_case, read_plan
 from foremoe.cli.texts import planners_of, split_list, whole_numbers
@@ -46,7 +46,7 @@ NOTHING = "none"
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
 @trainer_options
 def report(
-    case_options: CaseOptions, trainer_options: TrainerOptions, planner_name: str | None, plan_file: str | None, simulate: bool,
+    case_options: CaseOptions, planner_name: str | None, plan_file: str | None, simulate: bool,
     what_if: str, solvers: tuple[str, ...], threads: int | None, output: str,
 ) -> None:  # fmt: skip
     """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
@@ -64,7 +64,7 @@ def report(
     redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")
     names = split_list(solvers, "--solvers")
     planners = {} if names == [NOTHING] else planners_of(names, [name for name in STRATEGIES if name != "exact"])
-    trainer = trainer_options.trainer()
+    trainer = case_options.trainer.of()
     with Progress() as progress:
         if plan_file is None:
             _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)

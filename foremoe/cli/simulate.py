@@ -9,7 +9,7 @@ from foremoe.base.errors import InputError
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, TrainerOptions, case_options, option, solvers_option, trainer_options
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
@@ -46,7 +46,7 @@ COLUMNS = {
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
 @trainer_options
 def simulate(
-    case_options: CaseOptions, trainer_options: TrainerOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
+    case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
     prefetch: int, json_file: str | None,
 ) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
@@ -74,7 +74,7 @@ def simulate(
             systems[name] = System(planner=planner, prefetch=prefetch)
     with Progress() as progress:
         case, groups = build_groups(case_options, ep, progress)
-        trainer = trainer_options.trainer(len(groups))
+        trainer = case_options.trainer.of(len(groups))
         rows = simulate_systems(
             groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, progress=progress
         )  # fmt: skip

@@ -14,13 +14,14 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.model import Model
 from foremoe.machine.trainer import Trainer
-from foremoe.problem.objective import PREFETCH
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 
 # Letters: N rows, G ranks, U uses, L layers.
 
+# Rows whose replica gradients may be in flight by default: `transfer.Engine`'s prefetch.
+PREFETCH = 2
 RETURN_BYTES = 2**30
 """Bytes of arriving replica gradients that a rank stages at once by default; see `transfer.Engine`."""
 

@@ -22,13 +22,14 @@ M, L, G, E = 4, 4, 4, 8
 MODEL = foremoe.Model(
     name="tiny", num_layers=L, first_moe_layer=1, num_experts=E, num_topk=2, hidden_size=64, ffn_size=96, num_matrices=2,
     bytes_per_weight=1.0, bytes_per_gradient=2.0, bytes_per_activation=4.0, attention_params=16384, num_heads=4,
-    qk_head_dim=16, v_head_dim=24, num_expert_groups=2, source="made up",
+    qk_head_dim=16, v_head_dim=24, num_expert_groups=2, vocab_size=5, source="made up",
 )  # fmt: skip
 CLUSTER = foremoe.Cluster(
     name="two nodes", num_ranks=G, node_of_rank_G=np.array([0, 1, 0, 1]), flops_per_s=1e12, compute_efficiency=0.5,
     slot_overhead_s=2e-6, peer_bytes_per_s=1e9, rdma_bytes_per_s=1e8, host_bytes_per_s=2e8, peer_latency_s=1e-6,
     rdma_latency_s=3e-6, host_latency_s=2e-6, nic_sharing=2, dispatch="node", exchange_bytes_per_s=5e8,
-    copy_contention=0.25, memory_bytes=2**30, attention_efficiency=0.75, backward_ratio=2.25, attention_backward_ratio=2.5,
+    copy_contention=0.25, memory_bytes=2**30, memory_bytes_per_s=1e9,
+    attention_efficiency=0.75, backward_ratio=2.25, attention_backward_ratio=2.5,
     layer_overhead_s=1e-6, pair_overhead_s=1e-9, calibrated=True, residual=0.125, source="made up",
 )  # fmt: skip
 
