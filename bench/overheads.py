@@ -14,7 +14,7 @@ published run inside one node. What throughputs alone cannot separate is shown b
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def published_seconds(run: Run) -> float:
     return run.sequences * SEQUENCE / (run.tp * run.pp * run.tokens_per_s)
 
 
-def cluster_of(run: Run, **figures: float) -> Cluster:
+def cluster_of(run: Run, **figures: Any) -> Cluster:
     """The preset with other overheads, and the dispatcher that the run used."""
     return dataclasses.replace(Cluster.preset(GPU, run.ep, dispatch=run.dispatch), **figures)
 

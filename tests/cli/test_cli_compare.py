@@ -48,7 +48,10 @@ def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str])
 def test_json_alone_is_only_json_and_matches_the_table(trace: str, dealing: list[str]) -> None:
     arguments = ["compare", trace, *dealing, "--solvers", QUICK]
     payload = parsed(good([*arguments, "--json"]).stdout)
-    assert set(payload) == {"rows", "case", "objective", "micro_step_0_left_out", "cost_model", "residual", "foremoe_version"}
+    assert set(payload) == {
+        "rows", "case", "objective", "micro_step_0_left_out", "cost_model", "residual", "foremoe_version", "static_stage_s",
+        "trainer",
+    }  # fmt: skip
     assert [row["solver"] for row in payload["rows"]] == QUICK.split(",")
     assert all(set(FIGURES) <= set(row) for row in payload["rows"])
     assert payload["cost_model"] == "uncalibrated" and payload["objective"] == "time" and not payload["micro_step_0_left_out"]
@@ -83,7 +86,7 @@ def test_solver_texts_are_split_at_top_level_commas_and_ordered(trace: str, deal
 def test_static_is_named_where_it_has_no_row(trace: str, dealing: list[str]) -> None:
     static = rows_of(good(["compare", trace, *dealing, "--solvers", "static", "--json"]))["static"]
     text = good(["compare", trace, *dealing, "--solvers", "quota"]).stdout
-    assert f"static: {static['predicted_stage_s'] * 1e3:.1f} ms" in text
+    assert f"static ({static['simulated_stage_s'] * 1e3:.1f} ms): simulated" in text
 
 
 def test_history_counts_the_first_micro_step(trace: str, other_trace: str, dealing: list[str], tmp_path: Path) -> None:

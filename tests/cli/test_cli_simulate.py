@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from cli_runs import bad, good
 
 from foremoe.plan.figures import FIGURES
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.simulate import PARTS
+from foremoe.simulate import PARTS, Judge
+
+MEMORY = ("peak_bytes", "peak_bytes_with_reforward", "fits", "host_bytes", "slots_per_rank")
 
 
 def rows_of(arguments: list[str]) -> dict[str, dict[str, Any]]:
@@ -24,13 +28,57 @@ def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, deali
     compared = json.loads(good(["compare", trace, *dealing, "--solvers", "static,quota,hierarchical", "--json"]).stdout)["rows"]
     for row in rows.values():
         assert set(FIGURES) | set(PARTS) <= set(row)
-        assert row["stage_s"] == pytest.approx(sum(row[part] for part in PARTS) + row["moves_s"])
-        assert row["share_of_balanced"] == pytest.approx(rows["force-balanced"]["stage_s"] / row["stage_s"])
+        besides_s = row["moves_s"] + row["reduction_s"] + row["optimizer_s"]
+        assert row["simulated_stage_s"] == pytest.approx(sum(row[part] for part in PARTS) + besides_s)
+        assert row["share_of_balanced"] == pytest.approx(rows["force-balanced"]["simulated_stage_s"] / row["simulated_stage_s"])
+        static_s, stage_s = rows["static"]["simulated_stage_s"], row["simulated_stage_s"]
+        assert row["speedup_vs_static"] == pytest.approx(static_s / stage_s)
+        assert row["step_speedup"] == pytest.approx(2 * static_s / (static_s + stage_s))  # half of static's step is rollout
     for other in compared:  # the same plans
-        for key in ("skew_mean", "skew_max", "replicas_per_layer", "max_fanout", "bytes_by_link", "predicted_stage_s"):
+        for key in (
+            "skew_mean",
+            "skew_max",
+            "replicas_per_layer",
+            "max_fanout",
+            "bytes_by_link",
+            "predicted_stage_s",
+            *MEMORY,
+            *Judge.FIGURES,
+        ):
             assert rows[other["solver"]][key] == pytest.approx(other[key]), key
     assert rows["eplb-exact"]["apart_s"] > 0 and rows["hierarchical"]["apart_s"] == 0
-    assert rows["static"]["stage_speedup_vs_static"] == 1.0
+    assert rows["static"]["speedup_vs_static"] == 1.0
+    assert (rows["static"]["slots_per_rank"], rows["quota"]["slots_per_rank"]) == (0, 1)
+
+
+def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: list[str]) -> None:
+    words = [trace, *dealing, "--solvers", "static,hierarchical"]
+    alone, slow = rows_of([*words, "--rollout-share", "0"]), rows_of([*words, "--rollout-share", "100s"])
+    assert alone["hierarchical"]["step_speedup"] == alone["hierarchical"]["speedup_vs_static"]
+    assert slow["hierarchical"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
+    text = good(["simulate", *words, "--rollout-share", "0.25"]).stdout
+    assert "step: gain of a training step of which 25% of static's lie outside the stages" in text
+    assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
+    without = good(["simulate", trace, *dealing, "--solvers", "hierarchical"]).stdout
+    assert "step: unknown without static" in without
+
+
+def test_memory_has_a_verdict(tmp_path: Path) -> None:
+    words = ["--synthetic", "qwen3-30b-a3b", "--ranks", "8", "--tokens-per-rank", "8192", "--micro-steps", "1"]
+    lines = {name: good([name, *words, *more]).stdout for name, more in (
+        ("simulate", ["--solvers", "static,quota"]), ("compare", ["--solvers", "static,quota"]), ("plan", ["--planner", "quota"]),
+        ("report", ["--planner", "quota", "--solvers", "none", "--what-if", "none", "-o", str(tmp_path / "r.html")]),
+    )}  # fmt: skip
+    for name, text in lines.items():
+        verdict = next(line for line in text.splitlines() if line.startswith("memory: "))
+        assert re.search(r"fit.*: 1\d\d of 80 GB; with re-forward \d\d GB", verdict), (name, verdict)
+    assert re.search(r"does not fit: 1\d\d of 80 GB; with re-forward \d\d GB", (tmp_path / "r.html").read_text())
+    small = [*words, "--solvers", "static", "--schedule", "accumulate+reforward", "--data-parallel", "8"]
+    assert "memory: every line: fits: " in good(["simulate", *small]).stdout
+    row = rows_of(small)["static"]
+    assert row["fits"] and row["peak_bytes"] < 80e9 and row["peak_bytes_with_reforward"] is None and row["host_bytes"] == 0
+    more = rows_of([*small, "--optimizer-bytes", "16"])["static"]
+    assert more["peak_bytes"] > row["peak_bytes"]
 
 
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:

@@ -177,7 +177,9 @@ def test_a_problem_is_posed_again_as_the_plan_says(case):
 
 
 def test_what_no_strategy_has_is_no_column():
-    table = strategy_table([{"solver": "a", "skew_mean": 1.5, "stage_s": 2.0}, {"solver": "b", "skew_mean": float("nan")}])
+    table = strategy_table(
+        [{"solver": "a", "skew_mean": 1.5, "simulated_stage_s": 2.0}, {"solver": "b", "skew_mean": float("nan")}]
+    )
     assert [(c["heading"], c["unit"]) for c in table["columns"]] == [("skew", "mean"), ("simulated", "ms")]
     assert [row["cells"] for row in table["rows"]] == [[1.5, 2000.0], [None, None]]
 
