@@ -65,12 +65,14 @@ CHECKED = (
 )
 
 REMARKS = (
-    "* `difference fitted`: releases whose other costs are twice those of 26.02.01 from the same settings; they differ in more than the"
-    " sequences of a micro-step, so `layer_overhead_s` is the weaker of the two constants.",
-    "* Qwen3-235B-A22B ran a plain all-to-all and overlapped it with compute of another micro-step, which is not simulated: `pairs` shows"
-    " all of that exchange, `node` a shorter one, all exposed. That `node` meets the run speaks for the sum, not for each term.",
-    "* The Qwen3 runs have FP8 GEMMs, priced as bf16. gpt-oss-120b is bf16 throughout, re-forwards norms and activations, and has sliding"
-    " windows in half of its layers, priced as full attention: the simulator lacks more there than these overheads.",
+    "* `difference fitted`: releases whose other costs are twice those of 26.02.01 from the same settings; they "
+    "differ in more than the sequences of a micro-step, so `layer_overhead_s` is the weaker of the two constants.",
+    "* Qwen3-235B-A22B ran a plain all-to-all and overlapped it with compute of another micro-step, which is not "
+    "simulated: `pairs` shows all of that exchange, `node` a shorter one, all exposed. That `node` meets the run "
+    "speaks for the sum, not for each term.",
+    "* The Qwen3 runs have FP8 GEMMs, priced as bf16. gpt-oss-120b is bf16 throughout, re-forwards norms and "
+    "activations, and has sliding windows in half of its layers, priced as full attention: the simulator lacks more "
+    "there than these overheads.",
 )
 
 
