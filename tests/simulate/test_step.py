@@ -19,7 +19,7 @@ MODEL = foremoe.Model(
 EXPERTS, DENSE = 2 * 2 * (3 * 10 * 5), 2 * 300 + 2 * 7 * 10  # parameters of one of two ranks
 CLUSTER = dataclasses.replace(
     foremoe.Cluster.preset("8xh100", num_ranks=2), peer_bytes_per_s=1e3, rdma_bytes_per_s=1e2, memory_bytes_per_s=1e4,
-    flops_per_s=1e6, compute_efficiency=0.5, attention_efficiency=0.25,
+    flops_per_s=1e6, compute_efficiency=0.5, attention_efficiency=0.25, layer_overhead_s=0.0, pair_overhead_s=0.0,
 )  # fmt: skip
 
 
