@@ -82,9 +82,9 @@ def many_row_problem(num_rows: int) -> Problem:
     popular_MLE = 60.0 * rng.random((M, L, E)) ** 4
     model = dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=E, num_topk=2)
     return Problem(
-        model=model, cluster=Cluster.preset("8xh100", num_ranks=G, ranks_per_node=2), cost=CostModel(objective="balance"),
-        schedule=Schedule.accumulate(M), home_LE=np.tile(np.arange(E), (L, 1)), load_MLE=popular_MLE.astype(np.int32),
-        moe_layer_L=np.arange(L),
+        model=model, cluster=Cluster.preset("8xh100", num_ranks=G, ranks_per_node=2, host_store=True),
+        cost=CostModel(objective="balance"), schedule=Schedule.accumulate(M), home_LE=np.tile(np.arange(E), (L, 1)),
+        load_MLE=popular_MLE.astype(np.int32), moe_layer_L=np.arange(L),
     )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def a_case(stage: str = "update", host: bool = False, schedule: Schedule | None 
     load_MLGE[..., 0] = 8
     problem = Problem(
         model=dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=4, num_topk=2),
-        cluster=Cluster.preset("8xh100", num_ranks=2, ranks_per_node=2),
+        cluster=Cluster.preset("8xh100", num_ranks=2, ranks_per_node=2, host_store=True),
         cost=CostModel(objective="balance"),
         stage=stage,
         schedule=schedule or (Schedule.accumulate(2) if stage == "update" else Schedule.forward_only(2)),

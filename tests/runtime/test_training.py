@@ -36,7 +36,7 @@ def draw_case(stage: str, num_ranks: int, slots: Slots, mode: str, rng: np.rando
     update = Schedule.one_f_one_b(M, 3, 1, mode != "kept")
     problem = Problem(
         model=dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=E, num_topk=2),
-        cluster=Cluster.preset("8xh100", num_ranks=num_ranks, ranks_per_node=2 if num_ranks > 1 else 1),
+        cluster=Cluster.preset("8xh100", num_ranks=num_ranks, ranks_per_node=2 if num_ranks > 1 else 1, host_store=True),
         cost=CostModel(objective="balance"),
         stage=stage,
         schedule=update if stage == "update" else Schedule.forward_only(M),

@@ -129,7 +129,7 @@ def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, slots=None, stage="
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=1, stage=stage)
     problem = foremoe.Problem.of(
         work,
-        foremoe.Cluster.preset("8xh100", num_ranks=ranks),
+        foremoe.Cluster.preset("8xh100", num_ranks=ranks, host_store=True),
         model=model,
         redundant=redundant,
         cost=foremoe.CostModel(objective="balance"),
