@@ -105,7 +105,7 @@ NOTES = (
     "Homes are the same in all EP groups, which hold the same layers. force-balanced: the same tokens, routing forced to be even,"
     " experts at home. Placement that serves tokens near their source can beat it.",
     "Every (token, expert) pair travels, as in a plain all-to-all: exchanges are most of a stage across nodes, and balance gains"
-    " less where a token is sent once per node.",
+    " less where a token is sent once per node (`python -m bench.dispatches`).",
 )
 
 

@@ -1,0 +1,60 @@
+"""What balance is worth under either dispatch and two regimes: share of force-balanced, and stage gain, of a few systems.
+
+    python -m bench.dispatches [--out bench/results/dispatches_HARDWARE_DATE.md]
+
+64 GPUs in nodes of 8, one table for every dispatch and regime; `bench.throughput` has all systems and the parts of their time.
+Simulated, constants of the cluster preset (uncalibrated), synthetic load.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bench.output import command_line, emit, hardware
+from bench.systems import mean_skew, synthetic_groups, systems
+from bench.throughput import MODELS, NUM_RANKS, overview
+from foremoe.machine.cluster import DISPATCHES, Cluster
+from foremoe.simulate import simulate_systems
+
+REGIMES, SIZES = ("mild", "mid"), (8, 16, 32, 64)
+SHOWN = ("static", "eplb-step", "UltraEP-like", "ReLibra-like", "foremoe", "force-balanced")
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--micro-steps", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--tokens-per-rank", type=int, default=8192)
+    args = parser.parse_args()
+    shown, sections = {name: systems()[name] for name in SHOWN}, []
+    for dispatch in DISPATCHES:
+        for regime in REGIMES:
+            found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+            skews = []
+            for model in MODELS:
+                for ep in SIZES:
+                    print(dispatch, regime, model, ep, file=sys.stderr, flush=True)
+                    problems = synthetic_groups(
+                        model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps, regime=regime, num_layers=args.layers,
+                        tokens_per_rank=args.tokens_per_rank, cluster=Cluster.preset("8xh100", ep, dispatch=dispatch),
+                    )  # fmt: skip
+                    rows = simulate_systems(problems, shown)
+                    found[model, ep] = {row["solver"]: row for row in rows}
+                    skews.append(mean_skew(problems))
+            span = f"skew at home {min(skews):.2f} to {max(skews):.2f}"
+            sections.append(f"## Dispatch {dispatch}, regime {regime}\n\n{span}.\n\n{overview(found)}")
+    head = (
+        f"# Stage gain under either dispatch (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m"
+        f" bench.dispatches --micro-steps {args.micro_steps} --layers {args.layers} --tokens-per-rank {args.tokens_per_rank}`."
+        f" Constants of preset 8xh100, uncalibrated. Update stage, {NUM_RANKS} GPUs in nodes of 8, R = 1, {args.tokens_per_rank}"
+        f" tokens per GPU and micro-step, {args.micro_steps} micro-steps x {args.layers} layers (so moves of homes, paid once per"
+        " step, weigh more than in a real one). eplb-step moves weights for nothing; UltraEP-like and ReLibra-like keep replicas"
+        " inside nodes.\n\n"
+    )
+    emit(head + "\n\n".join(sections) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()
