@@ -98,12 +98,13 @@ def empty_record(num_uses: int, num_ranks: int) -> Record:
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:
     """Time at which the clocks of links show `clock_A`: the exchanges before that are added.
 
-    A clock shows one time all through an exchange: copies end before it, and `begin` after it.
+    A clock shows one time all through an exchange: copies end before it, and `begin` after it, whichever way it was rounded.
     """
     out_A = clock_A.astype(np.float64)
+    read_A = out_A * (1.0 + 1e-12 if begin else 1.0 - 1e-12)
     num = int(record.num_X[0])
     for k, link in enumerate((Link.PEER, Link.RDMA)):
         mine_A = link_A == link
-        before_A = np.searchsorted(record.at_2X[k, :num], clock_A[mine_A], side="right" if begin else "left")
+        before_A = np.searchsorted(record.at_2X[k, :num], read_A[mine_A], side="right" if begin else "left")
         out_A[mine_A] += np.concatenate([[0.0], np.cumsum(record.took_2X[k, :num])])[before_A]
     return out_A

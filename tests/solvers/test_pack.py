@@ -121,7 +121,7 @@ def test_the_objective_is_its_plain_form(batch, data):
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, ranks_per_node=packer.ranks_per_node)
     flops_per_s = cluster.flops_per_s * cluster.compute_efficiency
     latency_s = 0.0 if G == 1 else cluster.rdma_latency_s if cluster.num_nodes > 1 else cluster.peer_latency_s
-    per_pair_s = 3 * model.flops_per_pair / flops_per_s
+    per_pair_s = 3 * (model.flops_per_pair / flops_per_s + cluster.pair_overhead_s)
     prices = pair_prices(model, cluster)
     near_s, far_s, over_s = 4 * prices.peer_s, 4 * prices.rdma_s, per_pair_s + 4 * prices.late_s
     total, wanted_VLE = 0.0, np.zeros((cluster.num_nodes, L, E))
@@ -142,7 +142,7 @@ def test_the_objective_is_its_plain_form(batch, data):
                         wanted_VLE[cluster.node_of_rank_G[g], layer, e] += 1
                     elif home != g:
                         total += near_s
-        total += 3 * L * attention_G.max() / flops_per_s
+        total += 3 * L * (attention_G.max() / flops_per_s + cluster.layer_overhead_s)
         mean_L = load_LG.mean(axis=1)
         total += (per_pair_s * mean_L + packer.skew_weight * over_s * (load_LG.max(axis=1) - mean_L)).sum()
         total += L * (4 * latency_s + 3 * cluster.slot_overhead_s * -(-E // G))

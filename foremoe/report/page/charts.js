@@ -80,8 +80,8 @@ function drawLinks(theme, width) {
 }
 
 function drawMemory(theme, width) {
-  const chart = { name: "peak memory: " + facts.memory.verdict, values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "blue", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
-  return drawByRank(theme, width, [chart], "Peak memory by rank", 190);
+  const chart = { name: facts.memory.fits === false ? "peak memory, does not fit" : "peak memory", values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "blue", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
+  return drawByRank(theme, width, [chart], `Peak memory by rank: ${facts.memory.verdict}`, 190);
 }
 
 function sentence(theme, width, text) {
@@ -94,7 +94,7 @@ function sentence(theme, width, text) {
 function drawGap(theme, width, rows) {
   const { M, L } = facts, mean_L = new Float64Array(L), most_L = new Float64Array(L);
   for (let n = 0; n < M * L; n++) { mean_L[n % L] += rows.gap_N[n] / M; most_L[n % L] = Math.max(most_L[n % L], rows.gap_N[n]); }
-  const left = 50, right = 12, top = 42, height = 210, bottom = height - 36, most = Math.max(...most_L, 1e-6) * 1.05, wide = (width - left - right) / L;
+  const left = 50, right = 12, top = 42, height = 210, bottom = height - 36, most = Math.max(...most_L, 1e-3) * 1.05, wide = (width - left - right) / L;
   const root = canvasOf(width, height, theme, "Load gap by layer"), y = (value) => bottom - value / most * (bottom - top);
   root.append(yAxis(theme, { left, right: width - right, top, bottom, most, factor: 0.01, name: "load gap, %" }));
   for (let l = 0; l < L; l++) {
