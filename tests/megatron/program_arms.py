@@ -138,7 +138,7 @@ def attached(program, case, **options):
 def cluster_of(case):
     ep = case.layout.ep
     node_of_rank_G = (np.arange(ep) * case.nodes // ep).astype(np.int32)
-    return dataclasses.replace(Cluster.preset("8xh100", num_ranks=ep), node_of_rank_G=node_of_rank_G)
+    return dataclasses.replace(Cluster.preset("8xh100", num_ranks=ep, host_store=True), node_of_rank_G=node_of_rank_G)
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
     begin = time.monotonic()
     case = Case(2, Layout(), SharedSlots(depth=1))
     alive, ended = run_processes(ended_by_rank_1, 2, case, fault, timeout_s=30.0, errors=True)
-    assert time.monotonic() - begin < 100  # most of it is what starting takes; a process group would wait for half an hour
+    assert time.monotonic() - begin < 900  # a process group alone would wait for half an hour
     assert isinstance(ended, RankDied)
     error, told = alive
     assert error and cause in told
