@@ -1,4 +1,4 @@
-"""What balance is worth under either dispatch and two regimes: share of force-balanced, and stage gain, of a few systems.
+"""Share of force-balanced and stage gain of a few systems under either dispatch and two regimes.
 
     python -m bench.dispatches [--out bench/results/dispatches_HARDWARE_DATE.md]
 

@@ -119,7 +119,7 @@ def fitted() -> dict[str, float]:
     zero = {"layer_overhead_s": 0.0, "pair_overhead_s": 0.0}
 
     def fixed_s(layer_overhead_s: float) -> float:
-        """What of a micro-step does not grow with its tokens; the quadratic part of attention is the same per sequence."""
+        """Seconds of a micro-step that do not grow with its tokens; the quadratic part of attention is the same per sequence."""
         found = {
             run: step_seconds(run, cluster_of(run, **zero | {"layer_overhead_s": layer_overhead_s}))[0] for run in (ONE, TWO)
         }

@@ -1,4 +1,4 @@
-"""How well tokens per place are estimated from counts, on recorded routing (skipped where there is none).
+"""Error of tokens per place estimated from counts, on recorded routing (skipped where there is none).
 
     python -m bench.reached [--data ../shared/data] [--out bench/results/reached_HARDWARE_DATE.md]
 

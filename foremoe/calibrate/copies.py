@@ -1,4 +1,4 @@
-"""What copies of weights take over every transfer backend that is there, alone and beside compute."""
+"""Seconds of weight copies over every transfer backend that is there, alone and beside compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -39,7 +39,7 @@ class Constant:
 
 
 class Fault(NamedTuple):
-    """What is wrong with constants; its text is a sentence with the number, its bound and the cure."""
+    """A fault of constants; its text is a sentence with the number, its bound and the cure."""
 
     names: str
     what: str

@@ -5,7 +5,7 @@ import numpy as np
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.problem.problem import Problem
-from foremoe.simulate.traffic import nic_of_rank
+from foremoe.simulate.nics import nic_of_rank
 
 # Letters: C copies, F fills, Y NICs.
 

@@ -8,6 +8,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.plan.split import link_slots
 from foremoe.problem.kernels.reached import reached
+from foremoe.simulate.nics import add_row
 
 # Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
 
@@ -156,14 +157,5 @@ def node_exchange_rows(low, high, rows):
         sent.peer_2G[:] = 0.0
         sent.rdma_2G[:] = 0.0
         _send(rows.num_topk, E, rows.node_G, rows.place_G, rank_VI, flow, sent)
-        nic_2Y[:] = 0.0
-        most = 0.0
-        for g in range(G):
-            for way in range(2):
-                most = max(most, sent.peer_2G[way, g])
-                nic_2Y[way, rows.nic_G[g]] += sent.rdma_2G[way, g]
-                total_2G[0, g] += rows.weight_N[n] * sent.peer_2G[way, g]
-                total_2G[1, g] += rows.weight_N[n] * sent.rdma_2G[way, g]
-        rows.busy_N2[n, 0] = most * rows.seconds_2[0]
-        rows.busy_N2[n, 1] = nic_2Y.max() * rows.seconds_2[1]
+        add_row(n, sent.peer_2G, sent.rdma_2G, rows, rows.seconds_2, nic_2Y, total_2G)
     return total_2G

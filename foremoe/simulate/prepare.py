@@ -12,9 +12,10 @@ from foremoe.problem.objective import window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots
+from foremoe.simulate.nics import nic_of_rank
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
-from foremoe.simulate.traffic import exchange, nic_of_rank
+from foremoe.simulate.traffic import exchange
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots, U uses, C copies, A gradient returns, R redundant, W links,
 # X exchanges.

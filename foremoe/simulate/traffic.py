@@ -8,10 +8,10 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
-from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import link_slots
 from foremoe.problem.problem import Problem
+from foremoe.simulate.nics import add_row, nic_of_rank
 from foremoe.simulate.node_traffic import NodeRows, node_exchange_rows
 
 # Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
@@ -24,17 +24,6 @@ class Exchange(NamedTuple):
     rdma_N: Array  # busiest NIC and direction
     peer_busy_G: Array  # sends plus receives, summed over rows with their weights
     rdma_busy_G: Array
-
-
-def nic_of_rank(cluster: Cluster) -> Array:
-    """int64 [G]: the NIC of every rank; `nic_sharing` ranks of a node share one, in rank order."""
-    nic_G = np.empty(cluster.num_ranks, np.int64)
-    first = 0
-    for node in range(cluster.num_nodes):
-        ranks = np.flatnonzero(cluster.node_of_rank_G == node)
-        nic_G[ranks] = first + np.arange(len(ranks)) // cluster.nic_sharing
-        first = int(nic_G[ranks].max()) + 1
-    return nic_G
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
@@ -116,16 +105,7 @@ def _exchange_rows(low, high, rows):
                         pairs.quota_G[p // S] += rows.quota_NGS[n, p // S, p % S]
                         p = next_P[p]
                     _send_to_several(rows.load_NGE[n, :, e], rows.node_G, pairs)
-        nic_2Y[:] = 0
-        most = np.int64(0)
-        for g in range(G):
-            for way in range(2):
-                most = max(most, pairs.peer_2G[way, g])
-                nic_2Y[way, rows.nic_G[g]] += pairs.rdma_2G[way, g]
-                total_2G[0, g] += rows.weight_N[n] * pairs.peer_2G[way, g]
-                total_2G[1, g] += rows.weight_N[n] * pairs.rdma_2G[way, g]
-        rows.busy_N2[n, 0] = most * rows.pair_s[0]
-        rows.busy_N2[n, 1] = nic_2Y.max() * rows.pair_s[1]
+        add_row(n, pairs.peer_2G, pairs.rdma_2G, rows, rows.pair_s, nic_2Y, total_2G)
     return total_2G
 
 
