@@ -3,20 +3,24 @@
     python -m bench.reached [--data ../shared/data] [--out bench/results/reached_HARDWARE_DATE.md]
 
 Chunks of 1024 tokens stand for what one rank sends; experts lie in 2 to 32 places of equal size, in order. Estimated over counted
-messages of a chunk and layer, by `reached` and by drawing experts with repetition.
+messages of a chunk and layer, by `reached` and by drawing experts with repetition. Then whole stages: simulated with the
+estimate over simulated with every token counted, with experts at home and by a plan.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import numpy as np
 
+import foremoe
 from bench.cases import RECORDED
 from bench.output import command_line, emit, hardware
 from foremoe.base.arrays import Array
 from foremoe.problem.kernels.reached import reached
+from foremoe.simulate import simulate
 
 CHUNK, CHUNKS, PLACES = 1024, 16, (2, 4, 8, 16, 32)
 FILES = {"gpt-oss-20b": "gpt_oss_20b_decode", "DeepSeek-V2-Lite, law": "esft_law", "DeepSeek-V2-Lite, intent": "esft_intent"}
@@ -37,6 +41,25 @@ def ratios(topk_TLK: Array, num_experts: int, places: int) -> tuple[Array, Array
     return apart_X, again_X
 
 
+def stages(file: Path, model: str, num_ranks: int) -> list[str]:
+    """Table rows of one recording: exchange seconds and stage seconds, estimated over counted, by planner."""
+    trace = foremoe.RoutingTrace.load(file, model=model)
+    tokens = min(4096, trace.T // num_ranks)
+    work = foremoe.Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens)
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks, dispatch="node")
+    counted = foremoe.Problem.of(work, cluster, routed=foremoe.RoutedTokens.of(trace, work))
+    lines = []
+    for name in ("static", "hierarchical"):
+        plan, _ = foremoe.resolve(name).plan(counted)
+        both = [simulate(problem, plan) for problem in (counted, dataclasses.replace(counted, routed=None))]
+        exchange, stage = (
+            both[1].parts.dispatch_s / both[0].parts.dispatch_s, both[1].total_s / both[0].total_s,
+        )  # fmt: skip
+        size = f"EP{num_ranks}, {cluster.num_nodes} nodes, {tokens} tokens per rank"
+        lines.append(f"| {file.stem} ({trace.model}) | {size} | {name} | {exchange:.3f} | {stage:.3f} |")
+    return lines
+
+
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
@@ -55,6 +78,14 @@ def main() -> None:
             apart_X, again_X = ratios(stored["topk_ids"], int(stored["num_experts"]), places)
             span = f"{apart_X.min():.3f} to {apart_X.max():.3f}"
             lines.append(f"| {name} | {places} | {apart_X.mean():.3f} | {span} | {again_X.mean():.3f} |")
+    lines += [
+        "", "Simulated stages, by the estimate over by counted tokens:", "",
+        "| routing | case | plan | dispatch | stage |", "| --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for name, file in FILES.items():
+        model = "gpt-oss-20b" if name == "gpt-oss-20b" else "deepseek-v2-lite"
+        for num_ranks in (16, 32):
+            lines += stages(args.data / f"{file}.npz", model, num_ranks)
     emit("\n".join([*lines, ""]), args.out)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foremoe.routing import RoutingTrace
     from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
     from foremoe.warm import warm_up
-    from foremoe.workload import Workload, count_workload, from_routed_experts, skew_statistics
+    from foremoe.workload import RoutedTokens, Workload, count_workload, from_routed_experts, skew_statistics
 
 _NAMES = {
     "base.errors": ("InputError", "PlanError", "StaleWeights", "TransferError"),
@@ -45,16 +45,15 @@ _NAMES = {
     "routing": ("RoutingTrace",),
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
     "warm": ("warm_up",),
-    "workload": ("Workload", "count_workload", "from_routed_experts", "skew_statistics"),
+    "workload": ("RoutedTokens", "Workload", "count_workload", "from_routed_experts", "skew_statistics"),
     "calibrate": (), "distributed": (), "integrations": (), "levels": (), "report": (), "runtime": (), "simulate": (),
     "solvers": (), "testing": (), "transfer": (),
 }  # fmt: skip
 __all__ = [
     "STRATEGIES", "Cluster", "Cost", "CostModel", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase", "Placement",
     "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
-    "ResidentSlots",
-    "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload",
-    "ablate",
+    "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer",
+    "TransferError", "TransferList", "Workload", "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
     "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
     "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up",

@@ -21,6 +21,7 @@ from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.packing import AsGiven
+from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
@@ -50,19 +51,30 @@ def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
     """Reads, deals and poses what `options` describe, in file order without a pack level."""
-    work, model, names = _workload(options, packer, None, num_threads, progress)
-    return _case(options, work, model, names)
+    return _case(options, _dealt(options, packer, None, num_threads, progress))
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
     """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group."""
-    work, model, names = _workload(options, None, group_size, None, progress)
-    groups = ep_groups(work, group_size or work.G)
-    cases = [_case(dataclasses.replace(options, ranks=group.G), group, model, names) for group in groups]
+    whole = _dealt(options, None, group_size, None, progress)
+    cases = []
+    for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
+        routed = None if whole.routed is None else whole.routed.of_ranks(i * group.G, group.G)
+        cases.append(_case(dataclasses.replace(options, ranks=group.G), whole._replace(work=group, routed=routed)))
     return cases[0], [case.problem for case in cases]
 
 
-def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) -> Case:
+class _Dealt(NamedTuple):
+    """The counts of all layers, their model, the names of their files, and their tokens where a trace was dealt."""
+
+    work: Workload
+    model: Model
+    names: list[str]
+    routed: RoutedTokens | None = None
+
+
+def _case(options: CaseOptions, source: _Dealt) -> Case:
+    work, model, names, routed = source
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
     # A cluster file decides on the ranks where no option does.
@@ -73,6 +85,7 @@ def _case(options: CaseOptions, work: Workload, model: Model, names: list[str]) 
     problem = Problem.of(
         work, cluster, model=model, redundant=options.redundant, cost=CostModel(objective=options.objective),
         schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
+        routed=routed,
     )  # fmt: skip
     history_LE = None if options.history is None else history_load(options.history, work, model)
     dealt = work.dealt
@@ -114,10 +127,9 @@ def require_one_source(options: CaseOptions) -> None:
         raise InputError("--shuffle reorders the sequences of a TRACE; --synthetic routing has none, so leave it out.")
 
 
-def _workload(
+def _dealt(
     options: CaseOptions, packer: PackSolver | None, group_size: int | None, num_threads: int | None, progress: Progress | None
-) -> tuple[Workload, Model, list[str]]:
-    """The counts of all layers, their model, and the names of their files."""
+) -> _Dealt:
     require_one_source(options)
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
@@ -130,9 +142,9 @@ def _workload(
             model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
             regime=options.regime or DEFAULT_REGIME, seed=options.seed, stage=stage,
         )  # fmt: skip
-        return work, model, []
+        return _Dealt(work, model, [])
     model = None if options.model is None else model_of(options.model)
-    names = [file_name(path) for path in options.traces]
+    names, routed = [file_name(path) for path in options.traces], None
     if any(kind_of(path) == "workload" for path in options.traces):
         work = _counts(options)
     else:
@@ -145,6 +157,7 @@ def _workload(
             trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer,
             seed=options.seed, stage=stage, max_micro_steps=options.micro_steps, num_threads=num_threads,
         )  # fmt: skip
+        routed = RoutedTokens.of(trace, work)
     if model is None:
         model = model_told(work.model, work.L, work.E, work.num_topk)
     if (work.E, work.num_topk) != (model.num_experts, model.num_topk) or model.num_layers < work.L:
@@ -154,7 +167,7 @@ def _workload(
     for remark in _remarks(work, options):
         if progress is not None:
             progress.note(f"warning: {remark}")
-    return work, model, names
+    return _Dealt(work, model, names, routed)
 
 
 def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:

@@ -80,7 +80,7 @@ def whole_step(problems: Sequence[Problem]) -> Problem:
     if len(problems) == 1:
         return first
     arrays = Problem.join_arrays(problems, "M")
-    return dataclasses.replace(first, schedule=Schedule.plain(first.stage, len(arrays["load_MLE"])), **arrays)
+    return dataclasses.replace(first, schedule=Schedule.plain(first.stage, len(arrays["load_MLE"])), routed=None, **arrays)
 
 
 def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:

@@ -111,7 +111,7 @@ def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
         load_MLGE = foresight.counts(given_MLGE, problem.model.num_topk)
         sources = load_MLGE if problem.load_MLGE is not None else None
-        return dataclasses.replace(problem, load_MLE=load_MLGE.sum(axis=2, dtype=np.int32), load_MLGE=sources)
+        return dataclasses.replace(problem, load_MLE=load_MLGE.sum(axis=2, dtype=np.int32), load_MLGE=sources, routed=None)
     if isinstance(foresight, Rerouted):
         return problem
     load_MLE = predicted_load(problem.load_MLE, foresight, history_LE)

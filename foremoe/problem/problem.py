@@ -19,6 +19,7 @@ from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import SharedSlots, Slots, resident_fault
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.dealing import Dealt
+from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import STAGES, Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, V nodes, E experts, B = E/G base slots, R redundant,
@@ -68,6 +69,7 @@ class Problem(ArrayValue, Derived):
         moe_layer_L: int32, the model's layer numbers.
         trace_id: Id of the trace that the load came from, or empty.
         dealt: How its sequences were dealt, or None.
+        routed: The single tokens behind the load, or None: simulated exchanges by node are then estimated from counts.
 
     Raises:
         InputError: Shapes, ranges or sums that do not fit.
@@ -90,6 +92,7 @@ class Problem(ArrayValue, Derived):
     moe_layer_L: Array = array(np.int32)
     trace_id: str = ""
     dealt: Dealt | None = None
+    routed: RoutedTokens | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -138,7 +141,7 @@ class Problem(ArrayValue, Derived):
     def of(
         cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | None = None,
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
-        slots: Slots | None = None, replicas: str = "any", resident_LGS: Array | None = None,
+        slots: Slots | None = None, replicas: str = "any", resident_LGS: Array | None = None, routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
         """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
@@ -159,7 +162,8 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"{sizes}; make them equal.")
         return cls(
             model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slots=slots or SharedSlots(),
-            schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas, resident_LGS=resident_LGS,
+            schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas,
+            resident_LGS=resident_LGS, routed=routed,
             home_LE=np.tile(np.arange(workload.E), (workload.L, 1)) if home_LE is None else home_LE,
             **{name: getattr(workload, name) for name in _OF_WORKLOAD},
         )  # fmt: skip
@@ -232,19 +236,20 @@ class Problem(ArrayValue, Derived):
 
     def with_load(self, load_MLE: Array) -> Self:
         """The same problem with another load (a prediction, say), whose sources are not known."""
-        return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None)
+        return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
         """A range of micro-steps as a problem of its own (streaming).
 
-        What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing.
+        What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing. Its
+        `routed` is None.
         """
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
         cut = self.cut_arrays(M=micro_steps)
         if micro_steps.indices(self.M)[0] != 0:
             cut["resident_LGS"] = None
-        return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps])
+        return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
         """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""

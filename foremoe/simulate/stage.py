@@ -71,7 +71,7 @@ def even_routing(problem: Problem) -> Problem:
     load_MLGE = (pairs_MLG // E)[..., None] + rest_MLGE
     return dataclasses.replace(
         problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2), redundant=0, resident_LGS=None, slots=SharedSlots(),
-        home_LE=np.tile(np.arange(E), (problem.L, 1)),
+        home_LE=np.tile(np.arange(E), (problem.L, 1)), routed=None,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from foremoe.plan.split import link_slots
 from foremoe.problem.problem import Problem
 from foremoe.simulate.nics import add_row, nic_of_rank
 from foremoe.simulate.node_traffic import NodeRows, node_exchange_rows
+from foremoe.simulate.token_traffic import counted_messages
 
 # Letters: N rows, G ranks, V nodes, Y NICs, E experts, S slots per rank.
 
@@ -27,7 +28,10 @@ class Exchange(NamedTuple):
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
-    """The exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times."""
+    """The exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times.
+
+    Where a token travels once per node, messages are counted if the problem has its tokens, else estimated: see `reached`.
+    """
     load_NGE = problem.load_NGE
     if load_NGE is None:
         raise InputError("simulation needs counts by source rank; give the problem its load_MLGE.")
@@ -35,7 +39,11 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
     pair_s = problem.model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
     node_G, nic_G, quota_NGS = cluster.node_of_rank_G, nic_of_rank(cluster), np.ascontiguousarray(plan.quota_NGS)
     parts: list[Array] = []
-    if cluster.dispatch == "node":
+    if cluster.dispatch == "node" and problem.routed is not None:
+        place_G = _places(node_G)
+        counted = _Counted(*counted_messages(problem, plan, place_G), weight_N, nic_G, pair_s, busy_N2)
+        for_rows(lambda low, high: parts.append(_busy_rows(low, high, counted)), problem.N, whole=True)
+    elif cluster.dispatch == "node":
         by_node = NodeRows(
             load_NGE, problem.counts().demand_NVE, plan.expert_NGS, quota_NGS, weight_N, node_G, _places(node_G), nic_G,
             problem.model.num_topk, pair_s, busy_N2,
@@ -55,6 +63,26 @@ def _places(node_G: Array) -> Array:
     place_G = np.empty(len(node_G), np.int64)
     place_G[order_G] = np.arange(len(node_G)) - first_V[node_G[order_G]]
     return place_G
+
+
+class _Counted(NamedTuple):
+    """Messages of every row, seconds of one by link class, and where the seconds of the rows are written."""
+
+    peer_N2G: Array
+    rdma_N2G: Array
+    weight_N: Array
+    nic_G: Array
+    pair_s: Array
+    busy_N2: Array
+
+
+@kernel
+def _busy_rows(low, high, rows):
+    """Writes the seconds of rows [low, high); returns int64 [2, G], the weighted messages of every rank by link class."""
+    total_2G, nic_2Y = np.zeros((2, rows.nic_G.size), np.int64), np.empty((2, rows.nic_G.max() + 1), np.int64)
+    for n in range(low, high):
+        add_row(n, rows.peer_N2G[n], rows.rdma_N2G[n], rows, rows.pair_s, nic_2Y, total_2G)
+    return total_2G
 
 
 class _Rows(NamedTuple):

@@ -95,6 +95,35 @@ def node_exchange_seconds(problem, plan, n):
     return peer_2G.max() * size / cluster.kernel_bytes_per_s, max(nic.values()) * size / cluster.rdma_bytes_per_s
 
 
+def counted_exchange_seconds(problem, plan, n):
+    """The same, every token followed on its way: an expert's first tokens of a source go to the first slot that it may use."""
+    cluster, G, S = problem.cluster, problem.G, plan.expert_NGS.shape[2]
+    node_G, routed, (m, layer) = cluster.node_of_rank_G, problem.routed, divmod(n, problem.L)
+    column = int(np.flatnonzero(routed.moe_layer_L == problem.moe_layer_L[layer])[0])
+    peer, nic = defaultdict(int), defaultdict(int)
+    for g in range(G):
+        split_P = split_over_sources(problem.load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g)[n]
+        slots = defaultdict(list)
+        for p in range(G * S):
+            slots[int(plan.expert_NGS[n].reshape(-1)[p])] += [p // S] * int(split_P[p])
+        for t in np.flatnonzero((routed.micro_step_T == m) & (routed.rank_T == g)):
+            ranks = {slots[int(e)].pop(0) for e in routed.topk_TLK[t, column]}
+            for node in {int(node_G[r]) for r in ranks}:
+                there = np.flatnonzero(node_G == node)
+                place = int((node_G[:g] == node_G[g]).sum())
+                sender = g if node == node_G[g] else int(there[place % len(there)])
+                if sender != g:
+                    for way, r in (("out", g), ("in", sender)):
+                        i = int((node_G[:r] == node_G[r]).sum())
+                        nic[way, node_G[r], i // cluster.nic_sharing] += 1
+                for r in ranks & set(there.tolist()) - {sender}:
+                    peer["out", sender] += 1
+                    peer["in", r] += 1
+    size = problem.model.token_bytes
+    most = [max(of.values(), default=0) * size for of in (peer, nic)]
+    return most[0] / cluster.kernel_bytes_per_s, most[1] / cluster.rdma_bytes_per_s
+
+
 def feeds(plan):
     """Per copy: the copy that a relay passes on, else None; and how many relays it comes after."""
     t, feed, depth_of = plan.transfers, [], {}

@@ -1,0 +1,64 @@
+"""RoutedTokens: the experts of every single token behind a load, with its micro-step and source rank."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from foremoe.base.arrays import Array, ArrayValue, Length, array
+from foremoe.base.errors import InputError
+from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.workload import Workload
+
+# Letters: T tokens, L MoE layers, K top-k, G ranks, X cells (micro-step, rank).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoutedTokens(ArrayValue):
+    """Tokens of one EP group: what counts by source rank cannot say is which pairs are of one token.
+
+    Attributes:
+        topk_TLK: integers, logical experts of each token.
+        moe_layer_L: int32, the model's layer numbers.
+        micro_step_T: int32, -1 for tokens that are in no load.
+        rank_T: int32, source rank.
+    """
+
+    topk_TLK: Array
+    moe_layer_L: Array = array(np.int32)
+    micro_step_T: Array = array(np.int32)
+    rank_T: Array = array(np.int32)
+
+    T = Length("micro_step_T")
+    """Tokens."""
+
+    @classmethod
+    def of(cls, trace: RoutingTrace, workload: Workload) -> Self:
+        """The tokens of a trace where `workload`, dealt from this trace in whole sequences, put them.
+
+        Raises:
+            InputError: The workload does not say where sequences went, or is of another trace.
+        """
+        if workload.micro_step_Q is None or workload.rank_Q is None:
+            raise InputError("the workload does not say where its sequences went; deal the trace by Workload.from_trace.")
+        if workload.trace_id != trace.id or len(workload.rank_Q) != trace.Q:
+            raise InputError(f"the workload was dealt from trace {workload.trace_id!r}, not from {trace.id!r}; give that one.")
+        micro_step_T, rank_T = (np.repeat(of_Q, trace.seq_len_Q) for of_Q in (workload.micro_step_Q, workload.rank_Q))
+        if trace.known_T is not None:
+            micro_step_T = np.where(trace.known_T, micro_step_T, np.int32(-1))
+        return cls(topk_TLK=trace.topk_TLK, moe_layer_L=trace.moe_layer_L, micro_step_T=micro_step_T, rank_T=rank_T)
+
+    def of_ranks(self, first: int, num_ranks: int) -> Self:
+        """Those of one EP group of consecutive ranks, numbered from 0."""
+        rank_T = self.rank_T - first
+        mine_T = (rank_T >= 0) & (rank_T < num_ranks)
+        micro_step_T = np.where(mine_T, self.micro_step_T, np.int32(-1))
+        return dataclasses.replace(self, micro_step_T=micro_step_T, rank_T=np.where(mine_T, rank_T, np.int32(0)))
+
+    def cells(self, num_micro_steps: int, num_ranks: int) -> tuple[Array, Array]:
+        """int64 [T]: tokens by micro-step and rank, in order; and int64 [X + 1]: where those of each cell begin."""
+        cell_T = self.micro_step_T.astype(np.int64) * num_ranks + self.rank_T
+        cell_T[self.micro_step_T < 0] = num_micro_steps * num_ranks
+        order_T = np.argsort(cell_T, kind="stable")
+        return order_T, np.searchsorted(cell_T[order_T], np.arange(num_micro_steps * num_ranks + 1))
