@@ -3,8 +3,8 @@
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
 
 A token-level synthetic load of four domains in runs (mixed tasks), the update stage of a step of several mini-batches, 64 ranks.
-Stage times and exposed seconds are the cost model's, uncalibrated. Moving homes, once in the step and exposed,
-is added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
+Simulated, constants of the cluster preset (uncalibrated), under either dispatch. Moving homes, once in the step and exposed, is
+added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.output import command_line, emit, hardware
-from foremoe.machine.cluster import Cluster
+from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import Noisy
-from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
+from foremoe.simulate import simulate
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
@@ -102,14 +102,15 @@ def measure(variant: Variant, cluster: Cluster, packed: Packed) -> dict[str, Any
         plan, _ = planner.plan(there, num_threads=1)
         homes_s.append(decided_s - begin_s)
         plan_s.append(time.process_time() - decided_s)
-    cost = plan.cost_ML.sum()
+    simulation = simulate(there, plan)
+    parts = simulation.parts
     # The weights, fp32 master weights and two moments of every expert that moves.
     moves_s = float(price_L(problem, there.home_LE, Anneal().state_bytes).sum())
     base = problem.B
     return {
-        "stage_s": float(cost.total_s) + moves_s,
-        "dispatch_s": float(cost.dispatch_s + cost.combine_s),
-        "exposed_s": float(cost.transfer_s + cost.gradient_s),
+        "stage_s": simulation.total_s + moves_s,
+        "dispatch_s": parts.dispatch_s + parts.combine_s,
+        "exposed_s": parts.transfer_s + parts.gradient_s,
         "moves_s": moves_s,
         "moved": float((there.home_LE // base != problem.home_LE // base).sum(axis=1).mean()),
         "skew": float(plan.skew_ML.mean()),
@@ -132,13 +133,13 @@ HEAD = (
 )
 
 
-def table(trace: RoutingTrace, ranks_per_node: int) -> str:
-    """All variants on one node size, and what pack, home and rank together are against every subset."""
-    cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node)
-    lines, packed, stage_s = [HEAD, "|" + " --- |" * 9], {}, {}
+def table(trace: RoutingTrace, ranks_per_node: int, dispatch: str, packed: dict[PackSolver, Packed]) -> str:
+    """All variants on one node size, and what pack, home and rank together are against every subset; adds to `packed`."""
+    cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node, dispatch=dispatch)
+    lines, stage_s = [HEAD, "|" + " --- |" * 9], {}
     deal(trace, packer(ranks_per_node))  # compiles
     for name, variant in variants(ranks_per_node).items():
-        print(f"{ranks_per_node}: {name}", file=sys.stderr, flush=True)
+        print(f"{ranks_per_node}, {dispatch}: {name}", file=sys.stderr, flush=True)
         pack = variant.planner.pack
         if pack not in packed:
             packed[pack] = deal(trace, pack)
@@ -150,25 +151,7 @@ def table(trace: RoutingTrace, ranks_per_node: int) -> str:
             f" {found['dispatch_s'] * 1e3:.1f} | {found['exposed_s'] * 1e3:.1f} + {found['moves_s'] * 1e3:.1f} |"
             f" {found['moved']:.0f} | {found['skew']:.4f} | {found['replicas']:.2f} | {planning} |"
         )
-    lines += ["", verdict(stage_s)]
-    if cluster.num_nodes == 1:
-        work = packed[packer(ranks_per_node)].work
-        floor_s = floor_seconds(Problem.of(work, cluster))
-        lines.append(
-            f"With the packing of pack + rank no homes and replicas take less than {floor_s * 1e3:.1f} ms: even compute, every"
-            " rank serving all its own pairs of the experts that it wants most in each micro-step, as many as it has slots."
-        )
-    return "\n".join(lines)
-
-
-def floor_seconds(problem: Problem) -> float:
-    """The update stage takes no less in one node, wherever experts live and whatever replicas there are."""
-    r = problem_rates(problem)
-    assert problem.load_NGE is not None
-    pairs_N = problem.load_NE.sum(axis=1)
-    own_N = np.sort(problem.load_NGE, axis=2)[:, :, -problem.S :].sum(axis=(1, 2))
-    seconds_N = r.fixed_s + r.peer_pair_s * (pairs_N - own_N) + (r.pair_s - r.late_s) * pairs_N / problem.G
-    return float((seconds_N + row_times(problem).window_N).sum())
+    return "\n".join([*lines, "", verdict(stage_s)])
 
 
 def verdict(stage_s: dict[str, float]) -> str:
@@ -193,11 +176,14 @@ def main() -> None:
         f"# Ablation\n\nMeasured on: {hardware()}. Command: `python -m bench.ablation --layers {args.layers} --regime"
         f" {args.regime}`. {np.sum(trace.seq_len_Q)} tokens in {trace.Q} sequences of four domains, {MINI_BATCHES} mini-batches,"
         f" {args.layers} layers of Qwen3-30B-A3B, {NUM_RANKS} ranks, {TOKENS_PER_RANK} tokens per rank and micro-step, update"
-        " stage; R = 1, replicas anywhere and exact foresight unless the row says otherwise. Times: model, uncalibrated. Moves:"
+        " stage; R = 1, replicas anywhere and exact foresight unless the row says otherwise. Simulated, uncalibrated. Moves:"
         " weights and optimizer state, once in the step. Pack and home see the whole step in all rows that have them. Planning:"
         f" process CPU time of one thread, dealing and counting in pack; `{Chain()!r}`."
     ]
-    sections += [f"## Nodes of {size} ranks\n\n{table(trace, size)}" for size in (8, 72)]
+    for size in (8, 72):
+        packed: dict[PackSolver, Packed] = {}
+        for dispatch in DISPATCHES:
+            sections.append(f"## Nodes of {size} ranks, dispatch {dispatch}\n\n{table(trace, size, dispatch, packed)}")
     text = "\n\n".join(sections) + "\n"
     emit(text, args.out)
 

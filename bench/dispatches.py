@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from bench.output import command_line, emit, hardware
+from bench.settings import peak
 from bench.systems import mean_skew, synthetic_groups, systems
 from bench.throughput import MODELS, NUM_RANKS, overview
 from foremoe.machine.cluster import DISPATCHES, Cluster
@@ -43,7 +44,8 @@ def main() -> None:
                     rows = simulate_systems(problems, shown)
                     found[model, ep] = {row["solver"]: row for row in rows}
                     skews.append(mean_skew(problems))
-            span = f"skew at home {min(skews):.2f} to {max(skews):.2f}"
+            fullest = max((row for rows in found.values() for row in rows.values()), key=lambda row: row["peak_bytes"])
+            span = f"skew at home {min(skews):.2f} to {max(skews):.2f}; peak memory of all rows: {peak(fullest)} GB"
             sections.append(f"## Dispatch {dispatch}, regime {regime}\n\n{span}.\n\n{overview(found)}")
     head = (
         f"# Stage gain under either dispatch (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m"

@@ -12,6 +12,7 @@ import sys
 
 from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
+from bench.settings import BOTH, DISPATCHES, under
 from bench.systems import ULTRAEP_S, group_problems, mean_skew, recorded_workload, synthetic_groups
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.planner import Planner
@@ -89,7 +90,8 @@ def main() -> None:
             sections.append(f"## {title}\n\nSkipped: the recordings are not at hand.")
             continue
         about = f"{problems[0].M - 1} micro-steps x {problems[0].L} layers, skew at home {mean_skew(problems):.3f}."
-        sections.append(f"## {title}\n\n{about}\n\n{table(problems)}")
+        tables = [f"Dispatch {dispatch}:\n\n{table(under(dispatch, problems))}" for dispatch in DISPATCHES]
+        sections.append(f"## {title}\n\n{about}\n\n" + "\n\n".join(tables))
     head = (
         f"# The value of foresight (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.foresight"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated. Update stage, R = 1 unless the row says otherwise,"
@@ -97,7 +99,7 @@ def main() -> None:
         f" {ULTRAEP_S * 1e6:.0f} us of planning and the copies for forward are exposed; two planners, one that prices copies as"
         " ever and one that takes none as hidden (too careful: those of backward are). History and noise: replicas placed for a"
         " predicted load whose sources are not known, quotas split on the real one; the first micro-step has the one before the"
-        " stage for history.\n\n"
+        f" stage for history. {BOTH}\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 

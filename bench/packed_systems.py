@@ -68,9 +68,9 @@ def dealt(trace: RoutingTrace, pack: PackSolver, home_LE: Array | None = None) -
     return Workload.from_trace(trace, num_ranks=NUM_RANKS, assign=assign)
 
 
-def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int) -> dict[str, Any]:
+def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int, dispatch: str) -> dict[str, Any]:
     """Figures of one row, moves of homes included."""
-    cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node)
+    cluster = Cluster.preset("8xh100", num_ranks=NUM_RANKS, ranks_per_node=ranks_per_node, dispatch=dispatch)
     pose = lambda work: Problem.of(work, cluster, replicas=row.replicas)  # noqa: E731
     if row.first:
         given = pose(dealt(trace, AsGiven()))
@@ -92,13 +92,13 @@ HEAD = (
 )
 
 
-def section(ranks_per_node: int, num_layers: int = 4) -> str:
-    """The table on one node size."""
+def section(ranks_per_node: int, dispatch: str, num_layers: int = 4) -> str:
+    """The table on one node size under one dispatch."""
     trace = synthetic_trace("qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=num_layers, seed=0)
     found = {}
     for name, row in rows(ranks_per_node).items():
-        print(f"traces, nodes of {ranks_per_node}: {name}", file=sys.stderr, flush=True)
-        found[name] = simulated(trace, row, ranks_per_node)
+        print(f"traces, nodes of {ranks_per_node}, {dispatch}: {name}", file=sys.stderr, flush=True)
+        found[name] = simulated(trace, row, ranks_per_node, dispatch)
     lines = [HEAD, "|" + " --- |" * 11]
     for name, of in found.items():
         parts = [of["window_s"], of["compute_s"], of["dispatch_s"] + of["combine_s"]]
@@ -110,7 +110,8 @@ def section(ranks_per_node: int, num_layers: int = 4) -> str:
             + " |"
         )
     about = (
-        f"## Samples packed, nodes of {ranks_per_node}\n\n{int(trace.seq_len_Q.sum())} tokens in {trace.Q} synthetic sequences of"
+        f"## Samples packed, nodes of {ranks_per_node}, dispatch {dispatch}\n\n"
+        f"{int(trace.seq_len_Q.sum())} tokens in {trace.Q} synthetic sequences of"
         f" four domains, {MINI_BATCHES} mini-batches, {num_layers} layers of Qwen3-30B-A3B, EP {NUM_RANKS}, {TOKENS_PER_RANK}"
         " tokens per rank and micro-step, R = 1. open-instruct-like: samples permuted; RoutePack-like: LPT homes, then samples"
         " dealt by load; ReLibra-like: annealed homes, then samples dealt near them, greedy replicas in nodes;"

@@ -2,7 +2,8 @@
 
     python -m bench.run [CASE ...] [--objective balance] [--out bench/results/HARDWARE_DATE.md]
 
-A result file names hardware, date and commit. Skews come from finished plans; stage times are the cost model's, uncalibrated.
+A result file names hardware, date and commit. Skews come from finished plans; stage times are simulated under either dispatch,
+uncalibrated.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 from bench.cases import CASES, Case
 from bench.output import command_line, emit, hardware
+from bench.settings import BOTH, DISPATCHES, peak, under
 from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
+from foremoe.simulate import Judge
 
 COLUMNS = (
     ("strategy", lambda r: r["solver"]),
@@ -26,8 +29,10 @@ COLUMNS = (
     ("moves", lambda r: f"{r['moves_per_layer']:.1f}"),
     ("fan-out", lambda r: str(r["max_fanout"])),
     ("MB/layer", lambda r: f"{r['bytes_per_layer'] / 1e6:.0f}"),
-    ("stage ms", lambda r: f"{r['predicted_stage_s'] * 1e3:.1f}"),
-    ("x static", lambda r: f"{r['predicted_speedup_vs_static']:.2f}"),
+    ("stage ms", lambda r: f"{r['simulated_stage_s'] * 1e3:.1f}"),
+    ("x static", lambda r: _ratio(r, "speedup_vs_static")),
+    ("of balanced", lambda r: _ratio(r, "share_of_balanced")),
+    ("peak GB", peak),
     ("plan us", lambda r: f"{r['plan_us_per_layer']:.0f}"),
     ("rows", lambda r: str(r["n_solved"])),
 )
@@ -49,27 +54,32 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *notes])
 
 
+def _ratio(row: dict[str, Any], name: str) -> str:
+    """A ratio; none is known where weights are placed anew for nothing, or rows are a sample."""
+    return "-" if row.get(name) is None else f"{row[name]:.2f}"
+
+
 def section(case: Case, objective: str, problem: Problem, rows: list[dict[str, Any]]) -> str:
     """The section of one case: what it is, and its table."""
     left_out = " Micro-step 0 is left out of all rows (no history)." if needs_first_left_out(problem, STRATEGIES, None) else ""
     load = f"{problem.M} micro-steps x {problem.L} layers, {problem.E} experts, {problem.G} ranks, R = {problem.R}"
     return (
-        f"## {case.name} ({case.kind}), objective {objective}\n\n{case.about}: {load}, cluster {case.cluster} "
-        f"(model, uncalibrated).{left_out}\n\n{table(rows)}"
+        f"## {case.name} ({case.kind}), objective {objective}, dispatch {problem.cluster.dispatch}\n\n"
+        f"{case.about}: {load}, cluster {case.cluster} "
+        f"(simulated, uncalibrated).{left_out}\n\n{table(rows)}"
     )
 
 
-def overview(figures: dict[tuple[str, str], dict[str, dict[str, Any]]], objective: str) -> str:
-    """One column per case: mean skew under balance, predicted speed-up over static under time."""
-    names = [name for name, of in figures if of == objective]
-    figure, title = (
-        ("skew_mean", "mean skew") if objective == "balance" else ("predicted_speedup_vs_static", "predicted speed-up")
-    )
+def overview(figures: dict[tuple[str, str, str], dict[str, dict[str, Any]]], objective: str, dispatch: str) -> str:
+    """One column per case: mean skew under balance, simulated speed-up over static under time."""
+    names = [name for name, *of in figures if of == [objective, dispatch]]
+    title = "mean skew" if objective == "balance" else f"simulated speed-up, {dispatch}"
+    figure = "skew_mean" if objective == "balance" else "speedup_vs_static"
     digits = 4 if objective == "balance" else 2
     lines = [f"| {title} | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
     for solver in STRATEGIES:
-        cells = [figures[name, objective][solver] for name in names]
-        shown = ["-" if row[figure] is None else f"{row[figure]:.{digits}f}{_part(row)}" for row in cells]
+        cells = [figures[name, objective, dispatch][solver] for name in names]
+        shown = ["-" if row.get(figure) is None else f"{row[figure]:.{digits}f}{_part(row)}" for row in cells]
         lines.append(f"| {solver} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
@@ -90,23 +100,26 @@ def main() -> None:
     unknown = [name for name in args.cases if name not in CASES]
     if unknown:
         parser.error(f"there is no case {', '.join(unknown)}; choose from {', '.join(CASES)}")
-    objectives = args.objective or ["balance", "time"]
+    # Balance does not ask what an exchange costs.
+    tables = [(o, d) for o in args.objective or ["balance", "time"] for d in DISPATCHES[: 1 if o == "balance" else None]]
     sections: list[str] = []
-    figures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    figures: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for name in args.cases or CASES:
         case = CASES[name]
         if case.missing:
             sections.append(f"## {name}\n\nSkipped: {case.missing}.")
             print(sections[-1], file=sys.stderr)
             continue
-        for objective in objectives:
-            print(f"{name} ({objective}) ...", file=sys.stderr, flush=True)
-            problem = case.problem(objective)
-            rows = compare(problem, STRATEGIES)
-            figures[name, objective] = {row["solver"]: row for row in rows}
+        for objective, dispatch in tables:
+            print(f"{name} ({objective}, {dispatch}) ...", file=sys.stderr, flush=True)
+            [problem] = under(dispatch, [case.problem(objective)])
+            rows = compare(problem, STRATEGIES, judge=Judge.of(problem))
+            figures[name, objective, dispatch] = {row["solver"]: row for row in rows}
             sections.append(section(case, objective, problem, rows))
-    head = [f"# Strategies compared\n\nMeasured on: {hardware()}. Command: `make bench`. Stage times: model, uncalibrated."]
-    head += [overview(figures, objective) for objective in objectives if figures]
+    head = [
+        f"# Strategies compared\n\nMeasured on: {hardware()}. Command: `make bench`. Stage times: simulated, uncalibrated. {BOTH}"
+    ]
+    head += [overview(figures, objective, dispatch) for objective, dispatch in tables if figures]
     text = "\n\n".join([*head, *sections]) + "\n"
     emit(text, args.out)
 

@@ -8,11 +8,13 @@ One thing changes in every table. Simulated, constants of the cluster presets (u
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from bench.output import command_line, emit, hardware
+from bench.settings import BOTH, DISPATCHES, peak, under
 from bench.systems import mean_skew, synthetic_groups, systems
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import STRATEGIES
@@ -61,7 +63,7 @@ def line(name: str, problems: list[Problem]) -> tuple[str, float]:
     gain = min(found[key]["simulated_stage_s"] for key in OTHERS) / stage_s
     return (
         f"| {name} | {mean_skew(problems):.3f} | " + " | ".join(cells) + f" | {gain:.3f} | {mine['skew_mean']:.3f} |"
-        f" {mine['replicas_per_layer'] / problems[0].G:.2f} | {waits_s / stage_s:.2%} | {stage_s * 1e3:.0f} |"
+        f" {mine['replicas_per_layer'] / problems[0].G:.2f} | {waits_s / stage_s:.2%} | {stage_s * 1e3:.0f} | {peak(mine)} |"
     ), gain
 
 
@@ -71,19 +73,19 @@ def main() -> None:
     parser.add_argument("--micro-steps", type=int, default=4)
     args = parser.parse_args()
     sections, worst = [], []
-    for title, cases in tables(args.micro_steps):
+    for dispatch, (title, cases) in itertools.product(DISPATCHES, list(tables(args.micro_steps))):
         head = (
             f"| {title.lower()} | skew at home | "
             + " | ".join(ROWS[:-1])
-            + " | foremoe over best other | its skew | replicas per rank | waits | stage ms |"
+            + " | foremoe over best other | its skew | replicas per rank | waits | stage ms | peak GB |"
         )
-        lines = [head, "|" + " --- |" * (len(ROWS) + 6)]
+        lines = [head, "|" + " --- |" * (len(ROWS) + 7)]
         for name, problems in cases.items():
-            print(f"{title}: {name}", file=sys.stderr, flush=True)
-            text, gain = line(name, problems)
+            print(f"{dispatch}: {title}: {name}", file=sys.stderr, flush=True)
+            text, gain = line(name, under(dispatch, problems))
             lines.append(text)
-            worst.append((gain, f"{title.lower()} {name}"))
-        sections.append(f"## {title}\n\n" + "\n".join(lines))
+            worst.append((gain, f"{title.lower()} {name}, {dispatch}"))
+        sections.append(f"## {title}, dispatch {dispatch}\n\n" + "\n".join(lines))
     lost = [f"{name} ({gain:.3f})" for gain, name in sorted(worst) if gain < 0.998]
     verdict = f"foremoe does not win at: {', '.join(lost)}." if lost else "foremoe is nowhere behind the best of the others here."
     text = (
@@ -92,7 +94,7 @@ def main() -> None:
         f" {args.micro_steps} micro-steps, 8192 tokens per rank, regime mid, 8xh100, R = 1 unless the table says otherwise."
         " Cells: share of force-balanced throughput (x static). Waits: of foremoe's stage, for weights and gradients."
         " The systems:"
-        f" `python -m bench.throughput`; moves of homes are in the stage. {verdict}\n\n"
+        f" `python -m bench.throughput`; moves of homes are in the stage. {BOTH} {verdict}\n\n"
     )
     emit(text + "\n\n".join(sections) + "\n", args.out)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.output import command_line, emit, hardware
+from bench.settings import DISPATCHES, peak, under
 from bench.systems import synthetic_groups
 from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
@@ -90,7 +91,7 @@ def table(problems: list[Problem], systems: dict[str, System]) -> str:
             f"| {row['solver']} | {row['simulated_stage_s'] * 1e3:.1f} | {row['speedup_vs_static']:.3f} |"
             f" {row['share_of_balanced']:.1%} | {row['transfer_s'] * 1e3:.1f} | {row['gradient_s'] * 1e3:.1f} |"
             f" {row['skew_mean']:.3f} | {row['replicas_per_layer'] / problems[0].G:.2f} |"
-            f" {row['peak_bytes'] / 1e9:.1f} |"
+            f" {peak(row)} |"
         )
     return "\n".join(lines)
 
@@ -118,14 +119,15 @@ def main() -> None:
     for title, systems in variants().items():
         parts = []
         for name, problems in loads.items():
-            print(f"{title}: {name}", file=sys.stderr, flush=True)
-            parts.append(f"### {name}\n\n{table(problems, systems)}")
+            for dispatch in DISPATCHES:
+                print(f"{title}: {name}, {dispatch}", file=sys.stderr, flush=True)
+                parts.append(f"### {name}, dispatch {dispatch}\n\n{table(under(dispatch, problems), systems)}")
         sections.append(f"## {title}\n\n" + "\n\n".join(parts))
     head = (
         f"# Levels, slots and paths (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.simulated"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated. Synthetic load (regime mid), Qwen3-30B-A3B, EP 64 in nodes"
         f" of 8, {args.micro_steps} micro-steps of 8192 tokens per rank; R = 1, ring of 3, both paths, 2 uses ahead unless the"
-        " row says otherwise. Moves of homes are in the stage.\n\n"
+        " row says otherwise. Moves of homes are in the stage. {BOTH}\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 

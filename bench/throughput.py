@@ -8,12 +8,14 @@ routing is at hand it has a table of its own.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
 from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
 from bench.packed_systems import section as packed_section
+from bench.settings import BOTH, DISPATCHES, peak, under
 from bench.systems import NOTES, group_problems, mean_skew, recorded_workload, synthetic_groups, systems
 from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate_systems
@@ -52,7 +54,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             f"| {name} | {row['simulated_stage_s'] * 1e3:.1f} | {row['speedup_vs_static']:.3f} | {row['share_of_balanced']:.1%} |"
             f" {row['tokens_per_s_per_rank']:.0f} | {row['skew_mean']:.3f} | "
             + " | ".join(f"{part * 1e3:.1f}" for part in parts)
-            + f" | {row['peak_bytes'] / 1e9:.1f} |"
+            + f" | {peak(row)} |"
         )
     return "\n".join(lines)
 
@@ -106,44 +108,48 @@ def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--micro-steps", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=12, help="of one pipeline rank")
     parser.add_argument("--regime", default="mid")
     parser.add_argument("--ep", type=int, nargs="+", default=[8, 16, 32, 64])
     args = parser.parse_args()
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    found: dict[str, dict[tuple[str, int], dict[str, dict[str, Any]]]] = {dispatch: {} for dispatch in DISPATCHES}
     sections = []
-    for model in MODELS:
-        for ep in args.ep:
-            problems = synthetic_groups(
-                model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps + 1, regime=args.regime
-            )  # fmt: skip
-            rows = found[model, ep] = rows_of(f"{model} EP{ep}", problems)
-            sections.append(
-                f"## {model}, EP {ep}\n\n{len(problems)} EP groups of {ep}, {problems[0].M - 1} micro-steps x"
-                f" {problems[0].L} layers,"
-                f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows)}\n\n{ordering(rows)}"
-            )
+    for model, ep, dispatch in itertools.product(MODELS, args.ep, DISPATCHES):
+        groups = synthetic_groups(
+            model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps + 1, regime=args.regime, num_layers=args.layers
+        )  # fmt: skip
+        problems = under(dispatch, groups)
+        rows = found[dispatch][model, ep] = rows_of(f"{model} EP{ep}, {dispatch}", problems)
+        sections.append(
+            f"## {model}, EP {ep}, dispatch {dispatch}\n\n{len(problems)} EP groups of {ep}, {problems[0].M - 1} micro-steps x"
+            f" {problems[0].L} layers,"
+            f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows)}\n\n{ordering(rows)}"
+        )
     for name, files, model, sizes in RECORDINGS:
         for ep in sizes:
             work = recorded_workload(files, model, ep, 1024)
             if work is None:
                 sections.append(f"## {name} (recorded), EP {ep}\n\nSkipped: the recordings are not at hand.")
                 continue
-            problems = group_problems(work, model, ep, 8, None, 1)
-            rows = rows_of(f"{name} EP{ep}", problems)
-            sections.append(
-                f"## {name} (recorded), EP {ep}\n\nOne EP group, 1024 tokens per rank, {work.M - 1} micro-steps x"
-                f" {work.L} layers,"
-                f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows)}\n\n{ordering(rows)}"
-            )
-    sections += [packed_section(size) for size in (8, 72)]
+            for dispatch in DISPATCHES:
+                problems = under(dispatch, group_problems(work, model, ep, 8, None, 1))
+                rows = rows_of(f"{name} EP{ep}, {dispatch}", problems)
+                sections.append(
+                    f"## {name} (recorded), EP {ep}, dispatch {dispatch}\n\nOne EP group, 1024 tokens per rank, {work.M - 1}"
+                    f" micro-steps x {work.L} layers, skew at home {mean_skew(problems):.3f}.\n\n"
+                    f"{table(rows)}\n\n{ordering(rows)}"
+                )
+    sections += [packed_section(size, dispatch) for size in (8, 72) for dispatch in DISPATCHES]
+    views = [f"## Overview, dispatch {dispatch}\n\n{overview(of)}" for dispatch, of in found.items()]
+    options = f"--micro-steps {args.micro_steps} --regime {args.regime} --layers {args.layers}"
     head = (
         f"# Training-stage throughput on {NUM_RANKS} GPUs (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python"
-        f" -m bench.throughput --micro-steps {args.micro_steps} --regime {args.regime}`. Simulated, constants of preset 8xh100,"
-        f" uncalibrated. Update stage, {NUM_RANKS} GPUs in nodes of 8, R = 1, 8192 tokens per GPU and micro-step, synthetic load"
-        f" (regime {args.regime}) unless a section says otherwise.\n\n"
+        f" -m bench.throughput {options}`. Simulated, constants of preset 8xh100, uncalibrated. Update stage, {NUM_RANKS} GPUs in"
+        " nodes of 8, R = 1, 8192 tokens per GPU and micro-step, the layers of one pipeline rank, synthetic load (regime"
+        f" {args.regime}) unless a section says otherwise. {BOTH}\n\n"
     )
     notes = "\n".join(f"* {note}" for note in NOTES)
-    emit(head + f"{notes}\n\n## Overview\n\n{overview(found)}\n\n" + "\n\n".join(sections) + "\n", args.out)
+    emit(head + f"{notes}\n\n" + "\n\n".join([*views, *sections]) + "\n", args.out)
 
 
 if __name__ == "__main__":
