@@ -59,17 +59,17 @@ def solve(problem: Problem, solvers: tuple[RankSolver, ...]) -> tuple[float, flo
     return float(row_objective(problem, placement).sum()), far / problem.N, best_s / problem.N * 1e6
 
 
-def table(objective: str) -> str:
+def table(objective: str, dispatch: str) -> str:
     """One line per option, one column per case."""
     heads = [f"{model} EP{ranks}, {tokens} tokens" for model, ranks, tokens, _, _ in CASES]
     lines = ["| options | " + " | ".join(heads) + " |", "|" + " --- |" * (len(CASES) + 1)]
     rows: dict[str, list[str]] = {name: [] for name in VARIANTS}
     for model, ranks, tokens, micro_steps, layers in CASES:
-        print(f"{objective}: {model} EP{ranks}", file=sys.stderr, flush=True)
+        print(f"{objective}, {dispatch}: {model} EP{ranks}", file=sys.stderr, flush=True)
         work = synthetic_workload(
             model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=micro_steps, num_layers=layers, seed=0
         )
-        cluster, cost = Cluster.preset("8xh100", num_ranks=ranks), CostModel(objective=objective)
+        cluster, cost = Cluster.preset("8xh100", num_ranks=ranks, dispatch=dispatch), CostModel(objective=objective)
         problem, first = Problem.of(work, cluster, redundant=1, cost=cost), 0.0
         for name, solvers in VARIANTS.items():
             if Polish() in solvers and (objective == "balance" or problem.E * ranks > POLISHED):
@@ -90,7 +90,8 @@ def main() -> None:
         " synthetic routing. `Polish` is measured where experts times ranks are at most"
         f" {POLISHED}; `inside` follows `NodeChain` and does not price copies. Times: model, uncalibrated.\n\n"
     )
-    text += "\n\n".join(f"## Objective {objective}\n\n{table(objective)}" for objective in ("time", "balance")) + "\n"
+    cases = (("time", "pairs"), ("time", "node"), ("balance", "pairs"))
+    text += "\n\n".join(f"## Objective {of}, dispatch {dispatch}\n\n{table(of, dispatch)}" for of, dispatch in cases) + "\n"
     emit(text, args.out)
 
 
