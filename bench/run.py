@@ -29,10 +29,10 @@ COLUMNS = (
     ("moves", lambda r: f"{r['moves_per_layer']:.1f}"),
     ("fan-out", lambda r: str(r["max_fanout"])),
     ("MB/layer", lambda r: f"{r['bytes_per_layer'] / 1e6:.0f}"),
-    ("stage ms", lambda r: f"{r['simulated_stage_s'] * 1e3:.1f}"),
+    ("stage ms", lambda r: f"{r['simulated_stage_s'] * 1e3:.1f}" if "simulated_stage_s" in r else "-"),
     ("x static", lambda r: _ratio(r, "speedup_vs_static")),
     ("of balanced", lambda r: _ratio(r, "share_of_balanced")),
-    ("peak GB", peak),
+    ("peak GB", lambda r: "-" if r["peak_bytes"] is None else peak(r)),
     ("plan us", lambda r: f"{r['plan_us_per_layer']:.0f}"),
     ("rows", lambda r: str(r["n_solved"])),
 )
