@@ -10,6 +10,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.rates import exposed_s
+from foremoe.solvers.kernels.bring import bring_row
 from foremoe.solvers.kernels.chain import FAILURES, Options, level_goal, plain_rule, search_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
@@ -22,6 +23,8 @@ from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Letters: N rows, G ranks, S slots per rank, V nodes, X places.
 
+# Up to so many nodes, replicas near tokens are chosen for all ranks at once; with more nodes a rank's slots matter one by one.
+NODES = 4
 # Targets tried by `shed_row` for one limit.
 SHEDS = 6
 
@@ -216,6 +219,8 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
             clean_row(num_base, tried)
             prune_row(reached, row.load_E, FAILURES, num_base, tried)
             best_s = _keep_cheaper(row, tried, best_s, best)
+        if located and not node_only and 1 < num_nodes <= NODES:
+            best_s = bring_row(goal, row, home, tried, best_s, best)
         if options.tries == 0 or (best.load_G.max() - goal) * 1000 <= goal:
             continue
         # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters.

@@ -1,0 +1,203 @@
+"""Replicas where tokens are: every node gets the experts that its own tokens want most, at prices that level the ranks.
+
+Pairs that a node's tokens have with an expert elsewhere cross nodes unless the node holds a replica. With as many replicas as
+slots allow, which experts a node gets decides what crosses, and which of its ranks holds which of them, what the ranks serve.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.solvers.kernels.price import price_row
+from foremoe.solvers.kernels.rows import assign
+
+# Letters: G ranks, S slots per rank, V nodes, E experts, P = G*S slots, I replicas.
+
+# Rounds of prices. After the first and the second one, the best must be within these shares of what the row costs already.
+ROUNDS, FIRST, SECOND = 8, 1.3, 1.1
+# A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair; prices end at HIGHEST.
+PACE, HIGHEST = 3.0, 4.0
+
+
+class _Scratch(NamedTuple):
+    """Memory of one row."""
+
+    price_G: Array  # float64, of serving a pair on a rank; in seconds of a pair that crosses nodes
+    gain_I: Array  # float64
+    expert_I: Array  # int64
+    pairs_I: Array  # int64
+    first_E: Array  # int64, a replica of the expert, or -1
+    next_P: Array  # int64, the next replica of the same expert, or -1
+    served_V: Array  # int64
+
+
+@inner_kernel
+def _choose(v, first, num_slots, row, num_rank_slots, scratch):
+    """Writes the replicas that node `v` gains most from, the best first, from place `first` on; returns where they end.
+
+    An expert from another node takes all pairs of the node's tokens along, off its home. One from inside it takes half, which
+    only pays for the price of its home.
+    """
+    gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
+    end = first
+    for e in range(row.load_E.size):
+        home = row.home_E[e] // num_rank_slots
+        pairs, gain = np.int64(row.demand_VE[v, e]), 1.0 + scratch.price_G[home]
+        if row.node_G[home] == v:
+            pairs, gain = pairs // 2, scratch.price_G[home]
+        gain *= pairs
+        if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
+            continue
+        i = end if end < first + num_slots else end - 1
+        end = i + 1
+        while i > first and gain_I[i - 1] < gain:
+            gain_I[i], expert_I[i], pairs_I[i] = gain_I[i - 1], expert_I[i - 1], pairs_I[i - 1]
+            i -= 1
+        gain_I[i], expert_I[i], pairs_I[i] = gain, e, pairs
+    return end
+
+
+@inner_kernel
+def _place(v, chosen, row, placed, scratch):
+    """Gives the chosen replicas, places [first, end), to ranks of node `v`: the largest to the least loaded with a free slot."""
+    expert_GS, quota_GS, load_G = placed
+    (first, end), (G, S) = chosen, expert_GS.shape
+    for _ in range(first, end):
+        i = first + scratch.pairs_I[first:end].argmax()
+        e, pairs = scratch.expert_I[i], scratch.pairs_I[i]
+        home = row.home_E[e] // S
+        scratch.pairs_I[i] = -1
+        rank, slot, least = home, row.home_E[e] % S, np.int64(-1)
+        for g in range(G):
+            if row.node_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
+                continue
+            for s in range(row.num_base, S):
+                if expert_GS[g, s] < 0:
+                    rank, slot, least = g, s, load_G[g]
+                    break
+        expert_GS[rank, slot] = e
+        quota_GS[rank, slot] += pairs
+        load_G[rank] += pairs
+
+
+@inner_kernel
+def _link(row, placed, scratch):
+    """Links the replicas of every expert, and leaves nodes' counts empty."""
+    G, S = placed.expert_GS.shape
+    scratch.first_E[:] = -1
+    for g in range(G):
+        for s in range(row.num_base, S):
+            e = placed.expert_GS[g, s]
+            if e >= 0:
+                scratch.next_P[g * S + s], scratch.first_E[e] = scratch.first_E[e], g * S + s
+
+
+@inner_kernel
+def _count_served(e, row, placed, scratch):
+    """Pairs of an expert that every node serves."""
+    S, home = placed.expert_GS.shape[1], row.home_E[e]
+    scratch.served_V[:] = 0
+    scratch.served_V[row.node_G[home // S]] += placed.quota_GS[home // S, home % S]
+    p = scratch.first_E[e]
+    while p >= 0:
+        scratch.served_V[row.node_G[p // S]] += placed.quota_GS[p // S, p % S]
+        p = scratch.next_P[p]
+
+
+@inner_kernel
+def _best_push(busiest, goal, row, placed, scratch):
+    """The cheapest push of pairs off a rank to another slot of their expert: (slot, other slot, pairs); -1 if there is none.
+
+    A push is cheap if no more pairs cross nodes by it, cheaper if fewer do. Ranks that are above the goal themselves come last:
+    they push on.
+    """
+    expert_GS, quota_GS, load_G = placed
+    S, node_G = expert_GS.shape[1], row.node_G
+    best_cost, best = 9, (np.int64(-1), np.int64(-1), np.int64(0))
+    for s in range(S):
+        e = np.int64(expert_GS[busiest, s])
+        if e < 0 or quota_GS[busiest, s] == 0 or scratch.first_E[e] < 0:
+            continue
+        _count_served(e, row, placed, scratch)
+        here = node_G[busiest]
+        p, following = row.home_E[e], scratch.first_E[e]
+        while p >= 0:
+            g = p // S
+            if g != busiest and load_G[g] < load_G[busiest] - 1:
+                room = goal - load_G[g] if load_G[g] < goal else (load_G[busiest] - load_G[g]) // 2
+                pairs, cost = min(room, load_G[busiest] - goal, np.int64(quota_GS[busiest, s])), 0 if load_G[g] < goal else 1
+                if node_G[g] != here:
+                    spare = scratch.served_V[here] - row.demand_VE[here, e]
+                    lack = row.demand_VE[node_G[g], e] - scratch.served_V[node_G[g]]
+                    pairs = min(pairs, spare) if spare > 0 else pairs
+                    pairs = min(pairs, lack) if lack > 0 else pairs
+                    cost += 2 * (spare <= 0) - 2 * (lack > 0)
+                if pairs > 0 and (cost < best_cost or (cost == best_cost and pairs > best[2])):
+                    best_cost, best = cost, (busiest * S + s, p, pairs)
+            p = following
+            following = scratch.next_P[p] if p >= 0 else -1
+    return best
+
+
+@inner_kernel
+def _push(goal, row, placed, scratch):
+    """Pushes pairs off the busiest rank until none is above the goal or has where to push."""
+    S, load_G = placed.expert_GS.shape[1], placed.load_G
+    _link(row, placed, scratch)
+    for _ in range(6 * load_G.size):
+        busiest = load_G.argmax()
+        if load_G[busiest] <= goal:
+            return
+        p, q, pairs = _best_push(busiest, goal, row, placed, scratch)
+        if p < 0:
+            return
+        placed.quota_GS[p // S, p % S] -= pairs
+        placed.quota_GS[q // S, q % S] += pairs
+        load_G[p // S] -= pairs
+        load_G[q // S] += pairs
+
+
+@kernel
+def bring_row(goal, row, home, tried, best_s, best):
+    """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
+
+    Prices of ranks start at nothing. Each round chooses replicas for all nodes, gives them to ranks, raises the prices of ranks
+    that this leaves above the goal and lowers those below, and then pushes pairs until the row is level: subgradient steps on
+    the Lagrangian of "no rank above the goal". Returns the seconds of the cheaper one.
+    """
+    (G, S), V = home.expert_GS.shape, row.demand_VE.shape[0]
+    slots = G * (S - row.num_base)
+    scratch = _Scratch(
+        np.zeros(G), np.empty(slots), np.empty(slots, np.int64), np.empty(slots, np.int64), np.empty(row.load_E.size, np.int64),
+        np.empty(G * S, np.int64), np.empty(V, np.int64),
+    )  # fmt: skip
+    slots_V, end_V = np.zeros(V, np.int64), np.zeros(V, np.int64)
+    for g in range(G):
+        slots_V[row.node_G[g]] += S - row.num_base
+    least_s = np.inf
+    for n in range(ROUNDS):
+        assign(tried, home)
+        for v in range(V):
+            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], row, S, scratch)
+        for i in range(end_V[V - 1]):
+            p = row.home_E[scratch.expert_I[i]]
+            tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
+            tried.load_G[p // S] -= scratch.pairs_I[i]
+        for v in range(V):
+            _place(v, (end_V[v - 1] if v else 0, end_V[v]), row, tried, scratch)
+        for g in range(G):
+            over = (tried.load_G[g] - goal) / goal
+            scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
+        _push(goal, row, tried, scratch)
+        this_s = price_row(row, row.rates, tried)
+        least_s = min(least_s, this_s)
+        if this_s < best_s:
+            best_s = this_s
+            assign(best, tried)
+        if least_s > (FIRST if n == 0 else SECOND) * best_s:
+            break
+    return best_s
