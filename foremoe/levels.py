@@ -46,6 +46,13 @@ class RankSolver(abc.ABC):
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all N rows."""
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Says in a sentence why the solver does not plan a problem of this size; None where it does.
+
+        `solve` raises it as an InputError; `compare` and `simulate_systems` leave the solver's line out and show it.
+        """
+        return None
+
 
 class SplitSolver(abc.ABC):
     """Level split: quotas for replicas that are already placed."""

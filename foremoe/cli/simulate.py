@@ -98,6 +98,7 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
         f"simulated; constants: {constants}; stage ms and its parts: slowest group",
         "speed-up: over static; of balanced: share of the throughput with even routing (locality can make it more than 100 %)",
         "weights, gradients: waiting for copies, and compute lost to them; moves: homes that change, once, exposed",
+        *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
     ]
     if any(row["apart_s"] for row in rows):
         apart = "weights of plans that re-place experts, spread over all links"

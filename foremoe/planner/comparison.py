@@ -4,7 +4,6 @@ Figures come from the finished plans' arrays, not from the planner's own summari
 """
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -54,11 +53,11 @@ def compare(
         progress: Called with (planner, rows done, rows in all).
 
     Returns:
-        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned), ``n_solved`` (rows planned), and perhaps
-        a ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made, or slots that changed their
-        expert since the micro-step before where homes move. ``max_fanout`` is the largest number of copies that leave one rank
-        for one row. Planning time is CPU time of the solvers alone. For planners that move homes ``predicted_stage_s`` leaves
-        out their weight transfer, which is in ``transfer_s``.
+        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned; see `Planner.refusal`), ``n_solved``
+        (rows planned), and perhaps a ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
+        or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
+        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
+        ``predicted_stage_s`` leaves out their weight transfer, which is in ``transfer_s``.
 
     Raises:
         InputError: A planner has a pack level that did not deal the problem, or an order level that the problem leaves no part.
@@ -75,9 +74,9 @@ def compare(
     homes = {home: _with_homes(home, problem) for home in {planner.home: None for planner in planners.values()}}
     for name, planner in planners.items():
         posed = homes[planner.home]
-        missing = [module for solver in planner.rank for module in solver.requires if importlib.util.find_spec(module) is None]
-        if missing:
-            lines[name] = line_without_figures(name, f"left out: needs {', '.join(missing)}; pip install 'foremoe[exact]'")
+        reason = planner.refusal(posed)
+        if reason is not None:
+            lines[name] = line_without_figures(name, f"left out: {reason}")
         elif not any(solver.exact for solver in planner.rank):
             lines[name], plans[name] = _line(name, planner, posed, shared, homes_moved=posed is not problem)
             if judge is not None:

@@ -1,6 +1,7 @@
 """Planner: composes the levels into one plan, and keeps the best of them per row."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
@@ -82,6 +83,13 @@ class Planner:
     def keeps_homes(self) -> bool:
         """True if every level leaves homes in their base slots, so that plans are executable."""
         return all(solver.keeps_homes for solver in self.rank)
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Says why a rank-level solver does not plan `problem`: a module is missing, or the solver refuses it; None if all do."""
+        missing = [name for solver in self.rank for name in solver.requires if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"needs {', '.join(missing)}; pip install 'foremoe[exact]'"
+        return next((reason for solver in self.rank if (reason := solver.refusal(problem)) is not None), None)
 
     def using(self, *solvers: Any) -> Self:
         """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order."""

@@ -8,7 +8,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.planner.parsing import GROUP, load_place, parse
 from foremoe.planner.planner import Planner
-from foremoe.solvers import Chain, Eplb, Even, Exact, Greedy, LeastLoaded, Lplb, Quota
+from foremoe.solvers import Chain, Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota
 from foremoe.solvers.base import RowSolver
 
 # Baselines run without the guard: the guard would improve them.
@@ -19,8 +19,13 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "eplb-step": Planner(rank=(Eplb(),), split=Even(), foresight="step", guard=False),
         # On its own load EPLB's shares are its solver's quotas; splitting them evenly again would undo merged copies.
         "eplb-exact": Planner(rank=(Eplb(),), guard=False),
+        "laer": Planner(rank=(Laer(),), split=Even(), foresight="previous", guard=False),
         "lplb": Planner(rank=(Lplb(),), guard=False),
         "quota": Planner(rank=(Quota(),), guard=False),
+        "feplb": Planner(rank=(Feplb(),), guard=False),
+        "echo": Planner(rank=(Echo(),), guard=False),
+        "moonep": Planner(rank=(MoonEp(),), guard=False),
+        "llep": Planner(rank=(LeastLoaded(),), guard=False),
         # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced; without them it is at its best.
         "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),

@@ -73,9 +73,12 @@ def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
 
 def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float | None, balanced_s: float | None,
                   trainer: Trainer) -> None:  # fmt: skip
-    """Fills in what lines say against static placement and even routing; None where that is not known."""
+    """Fills in what lines say against static placement and even routing; None where that, or the line itself, is not known."""
     for row in rows:
         stage_s = row["simulated_stage_s"]
+        if stage_s is None:
+            row.update(dict.fromkeys(("speedup_vs_static", "step_speedup", "share_of_balanced")))
+            continue
         row["speedup_vs_static"] = None if static_s is None else static_s / stage_s
         row["step_speedup"] = None if static_s is None else trainer.step_speedup(stage_s, static_s)
         row["share_of_balanced"] = None if balanced_s is None else balanced_s / stage_s
@@ -110,8 +113,8 @@ class Judge:
     def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
         """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup`` and ``share_of_balanced``.
 
-        Moves of homes count as experts with all their state. Where a plan re-places experts, gains are None: their weights take
-        no time.
+        Moves of homes count as experts with all their state. Where a plan re-places experts,
+        gains are None: their weights take no time.
         """
         simulation = simulate(posed, plan, outside_s_MG=head_seconds(posed))
         moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())

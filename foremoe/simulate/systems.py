@@ -13,6 +13,7 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
+from foremoe.planner.sampling import line_without_figures
 from foremoe.problem.foresight import foreseen
 from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
@@ -97,24 +98,26 @@ def simulate_systems(
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
         means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
-        exposed), ``reduction_s`` and ``optimizer_s`` (see `step`), ``apart_s`` (weights of plans that re-place experts, spread
-        evenly over all links, all exposed: in no other figure; optimizer state left out), ``tokens_per_s_per_rank``,
-        ``speedup_vs_static`` and ``step_speedup`` (of the stage and of the whole step; None without static),
-        ``share_of_balanced`` (stage time of even routing over this one's; None without that row) and ``groups``. Figures speak
-        of all micro-steps: one without history is static.
+        exposed), ``reduction_s`` and ``optimizer_s`` (see `step`),
+        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
+        optimizer state left out), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the stage and of the
+        whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None without that
+        row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not plan the
+        groups (`Planner.refusal`) has None for every figure, and a ``note``.
 
     Raises:
-        InputError: There are no groups.
+        InputError: There are no groups, or no system plans them.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
     trainer = trainer or Trainer(data_parallel=len(groups))
     shared = _Shared(groups, pp, vpp, history_LE, trainer, num_threads, progress)
-    rows = [_row(name, system, shared) for name, system in systems.items()]
+    rows = _with_blanks([_left_out(name, system, groups[0]) or _row(name, system, shared) for name, system in systems.items()])
     static = next((row for row in rows if row["solver"] == "static"), None)
     balanced_s = next((row["simulated_stage_s"] for row in rows if systems[row["solver"]].even), None)
     for row in rows:
-        row["predicted_speedup_vs_static"] = None if static is None else static["predicted_stage_s"] / row["predicted_stage_s"]
+        of_static = None if static is None or not row["n_solved"] else static["predicted_stage_s"] / row["predicted_stage_s"]
+        row["predicted_speedup_vs_static"] = of_static
     static_s = None if static is None else static["simulated_stage_s"]
     compare_steps(rows, static_s=static_s, balanced_s=balanced_s, trainer=trainer)
     return rows
@@ -146,6 +149,22 @@ class _Group:
     @property
     def stage_s(self) -> float:
         return self.simulations[0].total_s + self.moves_s + self.reduction_s + self.optimizer_s
+
+
+def _left_out(name: str, system: System, problem: Problem) -> dict[str, Any] | None:
+    """The line of a system that refuses the groups; None where it plans them."""
+    reason = None if system.even else system.planner.refusal(problem)
+    if reason is None:
+        return None
+    return line_without_figures(name, f"left out: {reason}")
+
+
+def _with_blanks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines, those that are left out with None for all that the others have."""
+    full = next((row for row in rows if row["n_solved"]), None)
+    if full is None and rows:
+        raise InputError(f"no system plans these EP groups; {rows[0]['solver']}: {rows[0]['note']}")
+    return [row if row["n_solved"] else dict.fromkeys(full or ()) | row for row in rows]
 
 
 def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:

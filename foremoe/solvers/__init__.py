@@ -3,8 +3,8 @@
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
-node, rank  `Static`, `Eplb`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `NodeChain`, `Chain`,
-            `Polish`, `Exact`
+node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
+            `MoonEp`, `NodeChain`, `Chain`, `Polish`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -23,11 +23,15 @@ from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.permute import Permute
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.echo import Echo
 from foremoe.solvers.rank.eplb import Eplb
 from foremoe.solvers.rank.exact.exact import Exact
+from foremoe.solvers.rank.feplb import Feplb
 from foremoe.solvers.rank.greedy import Greedy
+from foremoe.solvers.rank.laer import Laer
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
+from foremoe.solvers.rank.moon_ep import MoonEp
 from foremoe.solvers.rank.node import NodeChain
 from foremoe.solvers.rank.polish import Polish
 from foremoe.solvers.rank.quota import Quota
@@ -38,8 +42,8 @@ from foremoe.solvers.split.water_fill import WaterFill
 from foremoe.workload.packing import AsGiven
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Eplb", "Even", "Exact", "ExactSplit",
-    "ExpertAware", "Greedy", "HomeSolver", "Keep", "LeastLoaded", "Lplb", "Lpt", "NodeChain", "OrderSolver", "PackSolver",
-    "PathSolver", "Permute", "Polish", "Quota", "RankSolver", "RowSolver", "SplitSolver", "Static", "Transitions",
-    "WaterFill",
+    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact", "ExactSplit",
+    "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp", "NodeChain",
+    "OrderSolver", "PackSolver", "PathSolver", "Permute", "Polish", "Quota", "RankSolver", "RowSolver", "SplitSolver",
+    "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

@@ -51,6 +51,17 @@ def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, deali
     assert (rows["static"]["slots_per_rank"], rows["quota"]["slots_per_rank"]) == (0, 1)
 
 
+def test_a_strategy_that_refuses_the_group_is_left_out_with_its_reason() -> None:
+    words = ["--synthetic", "gpt-oss-20b", "--ranks", "32", "--tokens-per-rank", "64", "--micro-steps", "1", "--layers", "0:1"]
+    text = good(["simulate", *words, "--solvers", "static,feplb"]).stdout
+    line = next(line for line in text.splitlines() if line.startswith("feplb "))
+    assert set(line.split()[1:]) == {"-"}
+    assert "feplb: left out: Feplb is published for EP groups of at most 16 ranks; got 32" in text
+    row = rows_of([*words, "--solvers", "static,feplb"])["feplb"]
+    assert row["simulated_stage_s"] is None and row["speedup_vs_static"] is None and row["n_solved"] == 0
+    assert "no system plans these EP groups" in bad(["simulate", *words, "--solvers", "feplb"])
+
+
 def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: list[str]) -> None:
     words = [trace, *dealing, "--solvers", "static,hierarchical"]
     alone, slow = rows_of([*words, "--rollout-share", "0"]), rows_of([*words, "--rollout-share", "100s"])

@@ -17,6 +17,7 @@ from solver_util import (
 )
 
 from foremoe.base.errors import InputError
+from foremoe.planner.strategies import STRATEGIES
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 
 solvers = st.builds(
@@ -77,6 +78,14 @@ def test_published_rule_leaves_mild_rows_alone_and_fills_to_alpha():
     skewed = make_problem([[[4000, 0]]], [0, 0], 1)
     assert LeastLoaded().solve(skewed, skewed.static()).load_NG().tolist() == [[2200, 1800]]
     assert LeastLoaded(min_pairs=1801).solve(skewed, skewed.static()).load_NG().tolist() == [[4000, 0]]
+
+
+def test_the_published_strategy_is_off_below_its_threshold_and_its_chunk():
+    llep = STRATEGIES["llep"]
+    assert llep.rank == (LeastLoaded(alpha=1.1, min_pairs=1024, threshold=1.3),)
+    for load_E, expected in (([12_900, 7100], [12_900, 7100]), ([13_100, 6900], [11_000, 9000]), ([1400, 600], [1400, 600])):
+        problem = make_problem([[load_E]], [0, 0], 1)
+        assert llep.plan(problem)[0].load_NG.tolist() == [expected]
 
 
 @pytest.mark.parametrize(

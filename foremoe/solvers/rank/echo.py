@@ -1,0 +1,87 @@
+"""Echo: clones of hot experts in the slots of ranks that have room, by bin packing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import home_row, split_row
+
+# Letters: N rows, G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
+
+
+@kernel
+def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Echo`; see `RowSolver.edit`."""
+    G, S = expert_GS.shape
+    expert_GS[:, num_base:] = -1
+    home_row(load_E, expert_GS, quota_GS)
+    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    domain_G = node_G if options.node_only else np.zeros_like(node_G)
+    total_V, size_V = np.zeros(domain_G.max() + 1, np.int64), np.zeros(domain_G.max() + 1, np.int64)
+    for g in range(G):
+        total_V[domain_G[g]] += load_G[g]
+        size_V[domain_G[g]] += 1
+    room_G, spill_GB = np.empty(G, np.int64), np.zeros((G, num_base), np.int64)
+    for g in range(G):
+        mean = -(-total_V[domain_G[g]] // size_V[domain_G[g]])
+        room_G[g] = mean - load_G[g]
+        # A rank keeps its coldest experts; what the hottest ones have above the mean spills over.
+        kept = np.int64(0)
+        for b in np.argsort(quota_GS[g, :num_base], kind="mergesort"):
+            stays = min(np.int64(quota_GS[g, b]), mean - kept)
+            spill_GB[g, b] = quota_GS[g, b] - stays
+            kept += stays
+    while True:
+        i = np.argmax(spill_GB)
+        home, b = i // num_base, i % num_base
+        spill, to = spill_GB[home, b], -1
+        if spill == 0:
+            break
+        for g in range(G):
+            if domain_G[g] != domain_G[home] or room_G[g] <= 0 or expert_GS[g, S - 1] >= 0:
+                continue
+            # The rank that the spill fills best; where it fits into none, the one with the most room.
+            fits = to >= 0 and room_G[to] >= spill
+            if to < 0 or (room_G[g] > room_G[to] and not fits) or room_G[to] > room_G[g] >= spill:
+                to = g
+        if to < 0:
+            spill_GB[home, b] = 0
+            continue
+        s = num_base
+        while expert_GS[to, s] >= 0:
+            s += 1
+        # A rank that takes less than the whole spill is full, so it never gets the same expert twice.
+        amount = min(spill, room_G[to])
+        expert_GS[to, s] = expert_GS[home, b]
+        room_G[to] -= amount
+        spill_GB[home, b] -= amount
+    split_row(load_E, expert_GS, quota_GS)
+    for g in range(G):
+        for s in range(num_base, S):
+            if quota_GS[g, s] == 0:
+                expert_GS[g, s] = -1
+
+
+@kernel
+def echo_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """`echo_row` for rows [low, high)."""
+    for n in range(low, high):
+        echo_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class Echo(RowSolver):
+    """What the hottest experts of a rank have above the mean goes to ranks with room, the largest excess first.
+
+    After ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section 4.3), as described: excess
+    per expert, room per rank, and bin packing into R slots per rank. The published code has several packings, one of which
+    weighs nodes; here an excess goes to the rank that it fills best, or in part to the one with the most room. The best split
+    over the clones follows (`ExactSplit`'s kernel), where the published one keeps the packed amounts: that is stronger than
+    published. Not imitated: kernels without host synchronisation. Where replicas must stay in their node, each node is balanced
+    by itself. Starts from the homes whatever the start placement holds, and is never worse than they are.
+    """
+
+    edit = staticmethod(echo_row)
+    rows = staticmethod(echo_rows)

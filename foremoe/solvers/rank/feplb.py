@@ -1,0 +1,113 @@
+"""Feplb: whole experts moved inside the node."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import home_row
+
+# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
+
+
+class Options(NamedTuple):
+    node_only: bool  # without a part: experts always stay inside their node
+    dyn: int  # experts that a rank may give away, and receive
+
+
+@kernel
+def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `Feplb`; see `RowSolver.edit`."""
+    G, S = expert_GS.shape
+    expert_GS[:, num_base:] = -1
+    home_row(load_E, expert_GS, quota_GS)
+    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    num_given_G, num_taken_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
+    room = min(options.dyn, S - num_base)
+    done_V = np.zeros(node_G.max() + 1, np.bool_)
+    while True:
+        giver = -1
+        for g in range(G):
+            if not done_V[node_G[g]] and (giver < 0 or load_G[g] > load_G[giver]):
+                giver = g
+        if giver < 0:
+            break
+        to = -1
+        for g in range(G):
+            if g == giver or node_G[g] != node_G[giver] or num_taken_G[g] == room:
+                continue
+            if to < 0 or load_G[g] < load_G[to]:
+                to = g
+        best, largest = -1, load_G[giver]
+        if to >= 0 and num_given_G[giver] < options.dyn:
+            for b in range(num_base):
+                pairs = np.int64(quota_GS[giver, b])
+                after = max(load_G[giver] - pairs, load_G[to] + pairs)
+                if after < largest:
+                    best, largest = b, after
+        if best < 0:
+            done_V[node_G[giver]] = True
+            continue
+        pairs, slot = np.int64(quota_GS[giver, best]), num_base + num_taken_G[to]
+        expert_GS[to, slot], quota_GS[to, slot] = expert_GS[giver, best], pairs
+        quota_GS[giver, best] = 0
+        load_G[giver] -= pairs
+        load_G[to] += pairs
+        num_given_G[giver] += 1
+        num_taken_G[to] += 1
+
+
+@kernel
+def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """`feplb_row` for rows [low, high)."""
+    for n in range(low, high):
+        feplb_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class Feplb(RowSolver):
+    """Whole experts move inside the node: the busiest rank of a node gives the idlest one the expert that levels the two best.
+
+    After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, a moved expert takes all of its load along,
+    and copy engines carry weights and tokens inside the NVLink domain, whatever `Problem.replicas` says. A node is done when its
+    busiest rank can give nothing that lowers the larger of the two loads. How the published scheduler chooses is not described:
+    here any `dyn` experts of a rank may move, which levels more than was published (51 to 70 % less excess of the busiest rank).
+    Starts from the homes whatever the start placement holds, and is never worse than they are.
+
+    Attributes:
+        dyn: Experts that a rank gives away at most, and receives at most; 4 as published. It receives no more than R.
+    """
+
+    MAX_RANKS: ClassVar[int] = 16
+
+    dyn: int = 4
+
+    edit = staticmethod(feplb_row)
+    rows = staticmethod(feplb_rows)
+    Options = Options
+
+    def __post_init__(self) -> None:
+        whole(self.dyn, "dyn of Feplb", 0, 2**31 - 1)
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Refuses EP groups larger than the published ones."""
+        if problem.G <= self.MAX_RANKS:
+            return None
+        return f"Feplb is published for EP groups of at most {self.MAX_RANKS} ranks; got {problem.G}; make the group smaller."
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        """Runs the row function over all rows.
+
+        Raises:
+            InputError: There are more than `MAX_RANKS` ranks.
+        """
+        reason = self.refusal(problem)
+        if reason is not None:
+            raise InputError(reason)
+        return super().solve(problem, start)

@@ -1,0 +1,87 @@
+"""MoonEp: exact balance inside a node, with one remote home rank for every rank that receives."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.compiled import kernel
+from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import home_row
+
+# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
+
+
+@kernel
+def _targets(load_G, node_G):
+    """int64 [G]: the mean load of every rank's node, in whole pairs; the most loaded ranks get the remainder."""
+    total_V, size_V = np.zeros(node_G.max() + 1, np.int64), np.zeros(node_G.max() + 1, np.int64)
+    for g in range(load_G.size):
+        total_V[node_G[g]] += load_G[g]
+        size_V[node_G[g]] += 1
+    target_G = np.empty(load_G.size, np.int64)
+    rest_V = total_V - total_V // np.maximum(size_V, 1) * size_V
+    for g in np.argsort(-load_G, kind="mergesort"):
+        v = node_G[g]
+        target_G[g] = total_V[v] // size_V[v] + (rest_V[v] > 0)
+        rest_V[v] -= 1
+    return target_G
+
+
+@kernel
+def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """One row of `MoonEp`; see `RowSolver.edit`."""
+    G, S = expert_GS.shape
+    expert_GS[:, num_base:] = -1
+    home_row(load_E, expert_GS, quota_GS)
+    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    over_G = load_G - _targets(load_G, node_G)
+    received_G = np.zeros(G, np.bool_)
+    while True:
+        to = -1
+        for g in range(G):
+            if not received_G[g] and over_G[g] < 0 and (to < 0 or over_G[g] < over_G[to]):
+                to = g
+        if to < 0:
+            break
+        received_G[to] = True
+        giver = to
+        for g in range(G):
+            if node_G[g] == node_G[to] and over_G[g] > over_G[giver]:
+                giver = g
+        if over_G[giver] <= 0:
+            continue
+        # The receiver is filled, even if that puts the giver below its target: the giver is filled later.
+        for s in range(num_base, S):
+            b = np.argmax(quota_GS[giver, :num_base])
+            amount = min(np.int64(quota_GS[giver, b]), -over_G[to])
+            if amount == 0:
+                break
+            expert_GS[to, s], quota_GS[to, s] = expert_GS[giver, b], amount
+            quota_GS[giver, b] -= amount
+            over_G[giver] -= amount
+            over_G[to] += amount
+
+
+@kernel
+def moon_ep_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """`moon_ep_row` for rows [low, high)."""
+    for n in range(low, high):
+        moon_ep_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
+
+
+@dataclass(frozen=True)
+class MoonEp(RowSolver):
+    """Every rank of a node gets the node's mean load: the idlest rank is filled from the busiest one, again and again.
+
+    After MoonEP (MoonshotAI, 2026), whose planner is published as code: a rank receives once, from one remote home rank, and is
+    filled to the mean even if that puts the giver below it; the giver is filled later. Its pairs are those of the giver's
+    experts that have the most left. So E/G redundant slots are enough for exact balance, and less than that is not: what finds
+    no slot stays at home. Balances inside a node, the NVLink domain, whatever `Problem.replicas` says; nodes are not leveled
+    (the published one runs EP groups of a single domain). Receivers are filled one after the other, where the published order
+    goes back and forth between those of one giver. Not imitated: kernels that write tokens to their slots without host
+    synchronisation, static shapes, and weights that multicast carries. Starts from the homes whatever the start placement
+    holds, and is never worse than they are.
+    """
+
+    edit = staticmethod(moon_ep_row)
+    rows = staticmethod(moon_ep_rows)
