@@ -30,7 +30,7 @@ class TrainerOptions:
 
     optimizer_bytes: float = 12.0
     data_parallel: int | None = None
-    rollout_share: Mapping[str, float] = field(default_factory=dict)  # as `Rollout` reads it
+    rollout_share: Mapping[str, Any] = field(default_factory=dict)  # as `Rollout` reads it
 
     def of(self, num_groups: int = 1) -> Trainer:
         """The trainer of so many EP groups where no option says how many there are."""

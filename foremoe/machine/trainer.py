@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from foremoe.base import fields
+from foremoe.base.errors import InputError
 
 _CHECKS = (
     (partial(fields.real, high=1024.0, open_low=False), ("optimizer_bytes",)),
@@ -24,6 +25,8 @@ class Trainer:
             Megatron-LM's distributed optimizer and ZeRO do.
         rollout_share: Share of a training step outside the stages with static placement: rollout, rewards, moving weights.
         rollout_s: Seconds outside the stages; overrules the share.
+        micro_steps: Micro-steps of a whole training step, those of all its stages together (recompute and update of 8 each: 16).
+            Homes move once per step, so a stage bears its share of that by micro-steps. None: it bears all of it.
 
     Raises:
         InputError: A figure is of the wrong type or out of range.
@@ -33,9 +36,25 @@ class Trainer:
     data_parallel: int = 1
     rollout_share: float = 0.5
     rollout_s: float | None = None
+    micro_steps: int | None = None
 
     def __post_init__(self) -> None:
         fields.check_fields(self, _CHECKS)
+        if self.micro_steps is not None:
+            fields.whole(self.micro_steps, "micro_steps of Trainer", 1, 2**31 - 1)
+
+    def share_of_step(self, micro_steps: int) -> float:
+        """Share of what is paid once per training step that a stage of `micro_steps` bears.
+
+        Raises:
+            InputError: The stage has more micro-steps than the step.
+        """
+        if self.micro_steps is None:
+            return 1.0
+        if micro_steps > self.micro_steps:
+            stage = f"a stage of {micro_steps} micro-steps is longer than the training step of {self.micro_steps}"
+            raise InputError(f"{stage}; count the micro-steps of all its stages in micro_steps of Trainer.")
+        return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float:
         """Seconds of a step outside the stages, which take `static_s` with static placement."""

@@ -113,11 +113,12 @@ class Judge:
     def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
         """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup`` and ``share_of_balanced``.
 
-        Moves of homes count as experts with all their state. Where a plan re-places experts,
-        gains are None: their weights take no time.
+        Moves of homes count as experts with all their state, spread as `Trainer.micro_steps` says. Where a plan re-places
+        experts, gains are None: their weights take no time.
         """
         simulation = simulate(posed, plan, outside_s_MG=head_seconds(posed))
         moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
+        moves_s *= self.trainer.share_of_step(posed.M)
         row: dict[str, Any] = {"simulated_stage_s": simulation.total_s + moves_s + _fixed(posed, self.trainer)}
         known = plan.executable
         static_s, balanced_s = (self.static_s, self.balanced_s) if known else (None, None)

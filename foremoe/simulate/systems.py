@@ -98,7 +98,7 @@ def simulate_systems(
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
         means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
-        exposed), ``reduction_s`` and ``optimizer_s`` (see `step`),
+        exposed; this stage's share of them, see `Trainer.micro_steps`), ``reduction_s`` and ``optimizer_s`` (see `step`),
         ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
         optimizer state left out), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the stage and of the
         whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None without that
@@ -222,7 +222,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
     # Pipeline ranks move their layers at the same time.
     posed_ranks = [there] if alone else pipeline_problems(there, pp, vpp)
     of_rank = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_ranks]
-    moves_s = max(float(moves_L[layers].sum()) for layers in of_rank)
+    moves_s = max(float(moves_L[layers].sum()) for layers in of_rank) * trainer.share_of_step(posed.M)
     ranks, cpu_s = [], 0.0
     for one, layers in zip(posed_ranks, of_rank, strict=True):
         seen_LE = None if history_LE is None else history_LE[layers]

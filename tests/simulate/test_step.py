@@ -11,6 +11,8 @@ import foremoe
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, simulate
 from foremoe.simulate.systems import System, simulate_systems
+from foremoe.solvers import Lpt
+from foremoe.solvers.home.price import price_L
 
 MODEL = foremoe.Model(
     name="toy", num_layers=2, first_moe_layer=0, num_experts=4, num_topk=1, hidden_size=10, ffn_size=5, attention_params=300,
@@ -91,6 +93,30 @@ def test_systems_and_the_judge_tell_the_same() -> None:
     head_s = (1 + CLUSTER.window_backward_ratio) * head_seconds(problem).max(axis=1).sum()
     plain_s = simulate(problem, foremoe.Planner(rank=()).plan(problem)[0]).total_s
     assert judge.static_s == pytest.approx(plain_s + head_s + fixed_s)
+
+
+def test_moves_of_homes_are_spread_over_the_step_that_they_serve() -> None:
+    load_MLGE = np.zeros((2, 2, 2, 4), np.int64)
+    load_MLGE[:, :, :, :2] = 100  # both hot experts live on rank 0
+    problem = foremoe.Problem.of(foremoe.Workload.from_counts(load_MLGE, num_topk=1), CLUSTER, model=MODEL)
+    planner = foremoe.Planner(home=Lpt(), rank=())
+    home_LE = planner.homes(problem)
+    # In each of two layers an expert goes each way: 2 bytes and 12 of state per parameter, at 1 kB/s, and a latency.
+    whole_s = 2 * (14 * 150 / 1e3 + CLUSTER.peer_latency_s)
+    assert price_L(problem, home_LE, 12.0).sum() == pytest.approx(whole_s)
+    moved = dataclasses.replace(problem, home_LE=home_LE)
+    plan, found_s = planner.plan(moved)[0], []
+    for micro_steps, share in ((None, 1.0), (2, 1.0), (8, 0.25)):
+        trainer = foremoe.Trainer(micro_steps=micro_steps)
+        (row,) = simulate_systems([problem], {"homes": System(planner=planner)}, trainer=trainer)
+        assert row["moves_s"] == pytest.approx(share * whole_s)
+        assert row["simulated_stage_s"] == pytest.approx(Judge.of(problem, trainer)(moved, plan)["simulated_stage_s"])
+        found_s.append(row["simulated_stage_s"])
+    assert found_s[0] == found_s[1] and found_s[0] - found_s[2] == pytest.approx(0.75 * whole_s)
+    with pytest.raises(foremoe.InputError, match="a stage of 2 micro-steps is longer than the training step of 1"):
+        simulate_systems([problem], {"homes": System(planner=planner)}, trainer=foremoe.Trainer(micro_steps=1))
+    with pytest.raises(foremoe.InputError, match="micro_steps of Trainer"):
+        foremoe.Trainer(micro_steps=0)
 
 
 def test_gains_of_plans_that_replace_experts_are_not_known() -> None:
