@@ -13,13 +13,16 @@ from typing import Any
 
 from bench.output import command_line, emit, hardware
 from bench.settings import peak
-from bench.systems import mean_skew, synthetic_groups, systems
+from bench.systems import mean_skew, step_trainer, synthetic_groups, systems
 from bench.throughput import MODELS, NUM_RANKS, overview
 from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.simulate import simulate_systems
 
 REGIMES, SIZES = ("mild", "mid"), (8, 16, 32, 64)
-SHOWN = ("static", "eplb-step", "UltraEP-like", "ReLibra-like", "foremoe", "force-balanced")
+SHOWN = (
+    "static", "eplb-step", "LAER-like", "UltraEP-like", "FEPLB-like", "MoonEP-like", "ECHO-like", "LLEP", "ReLibra-like",
+    "foremoe", "force-balanced",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -29,7 +32,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tokens-per-rank", type=int, default=8192)
     args = parser.parse_args()
-    shown, sections = {name: systems()[name] for name in SHOWN}, []
+    sections = []
     for dispatch in DISPATCHES:
         for regime in REGIMES:
             found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
@@ -37,23 +40,31 @@ def main() -> None:
             for model in MODELS:
                 for ep in SIZES:
                     print(dispatch, regime, model, ep, file=sys.stderr, flush=True)
-                    problems = synthetic_groups(
-                        model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps, regime=regime, num_layers=args.layers,
-                        tokens_per_rank=args.tokens_per_rank, cluster=Cluster.preset("8xh100", ep, dispatch=dispatch),
+                    groups = synthetic_groups(
+                        model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps + 1, regime=regime,
+                        num_layers=args.layers, tokens_per_rank=args.tokens_per_rank,
+                        cluster=Cluster.preset("8xh100", ep, dispatch=dispatch),
                     )  # fmt: skip
-                    rows = simulate_systems(problems, shown)
+                    # The first micro-step is only history.
+                    problems, history = [group[1:] for group in groups], [group.load_MLE[0] for group in groups]
+                    named = systems(problems[0].B)
+                    shown = {name: named[name] for name in SHOWN}
+                    rows = simulate_systems(problems, shown, history_LE=history, trainer=step_trainer(problems))
                     found[model, ep] = {row["solver"]: row for row in rows}
                     skews.append(mean_skew(problems))
-            fullest = max((row for rows in found.values() for row in rows.values()), key=lambda row: row["peak_bytes"])
+            planned = [row for rows in found.values() for row in rows.values() if row["n_solved"]]
+            fullest = max(planned, key=lambda row: row["peak_bytes"])
             span = f"skew at home {min(skews):.2f} to {max(skews):.2f}; peak memory of all rows: {peak(fullest)} GB"
             sections.append(f"## Dispatch {dispatch}, regime {regime}\n\n{span}.\n\n{overview(found)}")
     head = (
         f"# Stage gain under either dispatch (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m"
         f" bench.dispatches --micro-steps {args.micro_steps} --layers {args.layers} --tokens-per-rank {args.tokens_per_rank}`."
         f" Constants of preset 8xh100, uncalibrated. Update stage, {NUM_RANKS} GPUs in nodes of 8, R = 1, {args.tokens_per_rank}"
-        f" tokens per GPU and micro-step, {args.micro_steps} micro-steps x {args.layers} layers (so moves of homes, paid once per"
-        " step, weigh more than in a real one). eplb-step moves weights for nothing; UltraEP-like and ReLibra-like keep replicas"
-        " inside nodes.\n\n"
+        f" tokens per GPU and micro-step, {args.micro_steps} micro-steps x {args.layers} layers; moves of homes are paid once per"
+        " step, a recompute and an update stage of these micro-steps. eplb-step and LAER-like move weights for nothing;"
+        " UltraEP-like, FEPLB-like (at most 16 ranks), MoonEP-like and ReLibra-like keep replicas inside nodes. Slots:"
+        " redundant, per rank; MB: weights and gradients per rank, layer and micro-step, from the smallest to the"
+        " largest of the columns. `python -m bench.throughput` says what the systems are.\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.ablation import MINI_BATCHES, packer
+from bench.systems import step_trainer
 from foremoe.base.arrays import Array
 from foremoe.levels import HomeSolver, RankSolver
 from foremoe.machine.cluster import Cluster
@@ -79,10 +80,12 @@ def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int, dispatch: s
     else:
         problem = pose(dealt(trace, row.pack))
         home_LE = row.home.solve(problem)
-    moves_s = float(price_L(problem, home_LE, Anneal().state_bytes).sum())
+    trainer = step_trainer([problem])
+    # Made once for a recompute and an update stage.
+    moves_s = float(price_L(problem, home_LE, Anneal().state_bytes).sum()) * trainer.share_of_step(problem.M)
     posed = dataclasses.replace(problem, home_LE=home_LE)
     system = System(planner=Planner(rank=row.rank, guard=row.rank == (Chain(),)), even=row.even)
-    found = simulate_systems([posed], {"row": system})[0]
+    found = simulate_systems([posed], {"row": system}, trainer=trainer)[0]
     return {**found, "moves_s": moves_s, "stage_s": found["simulated_stage_s"] + moves_s, "micro_steps": problem.M}
 
 
@@ -116,6 +119,6 @@ def section(ranks_per_node: int, dispatch: str, num_layers: int = 4) -> str:
         " tokens per rank and micro-step, R = 1. open-instruct-like: samples permuted; RoutePack-like: LPT homes, then samples"
         " dealt by load; ReLibra-like: annealed homes, then samples dealt near them, greedy replicas in nodes;"
         " force-balanced: balanced"
-        " tokens."
+        " tokens. Moves of homes: once for a recompute and an update stage, half of them here."
     )
     return f"{about}\n\n" + "\n".join(lines)

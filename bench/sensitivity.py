@@ -10,19 +10,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.output import command_line, emit, hardware
 from bench.settings import BOTH, DISPATCHES, peak, under
-from bench.systems import mean_skew, synthetic_groups, systems
+from bench.systems import mb_per_rank, mean_skew, step_trainer, synthetic_groups, systems
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
 from foremoe.simulate import System, simulate_systems
 
 MODEL, NUM_RANKS = "qwen3-30b-a3b", 64
-ROWS = ("static", "eplb-step", "UltraEP-like", "FEPLB-like", "ReLibra-like", "quota anywhere", "foremoe", "force-balanced")
+ROWS = ("static", "eplb-step", "UltraEP-like", "MoonEP-like", "ReLibra-like", "quota anywhere", "foremoe", "force-balanced")
 OTHERS = ROWS[:6]
 # The best published on-line rule with foresight and replicas on any rank: a rival where nodes are small.
 ANYWHERE = System(planner=STRATEGIES["quota"])
@@ -53,11 +53,18 @@ def tables(micro_steps: int) -> Iterator[tuple[str, dict[str, list[Problem]]]]:
     yield "Links", {name: posed(micro_steps, cluster=cluster) for name, cluster in links.items()}
 
 
+def cell(row: Mapping[str, Any], num_ranks: int) -> str:
+    """Share of force-balanced, x static, redundant slots and megabytes per rank of one system."""
+    gains = f"{row['share_of_balanced']:.1%} ({row['speedup_vs_static']:.2f})"
+    return f"{gains}, {row['slots_per_rank']}, {mb_per_rank(row, num_ranks)}"
+
+
 def line(name: str, problems: list[Problem]) -> tuple[str, float]:
     """One row of a table, and foremoe's gain over the best of the others."""
-    chosen = {key: ANYWHERE if key == "quota anywhere" else systems()[key] for key in ROWS}
-    found = {row["solver"]: row for row in simulate_systems(problems, chosen)}
-    cells = [f"{found[key]['share_of_balanced']:.1%} ({found[key]['speedup_vs_static']:.2f})" for key in ROWS[:-1]]
+    named = systems(problems[0].B) | {"quota anywhere": ANYWHERE}
+    rows = simulate_systems(problems, {key: named[key] for key in ROWS}, trainer=step_trainer(problems))
+    found = {row["solver"]: row for row in rows}
+    cells = [cell(found[key], problems[0].G) for key in ROWS[:-1]]
     mine = found["foremoe"]
     waits_s, stage_s = mine["transfer_s"] + mine["gradient_s"], mine["simulated_stage_s"]
     gain = min(found[key]["simulated_stage_s"] for key in OTHERS) / stage_s
@@ -92,9 +99,10 @@ def main() -> None:
         f"# Sensitivity (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.sensitivity"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated, synthetic load. {MODEL}, EP {NUM_RANKS}, update stage of"
         f" {args.micro_steps} micro-steps, 8192 tokens per rank, regime mid, 8xh100, R = 1 unless the table says otherwise."
-        " Cells: share of force-balanced throughput (x static). Waits: of foremoe's stage, for weights and gradients."
-        " The systems:"
-        f" `python -m bench.throughput`; moves of homes are in the stage. {BOTH} {verdict}\n\n"
+        " Cells: share of force-balanced throughput (x static), redundant slots per rank, MB of weights and gradients"
+        " per rank, layer and micro-step. Waits: of foremoe's stage, for weights and gradients. The systems:"
+        " `python -m bench.throughput` (MoonEP-like has more slots than the others); moves of homes are paid once per step, a"
+        f" recompute and an update stage of these micro-steps. {BOTH} {verdict}\n\n"
     )
     emit(text + "\n\n".join(sections) + "\n", args.out)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.output import command_line, emit, hardware
-from bench.settings import DISPATCHES, peak, under
-from bench.systems import synthetic_groups
+from bench.settings import BOTH, DISPATCHES, peak, under
+from bench.systems import mb_per_rank, step_trainer, synthetic_groups
 from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.links import choose_links
@@ -33,7 +33,7 @@ PATHS = {
     "both": tuple(Link),
 }
 HEAD = (
-    "| variant | stage ms | x static | share of force-balanced | waits for weights ms | for gradients ms | skew |"
+    "| variant | slots | MB | stage ms | x static | share of force-balanced | waits for weights ms | for gradients ms | skew |"
     " replicas per rank | peak GB |"
 )
 
@@ -84,11 +84,12 @@ def variants() -> dict[str, dict[str, System]]:
 def table(problems: list[Problem], systems: dict[str, System]) -> str:
     """Markdown of one section on one load."""
     bounds = {"static": System(planner=Planner(rank=())), "force-balanced": System(even=True)}
-    rows = simulate_systems(problems, {**bounds, **systems})
-    lines = [HEAD, "|" + " --- |" * 9]
+    rows = simulate_systems(problems, {**bounds, **systems}, trainer=step_trainer(problems))
+    lines = [HEAD, "|" + " --- |" * 11]
     for row in rows:
         lines.append(
-            f"| {row['solver']} | {row['simulated_stage_s'] * 1e3:.1f} | {row['speedup_vs_static']:.3f} |"
+            f"| {row['solver']} | {row['slots_per_rank']} | {mb_per_rank(row, problems[0].G)} |"
+            f" {row['simulated_stage_s'] * 1e3:.1f} | {row['speedup_vs_static']:.3f} |"
             f" {row['share_of_balanced']:.1%} | {row['transfer_s'] * 1e3:.1f} | {row['gradient_s'] * 1e3:.1f} |"
             f" {row['skew_mean']:.3f} | {row['replicas_per_layer'] / problems[0].G:.2f} |"
             f" {peak(row)} |"
@@ -127,7 +128,8 @@ def main() -> None:
         f"# Levels, slots and paths (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.simulated"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated. Synthetic load (regime mid), Qwen3-30B-A3B, EP 64 in nodes"
         f" of 8, {args.micro_steps} micro-steps of 8192 tokens per rank; R = 1, ring of 3, both paths, 2 uses ahead unless the"
-        " row says otherwise. Moves of homes are in the stage. {BOTH}\n\n"
+        " row says otherwise. Moves of homes are paid once per step, a recompute and an update stage of these micro-steps. Slots:"
+        f" redundant, per rank; MB: weights and gradients per rank, layer and micro-step. {BOTH}\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 
