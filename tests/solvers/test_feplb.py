@@ -32,20 +32,20 @@ def by_hand(load_of, base_GB, node_G, redundant, solver):
     pairs = {(g, e): load_of[e] for g, base_B in enumerate(base_GB) for e in base_B}
     for node in set(node_G):
         ranks = [g for g in range(len(base_GB)) if node_G[g] == node]
-        given, taken = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+        taken = dict.fromkeys(ranks, 0)
         while True:
             now = {g: sum(amount for (rank, _), amount in pairs.items() if rank == g) for g in ranks}
             giver = max(ranks, key=lambda g: now[g])
             takers = [g for g in ranks if g != giver and taken[g] < min(solver.dyn, redundant)]
-            if not takers or given[giver] == solver.dyn:
+            if not takers:
                 break
             to = min(takers, key=lambda g: now[g])
-            after = {e: max(now[giver] - pairs[giver, e], now[to] + pairs[giver, e]) for e in base_GB[giver]}
-            best = min(after, key=lambda e: after[e])
-            if after[best] >= now[giver]:
+            dynamic_X = base_GB[giver][: solver.dyn]
+            after = {e: max(now[giver] - pairs[giver, e], now[to] + pairs[giver, e]) for e in dynamic_X}
+            best = min(after, key=lambda e: after[e], default=None)
+            if best is None or after[best] >= now[giver]:
                 break
             pairs[to, best], pairs[giver, best] = pairs[giver, best], 0
-            given[giver] += 1
             taken[to] += 1
     return {place: amount for place, amount in pairs.items() if amount}
 

@@ -13,7 +13,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.rows import assign
+from foremoe.solvers.kernels.rows import assign, clean_row
 
 # Letters: G ranks, S slots per rank, V nodes, E experts, P = G*S slots, I replicas.
 
@@ -193,6 +193,7 @@ def bring_row(goal, row, home, tried, best_s, best):
             over = (tried.load_G[g] - goal) / goal
             scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
         _push(goal, row, tried, scratch)
+        clean_row(row.num_base, tried)
         this_s = price_row(row, row.rates, tried)
         least_s = min(least_s, this_s)
         if this_s < best_s:

@@ -18,7 +18,7 @@ from foremoe.solvers.split.kernels import home_row
 
 class Options(NamedTuple):
     node_only: bool  # without a part: experts always stay inside their node
-    dyn: int  # experts that a rank may give away, and receive
+    dyn: int  # dynamic experts of a rank, and experts that it may receive
 
 
 @kernel
@@ -28,7 +28,7 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     expert_GS[:, num_base:] = -1
     home_row(load_E, expert_GS, quota_GS)
     load_G = quota_GS.astype(np.int64).sum(axis=1)
-    num_given_G, num_taken_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
+    num_taken_G = np.zeros(G, np.int64)
     room = min(options.dyn, S - num_base)
     done_V = np.zeros(node_G.max() + 1, np.bool_)
     while True:
@@ -45,8 +45,8 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             if to < 0 or load_G[g] < load_G[to]:
                 to = g
         best, largest = -1, load_G[giver]
-        if to >= 0 and num_given_G[giver] < options.dyn:
-            for b in range(num_base):
+        if to >= 0:
+            for b in range(min(options.dyn, num_base)):
                 pairs = np.int64(quota_GS[giver, b])
                 after = max(load_G[giver] - pairs, load_G[to] + pairs)
                 if after < largest:
@@ -59,7 +59,6 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         quota_GS[giver, best] = 0
         load_G[giver] -= pairs
         load_G[to] += pairs
-        num_given_G[giver] += 1
         num_taken_G[to] += 1
 
 
@@ -74,14 +73,14 @@ def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_
 class Feplb(RowSolver):
     """Whole experts move inside the node: the busiest rank of a node gives the idlest one the expert that levels the two best.
 
-    After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, a moved expert takes all of its load along,
-    and copy engines carry weights and tokens inside the NVLink domain, whatever `Problem.replicas` says. A node is done when its
-    busiest rank can give nothing that lowers the larger of the two loads. How the published scheduler chooses is not described:
-    here any `dyn` experts of a rank may move, which levels more than was published (51 to 70 % less excess of the busiest rank).
+    After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, here those in its first base slots; the
+    others stay and compute meanwhile. A moved expert takes all of its load along, and copy engines carry weights and tokens inside
+    the NVLink domain, whatever `Problem.replicas` says. A node is done when its busiest rank can give nothing that lowers the
+    larger of the two loads. How the published scheduler chooses is not described.
     Starts from the homes whatever the start placement holds, and is never worse than they are.
 
     Attributes:
-        dyn: Experts that a rank gives away at most, and receives at most; 4 as published. It receives no more than R.
+        dyn: Dynamic experts of a rank, and experts that it receives at most; 4 as published. It receives no more than R.
     """
 
     MAX_RANKS: ClassVar[int] = 16
