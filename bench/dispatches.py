@@ -25,6 +25,28 @@ SHOWN = (
 )  # fmt: skip
 
 
+Found = dict[tuple[str, int], dict[str, dict[str, Any]]]
+# The table that README shows: one model, a small and a large EP group.
+SHORT, SHORT_SIZES = "qwen3-235b-a22b", (16, 64)
+
+
+def short(found: dict[tuple[str, str], Found]) -> str:
+    """Speed-up over static of one model at two sizes, under both dispatches and regimes, with slots per rank."""
+    heads = [f"{dispatch}, {regime}" for dispatch, regime in found]
+    lines = ["| x static, EP16 / EP64 | slots per rank | " + " | ".join(heads) + " |", "|" + " --- |" * (2 + len(heads))]
+    for name in SHOWN:
+        rows = [[of[SHORT, ep][name] for ep in SHORT_SIZES] for of in found.values()]
+        slots = " / ".join("-" if row["slots_per_rank"] is None else str(row["slots_per_rank"]) for row in rows[0])
+        if len(set(slots.split(" / "))) == 1:
+            slots = slots.split(" / ")[0]
+        cells = [
+            " / ".join("-" if row["speedup_vs_static"] is None else f"{row['speedup_vs_static']:.2f}" for row in sizes)
+            for sizes in rows
+        ]  # fmt: skip
+        lines.append(f"| {name} | {slots} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
@@ -32,10 +54,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tokens-per-rank", type=int, default=8192)
     args = parser.parse_args()
-    sections = []
+    sections, everything = [], {}
     for dispatch in DISPATCHES:
         for regime in REGIMES:
-            found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+            found: Found = {}
+            everything[dispatch, regime] = found
             skews = []
             for model in MODELS:
                 for ep in SIZES:
@@ -66,6 +89,7 @@ def main() -> None:
         " redundant, per rank; MB: weights and gradients per rank, layer and micro-step, from the smallest to the"
         " largest of the columns. `python -m bench.throughput` says what the systems are.\n\n"
     )
+    sections.insert(0, f"## {SHORT}\n\n{short(everything)}")
     emit(head + "\n\n".join(sections) + "\n", args.out)
 
 
