@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError
+from foremoe.cli import knowledge
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
@@ -15,6 +16,7 @@ from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.simulate.knowledge import simulate_foresight
 from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
 from foremoe.workload.packing import AsGiven
 
@@ -44,10 +46,15 @@ COLUMNS = {
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
+@option(
+    "--foresight", metavar="LIST", multiple=True,
+    help="Instead of strategies, one planner (--solvers NAME, or hierarchical) under several kinds of knowledge: exact, previous"
+    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
+)  # fmt: skip
 @trainer_options
 def simulate(
     case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
-    prefetch: int, json_file: str | None,
+    prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
 
@@ -58,26 +65,21 @@ def simulate(
     \b
     Example:
       foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16 --tokens-per-rank 8192
+      foremoe simulate --synthetic gpt-oss-20b --ranks 16 --foresight exact,rerouted=0.1,previous,step,none
     """
     require_writable({"the JSON file": json_file}, case_options.files)
-    names = split_list(solvers, "--solvers") or [*(name for name in STRATEGIES if name != "exact"), FOREMOE, BALANCED]
+    views = knowledge.views_of(foresight)
+    systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views))
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
-    systems: dict[str, System] = {}
-    for name in names:
-        if name == BALANCED:
-            systems[name] = System(even=True)
-        else:
-            planner = foremoe_planner() if name == FOREMOE else planner_of(name)
-            if planner.pack != AsGiven():
-                raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
-            systems[name] = System(planner=planner, prefetch=prefetch)
     with Progress() as progress:
         case, groups = build_groups(case_options, ep, progress)
         trainer = case_options.trainer.of(len(groups))
-        rows = simulate_systems(
-            groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, progress=progress
-        )  # fmt: skip
+        options: dict[str, Any] = {"pp": pp, "vpp": vpp, "history_LE": case.history_LE, "trainer": trainer, "progress": progress}
+        if views:
+            rows = simulate_foresight(groups, views, *systems.values(), **options)
+        else:
+            rows = simulate_systems(groups, systems, **options)
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
@@ -87,9 +89,34 @@ def simulate(
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
         where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
-    table = render([*COLUMNS.values()], [[row[key] for key in COLUMNS] for row in rows])
+    if views:
+        payload["planner"] = name = next(iter(systems))
+        table = knowledge.table(rows)
+        words = knowledge.footers(rows, name, case.constants, case.history_LE is not None)
+    else:
+        table = render([*COLUMNS.values()], [[row[key] for key in COLUMNS] for row in rows])
+        words = [*footers(rows, case.constants), step_line(rows, trainer)]
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, where, "", table, "", *footers(rows, case.constants), step_line(rows, trainer), *memory])
+    emit(json_file, payload, [case.line, where, "", table, "", *words, *memory])
+
+
+def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
+    """The systems of ``--solvers``, or the one whose foresight varies."""
+    if alone:
+        names = names or ["hierarchical"]
+        if len(names) > 1 or names[0] == BALANCED:
+            raise InputError(f"--foresight varies what one planner knows; give --solvers one planner, not {','.join(names)}.")
+    names = names or [*(name for name in STRATEGIES if name != "exact"), FOREMOE, BALANCED]
+    return {name: _system(name, prefetch) for name in names}
+
+
+def _system(name: str, prefetch: int) -> System:
+    if name == BALANCED:
+        return System(even=True)
+    planner = foremoe_planner() if name == FOREMOE else planner_of(name)
+    if planner.pack != AsGiven():
+        raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
+    return System(planner=planner, prefetch=prefetch)
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:

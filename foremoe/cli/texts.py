@@ -14,7 +14,7 @@ from foremoe.levels import PackSolver
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
-from foremoe.problem.foresight import require_foresight
+from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
 
 
 class Seconds(click.FloatRange):
@@ -115,8 +115,22 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
     return dataclasses.replace(packer, shuffle=True)
 
 
+_KINDS = {"rerouted": Rerouted, "noisy": Noisy}
+
+
 def foresight_of(text: str) -> Any:
-    """A foresight: exact, previous, step, or a text such as ``Noisy(0.2)`` or ``Rerouted(0.1)``."""
+    """A foresight: exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT``, or a text such as ``Rerouted(0.1, 'redraw')``."""
+    kind, equals, amount = text.partition("=")
+    if equals and kind in _KINDS:
+        return _KINDS[kind](amount_of(text, amount))
     value = parse(text) if "(" in text else text
     require_foresight(value)
     return value
+
+
+def amount_of(text: str, amount: str) -> float:
+    """The number behind the = of `text`; raises InputError where there is none."""
+    try:
+        return float(amount)
+    except ValueError:
+        raise InputError(f"{text!r} needs a number behind its =; got {amount!r}.") from None

@@ -1,6 +1,7 @@
 """Simulation of a stage: what a plan would take on a cluster, as an event timeline over ranks, links and copy engines."""
 
 from foremoe.simulate.judge import plan_judged
+from foremoe.simulate.knowledge import exposed_planning, simulate_foresight
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
@@ -9,6 +10,7 @@ from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulat
 
 __all__ = [
     "LINKS", "PARTS", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
-    "force_balanced", "foremoe_planner", "head_seconds", "optimizer_seconds", "pipeline_problems", "plan_judged", "plan_pipeline",
-    "reduction_seconds", "simulate", "simulate_pipeline", "simulate_systems",
+    "exposed_planning", "force_balanced", "foremoe_planner", "head_seconds", "optimizer_seconds", "pipeline_problems",
+    "plan_judged", "plan_pipeline", "reduction_seconds", "simulate", "simulate_foresight", "simulate_pipeline",
+    "simulate_systems",
 ]  # fmt: skip

@@ -1,0 +1,80 @@
+"""Which knowledge of the load pays, and at which overhead: one planner under several kinds of foresight, on the real load."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foremoe.base.errors import InputError
+from foremoe.planner.planner import Planner
+from foremoe.problem.foresight import Foresight
+from foremoe.problem.problem import Problem
+from foremoe.simulate.result import PARTS
+from foremoe.simulate.systems import System, simulate_systems
+from foremoe.solvers.home.keep import Keep
+
+# Letters: M micro-steps.
+
+_STATIC = "static"
+
+
+def simulate_foresight(
+    groups: Sequence[Problem], views: Mapping[str, Foresight | None], system: System | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Plans the same groups under every kind of foresight and simulates them on the load that comes.
+
+    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead; here the planner's CPU time is the overhead, and what
+    of it nothing hides is added to the stage.
+
+    Args:
+        groups: EP groups of one stage, each with its own load.
+        views: Name to kind of foresight; None is static placement, which knows nothing and plans nothing.
+        system: Its planner's foresight is replaced by every view. Default: the default planner.
+        options: As for `simulate_systems`, but `num_threads`: one thread plans, so that its CPU time is all of it.
+
+    Returns:
+        One dict per view: ``foresight`` (its name), the figures of `simulate_systems`, ``copy_bytes`` (weights and gradients of
+        replicas in one EP group's stage), ``plan_cpu_s`` (of one group, on this machine), ``plan_exposed_s`` (see
+        `exposed_planning`) and ``net_speedup_vs_static`` (the stage and what planning exposes, over static).
+
+    Raises:
+        InputError: As `simulate_systems`, or a planner that cannot plan under one of the views.
+    """
+    system = system or System()
+    planner = system.planner
+    systems = {_STATIC: System(planner=Planner(rank=()), prefetch=system.prefetch)}
+    for name, view in views.items():
+        if name == _STATIC and view is not None:
+            raise InputError(f"{name!r} is static placement, not {view!r}; give this kind of foresight another name.")
+        if view is not None:
+            systems[name] = dataclasses.replace(system, planner=dataclasses.replace(planner, foresight=view))
+    for problem in groups[:1]:  # a process loads its kernels with the first plan; that is not planning
+        dataclasses.replace(planner, home=Keep()).plan(problem[:1], num_threads=1)
+    figures = {row["solver"]: row for row in simulate_systems(groups, systems, num_threads=1, **options)}
+    static_s = figures[_STATIC]["simulated_stage_s"]
+    rows = []
+    for name, view in views.items():
+        row = dict(figures[_STATIC if view is None else name])
+        cpu_s = 0.0 if view is None else 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)
+        timeline_s = sum(row[part] for part in PARTS)
+        exposed_s = 0.0 if view is None else exposed_planning(view, cpu_s, timeline_s, groups[0])
+        num_rows = sum(problem.N for problem in groups) / len(groups)
+        rows.append(
+            {"foresight": name, **row, "copy_bytes": row["bytes_per_layer"] * num_rows, "plan_cpu_s": cpu_s,
+             "plan_exposed_s": exposed_s, "net_speedup_vs_static": static_s / (row["simulated_stage_s"] + exposed_s)}
+        )  # fmt: skip
+    return rows
+
+
+def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
+    """Seconds of planning that nothing hides; micro-steps take equally long to plan and to run.
+
+    A micro-step is planned while the one before it runs. With foresight ``"previous"`` that can begin only when the forward of
+    the one before is over, so that its backward alone hides it (in the recompute stage, nothing), and the first micro-step has
+    been planned before the stage. Other kinds know all loads when rollout is over: the first micro-step's plan is exposed, an
+    upper bound where samples are planned as they arrive (`PlanStream`).
+    """
+    each_s, hides_s = cpu_s / problem.M, timeline_s / problem.M
+    if view != "previous":
+        return each_s + (problem.M - 1) * max(0.0, each_s - hides_s)
+    ratio = problem.cluster.backward_ratio if problem.stage == "update" else 0.0
+    return (problem.M - 1) * max(0.0, each_s - hides_s * ratio / (1.0 + ratio))

@@ -1,0 +1,43 @@
+"""``foremoe simulate`` with a question: which knowledge pays, and what if."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_runs import bad, good
+
+
+def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--foresight", "exact,rerouted=0.1,previous,step,none"]
+    payload = json.loads(good([*words, "--json"]).stdout)
+    rows = {row["foresight"]: row for row in payload["rows"]}
+    assert list(rows) == ["exact", "rerouted=0.1", "previous", "step", "none"] and payload["planner"] == "hierarchical"
+    for row in rows.values():
+        assert row["net_speedup_vs_static"] <= row["speedup_vs_static"] + 1e-12
+    compared = json.loads(good(["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--json"]).stdout)["rows"]
+    for name, row in zip(("none", "exact"), compared, strict=True):
+        assert rows[name]["simulated_stage_s"] == pytest.approx(row["simulated_stage_s"])
+    lines = good(words).stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("foresight "))
+    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == list(rows)
+    assert max(map(len, lines[head : head + 6])) <= 80
+    best = max(rows.values(), key=lambda row: row["speedup_vs_static"])
+    assert best["foresight"] == "exact" and any(line.startswith("pays most: ") for line in lines)
+    assert any("no history" in line for line in lines)
+    assert "no history" not in good([*words, "--history", trace]).stdout
+
+
+def test_knowledge_of_another_planner(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--foresight", "exact,none", "--json"]
+    rows = {name: json.loads(good([*words, "--solvers", name]).stdout)["rows"] for name in ("hierarchical", "quota", "foremoe")}
+    assert rows["quota"][0]["simulated_stage_s"] != rows["hierarchical"][0]["simulated_stage_s"]
+    assert rows["quota"][1]["simulated_stage_s"] == rows["hierarchical"][1]["simulated_stage_s"]
+
+
+def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--foresight"]
+    assert "needs a number" in bad([*words, "exact,rerouted="])
+    assert "foresight must be" in bad([*words, "nothing"])
+    assert "one planner" in bad([*words, "exact", "--solvers", "static,quota"])
+    assert "one planner" in bad([*words, "exact", "--solvers", "force-balanced"])

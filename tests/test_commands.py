@@ -1,0 +1,33 @@
+"""Commands of the pages that need no file run as they stand, on two layers of two micro-steps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from foremoe.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+# `compare` and `simulate` on artificial routing, in an indented line or between backticks; a comment may follow.
+COMMAND = re.compile(r"(?:^    |`)foremoe ((?:compare|simulate) --synthetic [^`#\n]*)", re.MULTILINE)
+COMMANDS = sorted({found.strip() for page in PAGES for found in COMMAND.findall(page.read_text()) if "..." not in found})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_pages_runs(command: str) -> None:
+    small = [*([] if "--layers" in command else ["--layers", "0:2"]), "--micro-steps", "2"]
+    small += ["--exact-seconds", "1"] if command.startswith("compare") else []
+    result = CliRunner().invoke(main, [*shlex.split(command), *small, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["rows"]
+
+
+def test_the_commands_that_ask_a_question_are_among_them() -> None:
+    for words in ("--foresight exact,rerouted=0.1,previous,step,none",):
+        assert any(words in command for command in COMMANDS), words
