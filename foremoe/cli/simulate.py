@@ -14,9 +14,10 @@ from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option,
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
+from foremoe.cli.what_if import add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.simulate.knowledge import simulate_foresight
+from foremoe.simulate.knowledge import load_kernels, simulate_foresight
 from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
 from foremoe.workload.packing import AsGiven
 
@@ -51,10 +52,15 @@ COLUMNS = {
     help="Instead of strategies, one planner (--solvers NAME, or hierarchical) under several kinds of knowledge: exact, previous"
     " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
 )  # fmt: skip
+@option(
+    "--what-if", metavar="LIST", multiple=True,
+    help="low-precision=SPEEDUP: a line in which overloaded ranks compute so many times as fast (changes numerics);"
+    " multiplex=JOBS: such jobs in turns on the same GPUs.  [default: none]",
+)  # fmt: skip
 @trainer_options
 def simulate(
     case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
-    prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (),
+    prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
 
@@ -66,10 +72,13 @@ def simulate(
     Example:
       foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16 --tokens-per-rank 8192
       foremoe simulate --synthetic gpt-oss-20b --ranks 16 --foresight exact,rerouted=0.1,previous,step,none
+      foremoe simulate --synthetic gpt-oss-20b --ranks 16 --what-if low-precision=1.5,multiplex=3
     """
     require_writable({"the JSON file": json_file}, case_options.files)
-    views = knowledge.views_of(foresight)
-    systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views))
+    views, asked = knowledge.views_of(foresight), what_if_of(what_if)
+    if views and what_if:
+        raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
+    systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
     with Progress() as progress:
@@ -79,11 +88,17 @@ def simulate(
         if views:
             rows = simulate_foresight(groups, views, *systems.values(), **options)
         else:
-            rows = simulate_systems(groups, systems, **options)
+            if asked.jobs:
+                for system in systems.values():
+                    load_kernels(system.planner, groups)
+            # Planning that turns expose is the CPU time of one thread.
+            rows = simulate_systems(groups, systems, num_threads=1 if asked.jobs else None, **options)
+    if asked.jobs:
+        add_turns(rows, systems, groups, trainer, asked.jobs)
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
-        "residual": case.problem.cluster.residual, "trainer": trainer,
+        "residual": case.problem.cluster.residual, "trainer": trainer, "what_if": asked._asdict(),
     }  # fmt: skip
     where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
     if len(groups) > 1:
@@ -91,13 +106,17 @@ def simulate(
         where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
     if views:
         payload["planner"] = name = next(iter(systems))
-        table = knowledge.table(rows)
-        words = knowledge.footers(rows, name, case.constants, case.history_LE is not None)
+        words = [knowledge.table(rows), "", *knowledge.footers(rows, name, case.constants, case.history_LE is not None)]
     else:
-        table = render([*COLUMNS.values()], [[row[key] for key in COLUMNS] for row in rows])
-        words = [*footers(rows, case.constants), step_line(rows, trainer)]
+        words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, where, "", table, "", *words, *memory])
+    turns = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
+    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for every system; what changes numerics has a star."""
+    return render([*COLUMNS.values()], [[starred(row), *(row[key] for key in [*COLUMNS][1:])] for row in rows])
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -130,6 +149,10 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     if any(row["apart_s"] for row in rows):
         apart = "weights of plans that re-place experts, spread over all links"
         lines.append(f"apart: {apart}; in no other column, so they are bounds")
+    if any(row["changes_numerics"] for row in rows):
+        lines.append(
+            "* changes numerics, simulated alone: ranks above a row's mean load compute their experts in lower precision"
+        )
     return lines
 
 

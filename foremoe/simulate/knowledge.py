@@ -1,5 +1,6 @@
 """Which knowledge of the load pays, and at which overhead: one planner under several kinds of foresight, on the real load."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,22 +48,33 @@ def simulate_foresight(
             raise InputError(f"{name!r} is static placement, not {view!r}; give this kind of foresight another name.")
         if view is not None:
             systems[name] = dataclasses.replace(system, planner=dataclasses.replace(planner, foresight=view))
-    for problem in groups[:1]:  # a process loads its kernels with the first plan; that is not planning
-        dataclasses.replace(planner, home=Keep()).plan(problem[:1], num_threads=1)
+    load_kernels(planner, groups)
     figures = {row["solver"]: row for row in simulate_systems(groups, systems, num_threads=1, **options)}
     static_s = figures[_STATIC]["simulated_stage_s"]
     rows = []
     for name, view in views.items():
-        row = dict(figures[_STATIC if view is None else name])
-        cpu_s = 0.0 if view is None else 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)
-        timeline_s = sum(row[part] for part in PARTS)
-        exposed_s = 0.0 if view is None else exposed_planning(view, cpu_s, timeline_s, groups[0])
-        num_rows = sum(problem.N for problem in groups) / len(groups)
-        rows.append(
-            {"foresight": name, **row, "copy_bytes": row["bytes_per_layer"] * num_rows, "plan_cpu_s": cpu_s,
-             "plan_exposed_s": exposed_s, "net_speedup_vs_static": static_s / (row["simulated_stage_s"] + exposed_s)}
-        )  # fmt: skip
+        row = figures[_STATIC if view is None else name]
+        row = {"foresight": name, **row, **planning_figures(row, view, groups)}
+        row["copy_bytes"] = row["bytes_per_layer"] * groups[0].N
+        row["net_speedup_vs_static"] = static_s / (row["simulated_stage_s"] + row["plan_exposed_s"])
+        rows.append(row)
     return rows
+
+
+def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
+    """Plans one row: a process loads its kernels with the first plan, and that is no part of planning."""
+    for problem in groups[:1]:
+        with contextlib.suppress(InputError):  # whoever plans in earnest says what is wrong
+            dataclasses.replace(planner, home=Keep()).plan(problem[:1].layers([0]), num_threads=1)
+
+
+def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Sequence[Problem]) -> dict[str, float]:
+    """``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) of a row of `simulate_systems`; None plans nothing."""
+    if view is None:
+        return {"plan_cpu_s": 0.0, "plan_exposed_s": 0.0}
+    cpu_s = 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)
+    timeline_s = sum(row[part] for part in PARTS)
+    return {"plan_cpu_s": cpu_s, "plan_exposed_s": exposed_planning(view, cpu_s, timeline_s, groups[0])}
 
 
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:

@@ -51,7 +51,7 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
 
 def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
-    outside_s_MG: Array | None = None,
+    outside_s_MG: Array | None = None, low_precision: float = 1.0,
 ) -> list[Simulation]:  # fmt: skip
     """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
 
@@ -69,7 +69,15 @@ def simulate_pipeline(
     if any((rank.plan.order_M != ranks[0].plan.order_M).any() for rank in ranks):
         raise InputError("the pipeline ranks run their micro-steps in different orders; plan them without an order level.")
     runs = [
-        StageRun(rank.problem, rank.plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
+        StageRun(
+            rank.problem,
+            rank.plan,
+            prefetch=prefetch,
+            known=known,
+            plan_s=plan_s,
+            share_links=share_links,
+            low_precision=low_precision,
+        )
         for rank in ranks
     ]
     vpp = ranks[0].plan.header.schedule.num_chunks

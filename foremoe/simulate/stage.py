@@ -23,7 +23,7 @@ from foremoe.simulate.result import PARTS, Parts, Simulation
 
 def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
-    outside_s_MG: Array | None = None,
+    outside_s_MG: Array | None = None, low_precision: float = 1.0,
 ) -> Simulation:  # fmt: skip
     """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
@@ -42,12 +42,15 @@ def simulate(
         share_links: Copies wait for exchanges on their link class; False: they have links of their own.
         outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
             `window_backward_ratio` of the cluster times that.
+        low_precision: Speed-up of overloaded ranks by lower precision, which changes numerics (see `low_precision_speeds`).
 
     Raises:
         InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
         PlanError: A slot holds an expert that does not exist.
     """
-    run = StageRun(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links)
+    run = StageRun(
+        problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision
+    )
     for x in range(run.num_passes):
         run.run_pass(x, outside_s_MG=outside_s_MG)
     return run.finish()
@@ -85,7 +88,7 @@ class StageRun:
 
     def __init__(
         self, problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0,
-        share_links: bool = True,
+        share_links: bool = True, low_precision: float = 1.0,
     ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
             raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
@@ -102,7 +105,7 @@ class StageRun:
         self.num_passes = len(self._phase_X)
         self._first_X = np.searchsorted(uses.pass_U, np.arange(self.num_passes + 1))
         num_uses = len(self._uses.use_U)
-        self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
+        self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links, low_precision)
         self._copies = copy_inputs(plan, num_uses, prefetch, known)
         self._returns, self._returned = return_inputs(plan)
         self._fill_s = fill_seconds(problem, plan)

@@ -16,6 +16,7 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import line_without_figures
 from foremoe.problem.foresight import foreseen
 from foremoe.problem.problem import Problem
+from foremoe.simulate.fill import fill_seconds
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
@@ -41,6 +42,7 @@ class System:
         known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slots``).
         even: Routing is forced to be even; the planner has no part.
+        low_precision: What if overloaded ranks computed so many times as fast in lower precision; it changes numerics.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -49,6 +51,7 @@ class System:
     prefetch: int = 2
     changes: Mapping[str, Any] = field(default_factory=dict)
     even: bool = False
+    low_precision: float = 1.0
 
 
 def ep_groups(workload: Workload, size: int) -> list[Workload]:
@@ -100,10 +103,11 @@ def simulate_systems(
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
         exposed; this stage's share of them, see `Trainer.micro_steps`), ``reduction_s`` and ``optimizer_s`` (see `step`),
         ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
-        optimizer state left out), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the stage and of the
-        whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None without that
-        row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not plan the
-        groups (`Planner.refusal`) has None for every figure, and a ``note``.
+        optimizer state left out), ``fill_s`` (filling host stores, within the stage), ``changes_numerics`` (True for a what-if
+        that no plan of the same numerics gives), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the
+        stage and of the whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None
+        without that row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not
+        plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
 
     Raises:
         InputError: There are no groups, or no system plans them.
@@ -186,6 +190,8 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
         "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
         "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
         "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
+        "fill_s": max(fill_seconds(rank.problem, rank.plan) for rank in slowest.ranks),
+        "changes_numerics": system.low_precision != 1.0,
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
     }  # fmt: skip
 
@@ -230,7 +236,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
         cpu_s += sum(level.cpu_s for level in report.levels)
         ranks.append(PipelineRank(problem=one, plan=plan))
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
-    options["outside_s_MG"] = head_seconds(posed)
+    options |= {"outside_s_MG": head_seconds(posed), "low_precision": system.low_precision}
     simulations = [simulate(there, ranks[0].plan, **options)] if alone else simulate_pipeline(ranks, **options)
     return _Group(
         ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s,

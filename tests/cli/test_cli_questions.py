@@ -41,3 +41,46 @@ def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
     assert "foresight must be" in bad([*words, "nothing"])
     assert "one planner" in bad([*words, "exact", "--solvers", "static,quota"])
     assert "one planner" in bad([*words, "exact", "--solvers", "force-balanced"])
+
+
+def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--what-if", "low-precision=2"]
+    payload = json.loads(good([*words, "--json"]).stdout)
+    rows = {row["solver"]: row for row in payload["rows"]}
+    assert {name: row["changes_numerics"] for name, row in rows.items()} == {
+        "static": False, "hierarchical": False, "low-precision=2": True,
+    }  # fmt: skip
+    assert rows["low-precision=2"]["compute_s"] < rows["static"]["compute_s"]
+    assert rows["low-precision=2"]["speedup_vs_static"] > 1.0 and payload["what_if"]["low_precision"] == 2.0
+    text = good(words).stdout
+    assert "low-precision=2 *" in text and "* changes numerics" in text
+    assert "changes numerics" not in good(words[:-2]).stdout
+
+
+def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--what-if", "multiplex=3"]
+    rows = json.loads(good([*words, "--rollout-share", "0.25", "--json"]).stdout)["rows"]
+    static_s = rows[0]["simulated_stage_s"]
+    for row in rows:
+        turns, stage_s = row["multiplex"], row["simulated_stage_s"]
+        alone_s = static_s / 3 + row["plan_exposed_s"] + stage_s
+        assert turns["alone_s"] == pytest.approx(alone_s)
+        assert turns["round_s"] == pytest.approx(max(alone_s, static_s, 3 * stage_s))
+        assert turns["vs_static"] == pytest.approx(rows[0]["multiplex"]["round_s"] / turns["round_s"])
+    assert rows[0]["plan_exposed_s"] == 0.0 < rows[1]["plan_exposed_s"]
+    lines = good(words).stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if "alone ms" in line)
+    assert "what if 3 such jobs took turns" in lines[head - 2] and max(map(len, lines[head : head + 3])) <= 80
+    seconds = json.loads(good([*words, "--solvers", "hierarchical", "--rollout-share", "9s", "--json"]).stdout)["rows"]
+    assert seconds[0]["multiplex"]["round_s"] == pytest.approx(27.0)
+
+
+def test_bad_what_ifs_are_one_sentence(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--solvers", "hierarchical", "--what-if"]
+    assert "at least 1" in bad([*words, "low-precision=0.5"])
+    assert "needs a number" in bad([*words, "low-precision"])
+    assert "is unknown" in bad([*words, "nothing=1"])
+    for jobs in ("0", "1.5", "nan", "inf", "1e9"):
+        assert "whole number of jobs" in bad([*words, f"multiplex={jobs}"])
+    assert "add static to --solvers" in bad([*words, "multiplex=2"])
+    assert "one at a time" in bad([*words, "multiplex=2", "--foresight", "exact"])
