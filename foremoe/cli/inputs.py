@@ -20,6 +20,7 @@ from foremoe.problem.slots import slots_of
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
+from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import Workload
@@ -138,11 +139,11 @@ def _dealt(
         model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
         require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         _require_memory(micro_steps * model.num_layers * ranks * model.num_experts * 4)
-        work = synthetic_workload(
-            model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps,
-            regime=options.regime or DEFAULT_REGIME, seed=options.seed, stage=stage,
-        )  # fmt: skip
-        return _Dealt(work, model, [])
+        regime = options.regime or DEFAULT_REGIME
+        asked = {"num_ranks": ranks, "tokens_per_rank": tokens_per_rank, "micro_steps": micro_steps}
+        if regime in IMBALANCES:
+            return _Dealt(imbalance_workload(model, regime, **asked, seed=options.seed, stage=stage), model, [])
+        return _Dealt(synthetic_workload(model, **asked, regime=regime, seed=options.seed, stage=stage), model, [])
     model = None if options.model is None else model_of(options.model)
     names, routed = [file_name(path) for path in options.traces], None
     if any(kind_of(path) == "workload" for path in options.traces):

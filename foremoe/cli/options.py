@@ -17,6 +17,10 @@ DEFAULT_MICRO_STEPS = 4
 MODELS = "qwen3-30b-a3b, qwen3-235b-a22b, glm-4.5-air, deepseek-v3, gpt-oss-20b, gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b"
 CLUSTERS = "8xh100, 8xh200, 8xh20, 8xa100, 8xpcie"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
+# Literal, as REGIMES: options must not wait for numpy.
+IMBALANCES = (
+    "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
+)  # fmt: skip
 DEFAULT_REGIME = "mid"
 
 MAX_EXPERTS = 2**15 - 1
@@ -80,8 +84,9 @@ _CASE = {
         help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
     "regime": option(
-        "--regime", type=click.Choice(REGIMES),
-        help=f"How uneven --synthetic routing is, and how fast it moves.  [default: {DEFAULT_REGIME}]",
+        "--regime", type=click.Choice([*REGIMES, *IMBALANCES]),
+        help="How uneven --synthetic routing is, and how fast it moves; the last eight are W0 to W7 of Megatron-LM's imbalance"
+        f" benchmark.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
         "--ranks", type=RANKS, help=f"Ranks of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"

@@ -1,6 +1,7 @@
 """Artificial routing: counts for many ranks at once, and whole sequences."""
 
 from foremoe.synthetic.counts import Regime, synthetic_workload
+from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload
 from foremoe.synthetic.tokens import synthetic_trace
 
-__all__ = ["Regime", "synthetic_trace", "synthetic_workload"]
+__all__ = ["IMBALANCES", "Regime", "imbalance_workload", "synthetic_trace", "synthetic_workload"]

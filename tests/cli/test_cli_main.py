@@ -16,11 +16,12 @@ from cli_runs import bad, good, run
 import foremoe
 from foremoe.base.errors import PlanError
 from foremoe.cli.main import COMMANDS, main
-from foremoe.cli.options import CLUSTERS, MODELS, REGIMES
+from foremoe.cli.options import CLUSTERS, IMBALANCES, MODELS, REGIMES
 from foremoe.cli.progress import Progress
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.synthetic.counts import REGIMES as KNOWN_REGIMES
+from foremoe.synthetic.imbalance import IMBALANCES as KNOWN_IMBALANCES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,7 +81,7 @@ def test_every_command_shows_an_example_and_explains_every_option(name: str) -> 
 def test_help_names_what_there_is() -> None:
     assert MODELS.split(", ") == list(Model.preset_names())
     assert CLUSTERS.split(", ") == list(Cluster.preset_names())
-    assert list(REGIMES) == list(KNOWN_REGIMES)
+    assert list(REGIMES) == list(KNOWN_REGIMES) and IMBALANCES == KNOWN_IMBALANCES
 
 
 @pytest.mark.parametrize(

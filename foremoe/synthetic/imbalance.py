@@ -1,0 +1,128 @@
+"""Eight named imbalances, each with one cause: the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark, as counts.
+
+Pull request 7488 of Megatron-LM proposes them. Its figures are kept: a hot set of a quarter of the experts, drawn by three tokens
+of four; half of the experts idle; a hot spot that moves every three steps; bursts for half the tokens of every fourth step. Ours:
+steps are micro-steps; the hot set of W1 is drawn at random per layer, and that of W3 is every fourth expert, so that W1 to W3
+differ in place alone; source ranks of W4 have 1.5 to 0.5 times the mean tokens.
+"""
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
+from foremoe.base.tensor_file import digest
+from foremoe.machine.model import Model
+from foremoe.synthetic.counts import layer_count
+from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, L layers, G source ranks, E experts, K top-k, H hot experts, X draws, P experts to draw from, J choices
+# that a token has left.
+
+IMBALANCES = (
+    "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
+)  # fmt: skip
+_HOT_TOKENS, _BURST_TOKENS = 0.75, 0.5
+_ROTATES, _BURSTS = 3, 4  # micro-steps
+_RAGGED = 0.5  # how far the first and the last source rank's tokens are from the mean
+
+
+def imbalance_workload(
+    model: str | Model, name: str, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, seed: int = 0,
+    num_layers: int | None = None, stage: str = "update",
+) -> Workload:  # fmt: skip
+    """Seeded counts of one named imbalance; every token has top-k distinct experts.
+
+    Args:
+        model: A `Model`, or the name of a preset.
+        name: One of
+
+            * ``"balanced"`` (W0): pairs are dealt to the experts in turn;
+            * ``"hot-expert-set"`` (W1): three tokens of four draw from a quarter of the experts, anywhere;
+            * ``"hot-rank"`` (W2): from the first quarter, so from the homes of the first ranks;
+            * ``"spread-hot-experts"`` (W3): from every fourth expert;
+            * ``"ragged-sources"`` (W4): source ranks have 1.5 to 0.5 times the mean tokens, which draw from all experts;
+            * ``"idle-rank"`` (W5): no token draws from the first half of the experts;
+            * ``"rotating-hot-spot"`` (W6): as W2, and the hot quarter is the next one after every three micro-steps;
+            * ``"burst"`` (W7): all draw from all experts, but in every fourth micro-step half of them as in W2.
+        tokens_per_rank: Tokens of a source rank in a micro-step; in W4 on average.
+        num_layers: Only the first layers; a layer's counts do not depend on it.
+        seed: A whole number >= 0.
+
+    Returns:
+        A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
+
+    Raises:
+        InputError: An unknown name or a number out of range.
+    """
+    model = Model.preset(model) if isinstance(model, str) else model
+    if name not in IMBALANCES:
+        raise InputError(f"there is no imbalance {name!r}; choose one of {', '.join(IMBALANCES)}.")
+    G, M = whole(num_ranks, "num_ranks"), whole(micro_steps, "micro_steps")
+    tokens, L = whole(tokens_per_rank, "tokens_per_rank"), layer_count(num_layers, model)
+    tokens_G = _tokens(name, tokens, G)
+    seeds = np.random.SeedSequence([whole(seed, "seed", 0), IMBALANCES.index(name)]).spawn(L)
+    load_MLGE = np.empty((M, L, G, model.num_experts), np.int32)
+    for layer in range(L):
+        load_MLGE[:, layer] = _layer_counts(np.random.default_rng(seeds[layer]), name, model, M, tokens_G)
+    return Workload.from_counts(
+        load_MLGE, num_topk=model.num_topk, tokens_MG=np.tile(tokens_G, (M, 1)), stage=stage, model=model.name,
+        moe_layer_L=model.moe_layer_L[:L], trace_id=digest({}, {"load": load_MLGE}),
+    )  # fmt: skip
+
+
+def _tokens(name: str, tokens: int, G: int) -> Array:
+    """int64 [G]: tokens of every source rank; their mean is `tokens`."""
+    spread = _RAGGED if name == "ragged-sources" and G > 1 else 0.0
+    edge_G = np.rint(np.cumsum(np.linspace(1.0 + spread, 1.0 - spread, G)) * tokens).astype(np.int64)
+    return np.diff(edge_G, prepend=0)
+
+
+def _layer_counts(rng: np.random.Generator, name: str, model: Model, M: int, tokens_G: Array) -> Array:
+    """int64 [M, G, E]."""
+    E, K = model.num_experts, model.num_topk
+    if name == "balanced":
+        return np.broadcast_to(_in_turn(tokens_G * K, E), (M, len(tokens_G), E))
+    anywhere_H = rng.permutation(E)[: max(K, E // 4)]
+    load_MGE = np.zeros((M, len(tokens_G), E), np.int64)
+    for m in range(M):
+        hot_H, share = _hot(name, m, anywhere_H, E, K)
+        hot_G = (tokens_G * share).astype(np.int64)
+        load_MGE[m] = distinct_counts(rng, tokens_G - hot_G, E, K)
+        load_MGE[m][:, hot_H] += distinct_counts(rng, hot_G, len(hot_H), K)
+    return load_MGE
+
+
+def _hot(name: str, m: int, anywhere_H: Array, E: int, K: int) -> tuple[Array, float]:
+    """The hot experts of a micro-step, and the share of tokens that draw from them alone."""
+    H = len(anywhere_H)
+    if name == "idle-rank":
+        return np.arange(E - max(K, E - E // 2), E), 1.0
+    share = {"ragged-sources": 0.0, "burst": _BURST_TOKENS * (m % _BURSTS == _BURSTS - 1)}.get(name, _HOT_TOKENS)
+    first = m // _ROTATES * H if name == "rotating-hot-spot" else 0
+    hot_H = {"hot-expert-set": anywhere_H, "spread-hot-experts": np.arange(H) * E // H}.get(name, (first + np.arange(H)) % E)
+    return hot_H, share
+
+
+def _in_turn(pairs_G: Array, E: int) -> Array:
+    """int64 [G, E]: pairs dealt to the experts in turn; each source rank goes on where the one before stopped."""
+    first_G = np.cumsum(pairs_G) - pairs_G
+    return (pairs_G // E)[:, None] + ((np.arange(E) - first_G[:, None]) % E < (pairs_G % E)[:, None])
+
+
+def distinct_counts(rng: np.random.Generator, tokens_X: Array, num_experts: int, num_topk: int) -> Array:
+    """Counts of tokens that each draw `num_topk` distinct experts, all sets alike: int64 [X, P], drawn exactly.
+
+    Experts come one by one; a token with j choices left takes the next of p experts that are left with probability j / p, and
+    only how many tokens have how many choices left matters.
+    """
+    choices_J = np.arange(num_topk + 1)
+    waiting_XJ = np.zeros((len(tokens_X), num_topk + 1), np.int64)
+    waiting_XJ[:, num_topk] = tokens_X
+    load_XP = np.empty((len(tokens_X), num_experts), np.int64)
+    for p in range(num_experts):
+        took_XJ = rng.binomial(waiting_XJ, np.minimum(1.0, choices_J / (num_experts - p)))
+        load_XP[:, p] = took_XJ.sum(axis=1)
+        waiting_XJ -= took_XJ
+        waiting_XJ[:, :-1] += took_XJ[:, 1:]
+    return load_XP
