@@ -27,16 +27,20 @@ TOO_LONG = ("exact",)
 Row = dict[str, Any]
 
 
-def systems() -> dict[str, System]:
-    """Line -> system: every strategy, foremoe with its home level, and even routing."""
-    planned = {name: System(planner=planner) for name, planner in STRATEGIES.items() if name not in TOO_LONG}
-    return {**planned, "foremoe": System(planner=foremoe_planner()), "force-balanced": System(even=True)}
+def systems(second_set: int) -> dict[str, System]:
+    """Line -> system: every strategy, those that keep homes with a second set of experts too, foremoe, and even routing."""
+    planners = {name: planner for name, planner in STRATEGIES.items() if name not in TOO_LONG} | {"foremoe": foremoe_planner()}
+    lines = {name: System(planner=planner) for name, planner in planners.items()}
+    for name, planner in planners.items():
+        if planner.keeps_homes and planner.rank:
+            lines[f"{name}, R = {second_set}"] = System(planner=planner, changes={"redundant": second_set})
+    return {**lines, "force-balanced": System(even=True)}
 
 
 def simulated(problem: Problem, history: Problem) -> tuple[list[Row], dict[str, str]]:
     """The rows of all systems that plan this problem, and why others do not."""
-    lines, refused = systems(), {}
-    for name, system in systems().items():
+    lines, refused = systems(problem.B), {}
+    for name, system in systems(problem.B).items():
         try:
             dataclasses.replace(system.planner, home=Keep()).plan(problem[:1].layers([0]))
         except InputError as error:
@@ -95,8 +99,8 @@ def main() -> None:
         f"# Eight imbalances (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.imbalance"
         f" --micro-steps {args.micro_steps} --layers {args.layers} --tokens {args.tokens}`. Simulated, uncalibrated. Workloads W0"
         " to W7 of Megatron-LM pull request 7488 as counts (foremoe/synthetic/imbalance.py says which of its figures are kept)."
-        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, {args.tokens} tokens per rank, R = 1; a"
-        " micro-step before the stage is history. x static: speed-up of the simulated stage; share: stage of even routing over"
+        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, {args.tokens} tokens per rank, R = 1, and again with"
+        " a second set of experts (R = E/G) where homes stay; all plan ahead, and a micro-step before the stage is history. x static: speed-up of the simulated stage; share: stage of even routing over"
         " this one. Skew: mean of largest over mean rank load. MB: weights of every pass and gradients, per layer and"
         " micro-step. slots: redundant slots per rank that some workload needs; 0 where homes alone move. EPLB's rows leave out"
         " how the weights travel that it re-places in every micro-step, so they are bounds. foremoe is `hierarchical` with the"
