@@ -99,12 +99,13 @@ def main() -> None:
         f"# Eight imbalances (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.imbalance"
         f" --micro-steps {args.micro_steps} --layers {args.layers} --tokens {args.tokens}`. Simulated, uncalibrated. Workloads W0"
         " to W7 of Megatron-LM pull request 7488 as counts (foremoe/synthetic/imbalance.py says which of its figures are kept)."
-        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, {args.tokens} tokens per rank, R = 1, and again with"
-        " a second set of experts (R = E/G) where homes stay; all plan ahead, and a micro-step before the stage is history. x static: speed-up of the simulated stage; share: stage of even routing over"
-        " this one. Skew: mean of largest over mean rank load. MB: weights of every pass and gradients, per layer and"
-        " micro-step. slots: redundant slots per rank that some workload needs; 0 where homes alone move. EPLB's rows leave out"
-        " how the weights travel that it re-places in every micro-step, so they are bounds. foremoe is `hierarchical` with the"
-        f" home level; its moves are charged to this stage. Left out, hours at this size: {', '.join(TOO_LONG)}.\n\n"
+        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, {args.tokens} tokens per rank, R = 1, and again"
+        " with a second set of experts (R = E/G) where homes stay. All plan ahead; a micro-step before the stage is history."
+        " x static: speed-up of the simulated stage; share: stage of even routing over this one. Skew: mean of largest over mean"
+        " rank load. MB: weights of every pass and gradients, per layer and micro-step. slots: redundant slots per rank that some"
+        " workload needs. EPLB's rows leave out how the weights travel that it re-places in every micro-step, so they are bounds."
+        " foremoe is `hierarchical` with the home level; its moves are charged to this stage. Left out, hours at this size:"
+        f" {', '.join(TOO_LONG)}.\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)
 
