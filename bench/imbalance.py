@@ -46,7 +46,9 @@ def simulated(problem: Problem, history: Problem) -> tuple[list[Row], dict[str, 
         except InputError as error:
             refused[name] = str(error)
             del lines[name]
-    return simulate_systems([problem], lines, history_LE=[history.load_MLE[0]]), refused
+    rows = simulate_systems([problem], lines, history_LE=[history.load_MLE[0]])
+    refused |= {row["solver"]: row["note"] for row in rows if not row["n_solved"]}
+    return [row for row in rows if row["n_solved"]], refused
 
 
 def table(columns: Mapping[str, list[Row]], cell: Callable[[Row], str], corner: str) -> str:

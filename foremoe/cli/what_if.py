@@ -64,13 +64,16 @@ def add_turns(
         raise InputError("multiplex: a share of static's step lies outside; add static to --solvers, or give seconds.")
     outside_s = trainer.outside_s(0.0 if static is None else static["simulated_stage_s"])
     for row in rows:
+        if not row["n_solved"]:  # it refuses the case
+            row[MULTIPLEX] = dict.fromkeys(TURNS)
+            continue
         system = systems[row["solver"]]
         plans = not system.even and system.planner.rank != ()
         row |= planning_figures(row, system.planner.foresight if plans else None, groups)
         row[MULTIPLEX] = multiplexed(row, jobs, outside_s)
-    for row in rows:
-        static_s = None if static is None else static[MULTIPLEX]["round_s"]
-        row[MULTIPLEX]["vs_static"] = None if static_s is None else static_s / row[MULTIPLEX]["round_s"]
+    static_s = None if static is None else static[MULTIPLEX]["round_s"]
+    for turns in [row[MULTIPLEX] for row in rows]:
+        turns["vs_static"] = None if static_s is None or turns["round_s"] is None else static_s / turns["round_s"]
 
 
 def starred(row: Mapping[str, Any]) -> str:

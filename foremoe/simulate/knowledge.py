@@ -54,6 +54,8 @@ def simulate_foresight(
     rows = []
     for name, view in views.items():
         row = figures[_STATIC if view is None else name]
+        if not row["n_solved"]:
+            raise InputError(f"the planner does not plan these groups: {row['note']}")
         row = {"foresight": name, **row, **planning_figures(row, view, groups)}
         row["copy_bytes"] = row["bytes_per_layer"] * groups[0].N
         row["net_speedup_vs_static"] = static_s / (row["simulated_stage_s"] + row["plan_exposed_s"])

@@ -7,6 +7,9 @@ import json
 import pytest
 from cli_runs import bad, good
 
+from foremoe.cli.what_if import add_turns, turn_lines
+from foremoe.machine.trainer import Trainer
+
 
 def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--foresight", "exact,rerouted=0.1,previous,step,none"]
@@ -84,3 +87,10 @@ def test_bad_what_ifs_are_one_sentence(trace: str, dealing: list[str]) -> None:
         assert "whole number of jobs" in bad([*words, f"multiplex={jobs}"])
     assert "add static to --solvers" in bad([*words, "multiplex=2"])
     assert "one at a time" in bad([*words, "multiplex=2", "--foresight", "exact"])
+
+
+def test_a_line_without_figures_takes_no_turns() -> None:
+    rows = [{"solver": "refuses", "n_solved": 0, "simulated_stage_s": None, "changes_numerics": None}]
+    add_turns(rows, {}, [], Trainer(rollout_s=1.0), 2)
+    assert set(rows[0]["multiplex"].values()) == {None}  # type: ignore[attr-defined]
+    assert turn_lines(rows, Trainer(rollout_s=1.0), 2)[2].splitlines()[1].split() == ["refuses", *"-" * 7]
