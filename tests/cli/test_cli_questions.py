@@ -46,6 +46,13 @@ def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
     assert "one planner" in bad([*words, "exact", "--solvers", "force-balanced"])
 
 
+def test_a_planner_that_refuses_the_case_says_so() -> None:
+    words = ["simulate", "--synthetic", "gpt-oss-20b", "--ranks", "32", "--layers", "0:1", "--micro-steps", "1", "--solvers"]
+    assert "16 ranks" in bad([*words, "feplb", "--foresight", "exact"])
+    rows = json.loads(good([*words, "static,feplb", "--what-if", "multiplex=2", "--json"]).stdout)["rows"]
+    assert set(rows[1]["multiplex"].values()) == {None} and rows[0]["multiplex"]["vs_static"] == 1.0
+
+
 def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--what-if", "low-precision=2"]
     payload = json.loads(good([*words, "--json"]).stdout)
