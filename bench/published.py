@@ -27,7 +27,7 @@ from foremoe.simulate.traffic import exchange
 
 # Letters: T tokens, G ranks, K top-k, E experts, V nodes.
 
-BRIDGE, DEEPEP = "Megatron Bridge, performance-summary-archive.md", "DeepEP, README and docs/legacy.md"
+BRIDGE, DEEPEP = "Megatron Bridge, performance-summary-archive.md", "DeepEP, README and page on V1"
 MORE_RUNS = (
     Run("gpt-oss-120b", "25.11", "BF16", 64, 8, 1, 4, 1, 4, 512, "pairs", 9, True, 5630),
     Run("deepseek-v3", "25.09", "FP8", 1024, 64, 2, 8, 4, 1, 8192, "node", 8, False, 1297),
