@@ -19,6 +19,11 @@ from foremoe.solvers.kernels.rows import assign, clean_row
 
 # Rounds of prices. After the first and the second one, the best must be within these shares of what the row costs already.
 ROUNDS, FIRST, SECOND = 8, 1.3, 1.1
+# The closed form counts weights and gradients of backward apart, each with all of its time, and links as if they were never idle:
+# a rank holds more than one replica only if all of them take less than this share of the time that hides them.
+SHARE = 1.0 / 3.0
+# Replicas must save this share of the row's compute.
+LEAST = 0.01
 # A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair; prices end at HIGHEST.
 PACE, HIGHEST = 3.0, 4.0
 
@@ -62,7 +67,18 @@ def _choose(v, first, num_slots, row, num_rank_slots, scratch):
 
 
 @inner_kernel
-def _place(v, chosen, row, placed, scratch):
+def _num_held(row, num_slots):
+    """Replicas that a rank holds at most."""
+    rates = row.rates
+    back_s = rates.copy_rdma_s * rates.sends_backward + rates.gradient_rdma_s * rates.returns_gradients
+    most = rates.hide_forward_s / rates.copy_rdma_s
+    if back_s > 0.0:
+        most = min(most, rates.hide_backward_s / back_s)
+    return max(1, min(num_slots, np.int64(min(SHARE * most, 1e9))))
+
+
+@inner_kernel
+def _place(v, chosen, num_held, row, placed, scratch):
     """Gives the chosen replicas, places [first, end), to ranks of node `v`: the largest to the least loaded with a free slot."""
     expert_GS, quota_GS, load_G = placed
     (first, end), (G, S) = chosen, expert_GS.shape
@@ -75,7 +91,7 @@ def _place(v, chosen, row, placed, scratch):
         for g in range(G):
             if row.node_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
                 continue
-            for s in range(row.num_base, S):
+            for s in range(row.num_base, row.num_base + num_held):
                 if expert_GS[g, s] < 0:
                     rank, slot, least = g, s, load_G[g]
                     break
@@ -170,15 +186,16 @@ def bring_row(goal, row, home, tried, best_s, best):
     the Lagrangian of "no rank above the goal". Returns the seconds of the cheaper one.
     """
     (G, S), V = home.expert_GS.shape, row.demand_VE.shape[0]
-    slots = G * (S - row.num_base)
+    num_held = _num_held(row, S - row.num_base)
+    slots = G * num_held
     scratch = _Scratch(
         np.zeros(G), np.empty(slots), np.empty(slots, np.int64), np.empty(slots, np.int64), np.empty(row.load_E.size, np.int64),
         np.empty(G * S, np.int64), np.empty(V, np.int64),
     )  # fmt: skip
     slots_V, end_V = np.zeros(V, np.int64), np.zeros(V, np.int64)
     for g in range(G):
-        slots_V[row.node_G[g]] += S - row.num_base
-    least_s = np.inf
+        slots_V[row.node_G[g]] += num_held
+    least_s, wanted_s = np.inf, LEAST * row.rates.pair_s * goal
     for n in range(ROUNDS):
         assign(tried, home)
         for v in range(V):
@@ -188,7 +205,7 @@ def bring_row(goal, row, home, tried, best_s, best):
             tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
             tried.load_G[p // S] -= scratch.pairs_I[i]
         for v in range(V):
-            _place(v, (end_V[v - 1] if v else 0, end_V[v]), row, tried, scratch)
+            _place(v, (end_V[v - 1] if v else 0, end_V[v]), num_held, row, tried, scratch)
         for g in range(G):
             over = (tried.load_G[g] - goal) / goal
             scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
@@ -196,8 +213,8 @@ def bring_row(goal, row, home, tried, best_s, best):
         clean_row(row.num_base, tried)
         this_s = price_row(row, row.rates, tried)
         least_s = min(least_s, this_s)
-        if this_s < best_s:
-            best_s = this_s
+        if this_s < best_s - wanted_s:
+            best_s, wanted_s = this_s, 0.0
             assign(best, tried)
         if least_s > (FIRST if n == 0 else SECOND) * best_s:
             break

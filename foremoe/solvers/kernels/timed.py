@@ -219,7 +219,7 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
             clean_row(num_base, tried)
             prune_row(reached, row.load_E, FAILURES, num_base, tried)
             best_s = _keep_cheaper(row, tried, best_s, best)
-        if located and not node_only and 1 < num_nodes <= NODES:
+        if located and not node_only and 1 < num_nodes <= NODES and expert_NGS.shape[2] > num_base:
             best_s = bring_row(goal, row, home, tried, best_s, best)
         if options.tries == 0 or (best.load_G.max() - goal) * 1000 <= goal:
             continue

@@ -38,9 +38,10 @@ class Chain(RowSolver):
 
     Under the objective ``"time"`` copies must pay, and where source ranks are known a replica also brings tokens nearer. Ranks
     are settled with as many copies per link as hide, then with more while less load may pay for them; across nodes, giver and
-    expert are those whose tokens gain most. Last moves that cost more than they save are taken back; where that leaves load above
-    the bound, each limit on copies per link is searched anew. Of all candidates, bare homes and the start, the cheapest by the
-    cost model's closed form stays. The method is our own.
+    expert are those whose tokens gain most. On two to four nodes, replicas are also chosen for all ranks at once: every node gets
+    the experts that its tokens want most, at prices that level the ranks. Last moves that cost more than they save are taken
+    back; where that leaves load above the bound, each limit on copies per link is searched anew. Of all candidates, bare homes
+    and the start, the cheapest by the cost model's closed form stays. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
