@@ -22,8 +22,9 @@ from foremoe.solvers.rank.quota import Quota
 
 # Letters: N rows, G ranks, S slots per rank, I some rows.
 
-# A row whose cost exceeds its lower bound by no more than this share does not try the portfolio: nothing is left to save.
-GAP = 0.01
+# A row whose cost exceeds its lower bound by no more than this share does not try the portfolio: nothing is left to save. In large
+# problems it takes as long as the row itself, and finds something only where links are slow beside the load.
+GAP, LARGE_GAP = 0.01, 0.2
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Chain(RowSolver):
         spread: how far apart the weights of givers lie in repeated tries, in [0, 2).
         slack: a maximum load this share above the mean is good enough and takes fewer replicas, at least 0.
         relay: let node mates pass load on, to save replicas across nodes.
-        portfolio: under ``"time"``, in problems of at most this many experts times ranks, rows that cost over 1 % more than
-            their lower bound also try `Greedy`, `Quota`, `LeastLoaded` and `Lplb`, which take a few microseconds there.
+        portfolio: under ``"time"``, rows that cost over 1 % more than their lower bound also try `Greedy`, `Quota`, `LeastLoaded`
+            and `Lplb`, in problems of at most this many experts times ranks; over 20 % more in larger ones. 0: none does.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
@@ -84,23 +85,22 @@ class Chain(RowSolver):
             return super().solve(problem, start)
         rows, options = problem_rows(problem), self.options(problem.replicas == "node", problem)
         found = edit_rows(start, lambda low, high, *placement: timed_rows(low, high, rows, options, *placement))
-        return self._against_portfolio(problem, found) if self.portfolio >= problem.E * problem.G else found
+        return self._against_portfolio(problem, found) if self.portfolio else found
 
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
         """The cheaper of `found` and what other solvers make, row by row, where `found` is above its lower bound."""
         node_only = problem.replicas == "node"
-        best_N = row_objective(problem, found)
-        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + GAP) * row_bound(problem)))
+        best_N, gap = row_objective(problem, found), GAP if self.portfolio >= problem.E * problem.G else LARGE_GAP
+        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + gap) * row_bound(problem)))
         if open_I.size == 0:
             return found
         start, load_IE = problem.static().cut(N=open_I), problem.load_NE[open_I]
         load_IE.flags.writeable = False  # as a problem's load is: kernels compile once for both
-        for inside in (node_only,) if node_only or problem.cluster.num_nodes == 1 else (False, True):
-            for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
-                few = solver.run(problem, inside, load_IE, start)
-                expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
-                expert_NGS[open_I], quota_NGS[open_I] = few.expert_NGS, few.quotas_NGS
-                other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
-                other_N = row_objective(problem, other)
-                found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
+        for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
+            few = solver.run(problem, node_only, load_IE, start)
+            expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
+            expert_NGS[open_I], quota_NGS[open_I] = few.expert_NGS, few.quotas_NGS
+            other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
+            other_N = row_objective(problem, other)
+            found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
         return found
