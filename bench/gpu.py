@@ -72,6 +72,7 @@ class Puller:
         self.copies = [Copy(e, 0, e, HOST, 0, None, buffers.slot(e)) for e in range(NUM_EXPERTS)]
         backend.open(0, ThreadGroup.of(1)[0], buffers)
         backend.publish([Entry(0, e, 0, 0) for e in range(NUM_EXPERTS)], 1)
+        backend.finish()
 
     def __enter__(self) -> Puller:
         return self

@@ -68,6 +68,7 @@ class Copies:
                 blocks = [(layer, i, home) for layer in range(len(_SHARES)) for home in homes for i in range(_AT_ONCE)]
                 entries = [Entry(layer, home * _AT_ONCE + i, home, way.to_G[home]) for layer, i, home in blocks]
                 self.backend.publish(sorted(entries), 1)
+                self.backend.finish()
         except BaseException:
             self.backend.close()
             raise

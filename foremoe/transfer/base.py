@@ -70,12 +70,14 @@ class Entry:
         expert: Logical expert.
         home_rank: The rank that owns it.
         dst_rank: The rank that will pull it.
+        need: Position of the first use that needs it there.
     """
 
     layer: int
     expert: int
     home_rank: int
     dst_rank: int
+    need: int = 0
 
 
 class TransferBackend(abc.ABC):
@@ -106,14 +108,26 @@ class TransferBackend(abc.ABC):
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:  # noqa: B027 (nothing to do is a good default)
         """Makes home weights readable for one-sided pulls. Called on all ranks, with the same arguments, before the first
-        `start` of a plan; pulls after it must see these weights, of this version, or raise `StaleWeights`.
+        `start` of a plan; pulls after it must see these weights, of this version, or raise `StaleWeights`. What has to be copied
+        for it may be under way until `finish`; pulls wait for it.
 
         Homes may be other ranks and lie at other addresses than at the call before: look both up at every call.
 
         Args:
-            entries: What the plan reads through this backend, on all ranks; sorted, no duplicates. What was published before
-                with the same version stays readable.
+            entries: What the plan reads through this backend, on all ranks; in the order of need, no duplicates. What was
+                published before with the same version stays readable.
             version: Counts changes of the weights, from 1.
+        """
+
+    def advance(self, position: int) -> None:  # noqa: B027 (nothing to do is a good default)
+        """The use at `position` is this rank's next one; work in the background that it needs of this rank is done on return.
+        Called before every use of a plan, also where no copy starts; never raises."""
+
+    def finish(self) -> None:  # noqa: B027 (nothing to do is a good default)
+        """Returns when nothing reads home weights for `publish` any more. Called on all ranks, when a plan is over.
+
+        Raises:
+            TransferError: Not everything that was published could be made readable.
         """
 
     @abc.abstractmethod

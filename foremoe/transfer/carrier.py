@@ -16,7 +16,7 @@ from foremoe.plan.relays import copies_for, reschedule
 from foremoe.plan.transfers import Link
 from foremoe.transfer.backends import NONE, BackendSet
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors
-from foremoe.transfer.host_fill import agreed
+from foremoe.transfer.host_fill import FillError, agreed
 from foremoe.transfer.timeline import Event
 
 # Letters: C copies of the whole plan.
@@ -68,19 +68,22 @@ class Carrier:
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
         self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
         self.route_C = backend_P[self.link_C]
-        self._publish(0)
         # After a backend was given up, rows with copies that no backend can send run at home.
         if (self.route_C == NONE).any() and not self.backends.retired:
             lost, num = Link(int(self.link_C[np.argmin(self.route_C)])), int((self.route_C == NONE).sum())
             lack = f"link, which none of {', '.join(self.backends.names)} serves"
             raise InputError(f"{num} copies of the plan need the {lost.name.lower()} {lack}; add a backend for it.")
+        self._publish(0)
 
     def clock(self) -> float:
         """Seconds since `zero_s`, when the plan began to run."""
         return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
-        """Starts the copies of a position; waits, up to `timeout_s`, only for this rank's own copy of what it passes on."""
+        """Starts the copies of a position; waits for what this rank has to publish until this use and, up to `timeout_s`, for its
+        own copy of what it passes on."""
+        for backend in self.backends.backends:
+            backend.advance(position)
         self._launch(self.programme.starts.get(position, ()))
 
     def arrive(self, position: int) -> list[int]:
@@ -151,6 +154,8 @@ class Carrier:
     def finish(self) -> None:
         """Waits for everything that is still in flight, so that the weights may change."""
         self._reap(len(self.programme.uses))
+        for backend in self.backends.backends:
+            backend.finish()
 
     def in_flight(self) -> list[int]:
         """Copies to this rank that were started and that no use has taken yet."""
@@ -169,9 +174,12 @@ class Carrier:
                 backend.publish(self._entries(mine_C), self.version)
 
     def _entries(self, mask_C: Array) -> list[Entry]:
+        """What the copies of a mask read, in the order in which uses need it."""
         t = self.plan.transfers
-        columns = np.stack([t.layer_C[mask_C], t.expert_C[mask_C], self.programme.home_C[mask_C], t.dst_C[mask_C]], axis=1)
-        return [Entry(*row) for row in np.unique(columns, axis=0).tolist()]
+        parts = self.programme.need_C, t.layer_C, t.expert_C, self.programme.home_C, t.dst_C
+        rows = np.unique(np.stack([part_C[mask_C] for part_C in parts], axis=1), axis=0)
+        first = np.sort(np.unique(rows[:, 1:], axis=0, return_index=True)[1])
+        return [Entry(layer, expert, home, dst, need) for need, layer, expert, home, dst in rows[first].tolist()]
 
     def _launch(self, copies: Sequence[int]) -> None:
         """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
@@ -215,7 +223,7 @@ class Carrier:
             if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
                 raise RuntimeError("what this rank should pass on did not arrive here")
             batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
-        except StaleWeights:
+        except (FillError, StaleWeights):
             raise
         except Exception as error:
             self._failed(batch, error)
@@ -243,7 +251,7 @@ class Carrier:
                 timeout_s = _LAST_CALL_S if batch.backend in self.backends.sick else self.timeout_s
                 self.backends[batch.backend].wait(batch.handle, timeout_s)
                 batch.done = True
-            except StaleWeights:
+            except (FillError, StaleWeights):
                 raise
             except Exception as error:
                 self._failed(batch, error)

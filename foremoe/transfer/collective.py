@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, TorchGroup
+from foremoe.distributed.private import private_nccl
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
 
@@ -63,7 +64,7 @@ class Collective(TransferBackend):
         if self.process_group is not None:
             self._link: Any = self.process_group._get_backend(device)
         elif device.type == "cuda":
-            self._link = _nccl(group)
+            self._link = private_nccl(group)
         else:
             self._link = group.private_gloo(group.timeout_s)
         self._group, self._cut = group, False  # cut: a wait failed here, and gloo cut all connections
@@ -148,11 +149,3 @@ def _failure(ranks: tuple[int, ...], num_copies: int, timeout_s: float | None, e
         return TransferError(f"copies to or from {who} broke off ({why}); look at its log and restart the step.", ranks)
     lack = f"did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why})"
     return TransferError(f"{who} {lack}; look at its log and restart the step.", ranks)
-
-
-def _nccl(group: TorchGroup) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=group.timeout_s)
-    return ProcessGroupNCCL(group.private_store(), group.rank, group.size, options)

@@ -1,29 +1,34 @@
-"""Which experts the host stores lack, who writes them, and what crosses nodes for it; `PinnedHost.publish` does it."""
+"""Which experts the host stores lack, who writes them and in which order, and the thread in which a rank does its part."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
 from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.distributed.group import Group
-from foremoe.transfer.base import Entry
-from foremoe.transfer.host_store import Key
+from foremoe.transfer.base import Buffers, Entry, Tensors
+from foremoe.transfer.host_store import Key, as_bytes
 
 # Letters: G ranks.
 
 T = TypeVar("T")
+_END = 2**62  # later than any use
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fill:
-    """One expert that the store of one node lacks: `home` has it, `writer`, a rank of that node, writes it."""
+    """One expert that the store of one node lacks: `home` has it, `writer`, a rank of that node, writes it before use `need`."""
 
     node: int
     layer: int
     expert: int
     home: int
     writer: int
+    need: int = 0
 
     @property
     def key(self) -> Key:
@@ -39,7 +44,7 @@ class Fill:
 def missing(
     entries: Sequence[Entry], node_G: Sequence[int], written: Mapping[tuple[int, int, int], int], version: int
 ) -> list[Fill]:
-    """What the stores of all nodes lack of `version`, sorted; the same on all ranks.
+    """What the stores of all nodes lack of `version`, in the order of the entries; the same on all ranks.
 
     `written` is the version that (node, layer, expert) was last written with.
     """
@@ -50,20 +55,20 @@ def missing(
             reader.setdefault(where, entry)
     # Where the home is on another node, the first rank that reads an expert writes it: readers are spread over a node.
     return [
-        Fill(*where, e.home_rank, e.home_rank if node_G[e.home_rank] == where[0] else e.dst_rank)
-        for where, e in sorted(reader.items())
+        Fill(*where, e.home_rank, e.home_rank if node_G[e.home_rank] == where[0] else e.dst_rank, e.need)
+        for where, e in reader.items()
     ]
 
 
-def rounds(fills: Sequence[Fill], bytes_of: Mapping[Key, int], round_bytes: int) -> list[list[Fill]]:
-    """Fills that cross nodes, in parts; no rank sends or receives more than `round_bytes` in one, single larger experts aside."""
+def steps(fills: Sequence[Fill], bytes_of: Mapping[Key, int], step_bytes: int) -> list[list[Fill]]:
+    """Fills in parts of one layer, in order; between nodes no rank sends or receives more than `step_bytes` in one, single larger
+    experts aside."""
     parts: list[list[Fill]] = []
     load: Counter[tuple[str, int]] = Counter()
     for fill in fills:
-        if not fill.crosses:
-            continue
-        ends = ("sent", fill.home), ("received", fill.writer)
-        if not parts or any(load[end] + bytes_of[fill.key] > round_bytes for end in ends):
+        ends = (("sent", fill.home), ("received", fill.writer)) if fill.crosses else ()
+        full = any(load[end] and load[end] + bytes_of[fill.key] > step_bytes for end in ends)
+        if full or not parts or parts[-1][0].layer != fill.layer:
             parts.append([])
             load.clear()
         parts[-1].append(fill)
@@ -88,6 +93,79 @@ def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its
     if failed:
         raise TransferError(f"rank {failed[0]}{task}: {answers[failed[0]][1]}", failed) from raised
     return [value for value, _ in answers]
+
+
+def exchange(
+    group: Group, device: torch.device, fills: Sequence[Fill], bytes_of: Mapping[Key, int], buffers: Buffers
+) -> dict[Key, Tensors]:
+    """Sends experts from their homes to their writers on other nodes, over memory of `device`; returns those for this rank."""
+    out = sorted((fill for fill in fills if fill.home == group.rank), key=lambda fill: fill.writer)
+    come = sorted((fill for fill in fills if fill.writer == group.rank), key=lambda fill: fill.home)
+    num_sent_G, num_received_G = [0] * group.size, [0] * group.size
+    for fill in out:
+        num_sent_G[fill.writer] += bytes_of[fill.key]
+    for fill in come:
+        num_received_G[fill.home] += bytes_of[fill.key]
+    parts = [as_bytes(tensor).to(device) for fill in out for tensor in buffers.home(*fill.key)]
+    sent = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *parts])
+    received = torch.empty(sum(num_received_G), dtype=torch.uint8, device=device)
+    group.all_to_all(received, sent, num_received_G, num_sent_G)
+    cut = received.split([bytes_of[fill.key] for fill in come])
+    return {fill.key: [part] for fill, part in zip(come, cut, strict=True)}
+
+
+class FillError(TransferError):
+    """A rank did not write its part of the host stores, so no backend of the step has all that it published."""
+
+
+class Filling(threading.Thread):
+    """One rank's part of a filling, in the background; all ranks run the same steps, in the same order.
+
+    It ends when all ranks are done, or when one of them fails or reports a failure on `group`, which no other thread uses.
+
+    Attributes:
+        error: Why what is still missing will not be written, once it has ended.
+    """
+
+    def __init__(self, group: Group, parts: Sequence[Sequence[Fill]], write: Callable[[Sequence[Fill]], None]) -> None:
+        super().__init__(name=f"{threading.current_thread().name}, host store", daemon=True)
+        self._group, self._parts, self._write = group, parts, write
+        self._changed, self._due = threading.Condition(), -1
+        self.error: FillError | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Runs the steps."""
+        try:
+            for part in self._parts:
+                self._proceed(part[0].need)
+                self._write(part)
+            self._proceed(_END)
+            self._group.barrier()
+        except Exception as error:
+            rank, why = self._group.rank, str(error) or type(error).__name__
+            if isinstance(error, TransferError) and error.ranks:  # another rank's
+                self.error = FillError(str(error), error.ranks)
+            else:
+                self.error = FillError(f"rank {rank} cannot fill its host store: {why}", (rank,))
+                self._group.report(str(self.error))
+            self._proceed(_END)
+
+    def passed(self, position: int) -> None:
+        """Waits until this rank's part of what uses up to `position` need is written, or never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._due > position)
+
+    def stop(self) -> None:
+        """Ends it, on all ranks, if it is still going on."""
+        if self.is_alive():
+            self._group.report("it closed its host store before all were filled")
+        self.join()
+
+    def _proceed(self, need: int) -> None:
+        with self._changed:
+            self._due = max(self._due, need)
+            self._changed.notify_all()
 
 
 def unpublished(key: Key, written: int | None, version: int, lack: str) -> TransferError:

@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
@@ -20,6 +21,7 @@ Key = tuple[int, int]  # layer, expert
 _ALIGN_BYTES = 4096  # places begin on pages, so that no two writers share one
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of this process
 _BEGUN, _DONE = 0, 1
+_lock = threading.Lock()
 
 
 class _Place(NamedTuple):
@@ -34,7 +36,7 @@ class HostStore:
     The store is a row of equally large places, one expert each. A place has two stamps in the shared memory: the version whose
     writing has begun and the version whose writing is done. A reader looks at the second one before it copies and at the first
     one after it (`read`, then `check`): a writer in between, an unfinished or another version are seen. One version of an entry
-    is written once. The ranks' barrier after writing orders the bytes; stamps tell of those who did not keep to it.
+    is written once. Readers may come before the writer: what `version` says tells them when an entry is there.
 
     The file, open and writable, gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs of this
     process. Raises TransferError where there is not enough memory, or it cannot be page-locked.
@@ -80,7 +82,14 @@ class HostStore:
                 stored.copy_(as_bytes(tensor), non_blocking=True)
         for device in {tensor.device for tensors in weights.values() for tensor in tensors if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
+        _fence()
         self._stamp_N2[rows, _DONE] = version
+
+    def version(self, key: Key) -> int:
+        """The version that was written last and is whole; 0 before the first."""
+        found = int(self._stamp_N2[self._place[key].row, _DONE])
+        _fence()
+        return found
 
     def take(self, other: Self, keys: Iterable[Key]) -> None:
         """Copies entries of another store, with their stamps."""
@@ -92,7 +101,7 @@ class HostStore:
         """Copies an entry into tensors; on a GPU the copy is queued on the current stream. Returns the version that was done
         before; only `check` after the copy tells whether it is what arrived.
         """
-        parts, found = self._parts(key, tensors), int(self._stamp_N2[self._place[key].row, _DONE])
+        parts, found = self._parts(key, tensors), self.version(key)
         for stored, tensor in zip(parts, tensors, strict=True):
             as_bytes(tensor).copy_(stored, non_blocking=True)
         return found
@@ -138,6 +147,13 @@ class HostStore:
             cure = "raise the limit of locked memory (ulimit -l), or send fewer experts by host"
             raise TransferError(f"{size} bytes of the host store cannot be page-locked (CUDA error {error}); {cure}.")
         self._locked_address = address
+
+
+def _fence() -> None:
+    """Keeps bytes and stamps in order where the processor would not: nothing moves across a release and the next acquire."""
+    for _ in range(2):
+        with _lock:
+            pass
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,45 +3,52 @@
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 
-from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group, TorchGroup
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group
+from foremoe.distributed.private import private_group
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
-from foremoe.transfer.host_fill import Fill, agreed, missing, rounds, unpublished
-from foremoe.transfer.host_store import HostStore, Key, NodeFile, as_bytes
+from foremoe.transfer.host_fill import Fill, Filling, agreed, exchange, missing, steps, unpublished
+from foremoe.transfer.host_store import HostStore, Key, NodeFile
 
 # Letters: G ranks.
 
-_ROUND_BYTES = 256 << 20  # what a rank sends or receives at once when a store is filled from another node
+_STEP_BYTES = 64 << 20  # what a rank sends or receives at once when a store is filled from another node
+_POLL_S = 2e-4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Pulls:
-    """Copies in flight, which keep their destinations alive; the version they must have, the one that each found, and on a GPU
-    the event at their end."""
+    """Copies of one `start`: those whose expert is not stored yet, the version they must have, what the others found, and on a
+    GPU the events at their start and end."""
 
-    copies: tuple[Copy, ...]
+    left: list[Copy]
     version: int
-    found: tuple[tuple[Key, int], ...]
-    done: torch.cuda.Event | None
+    found: list[tuple[Key, int]] = field(default_factory=list)
+    ready: torch.cuda.Event | None = None
+    done: torch.cuda.Event | None = None
 
 
 class PinnedHost(TransferBackend):
     """Pulls experts from the host store of the rank's own node, without touching another rank or its links.
 
-    The store holds what plans send by host, and nothing else. `publish` fills it: each expert once per node, by its home rank,
-    or over the group if the home is on another node. It lies in /dev/shm in a file without a name, so nothing is left behind
-    however a process ends. It never shrinks before `close`. The group's `timeout_s` must cover the filling.
+    The store holds what plans send by host, and nothing else. `publish` makes room for it and returns; a thread then writes it in
+    the order in which uses need it: each expert once per node, by its home rank, or by the first rank that reads it if the home
+    is on another node. What crosses nodes has a process group of its own: NCCL if the EP group has it, otherwise gloo. A pull
+    waits for its own expert, and `advance` for this rank's part of what the next use needs, so that no copy of the filling is
+    ever queued behind kernels that wait for it. If a rank cannot write its part, pulls of what is missing and `finish` raise
+    `FillError` with its name on all ranks, and the next `publish` fills everything again.
 
-    On a GPU the store is page-locked and copies run on a stream of their own. On a CPU `start` copies at once: nothing could do
-    it in the background, and there the cost falls where the engine looks ahead instead of where a layer waits.
+    The store lies in /dev/shm in a file without a name, so nothing is left behind however a process ends. It never shrinks
+    before `close`. On a GPU it is page-locked and copies run on streams of their own. On a CPU `start` copies at once what is
+    stored: the cost falls where the engine looks ahead instead of where a layer waits.
 
     Args:
         node_of_rank_G: Node of every rank of the group; ranks of one node must be able to open the same files. Default: ranks
@@ -55,6 +62,9 @@ class PinnedHost(TransferBackend):
         self.node_of_rank_G = node_of_rank_G
         self._store: HostStore | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._filling: Filling | None = None
+        self._late: list[_Pulls] = []  # copies that wait for their expert
+        self._writer: dict[Key, int] = {}  # of this node's store
 
     def __repr__(self) -> str:
         return f"PinnedHost(node_of_rank_G={self.node_of_rank_G!r})"
@@ -68,55 +78,125 @@ class PinnedHost(TransferBackend):
         self._node = self._node_G[rank]
         self._node_ranks = [g for g in range(group.size) if self._node_G[g] == self._node]
         self._rank, self._group, self._buffers = rank, group, buffers
+        device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
+        on_gpu = device.type == "cuda"
+        self._device, self._stream = device, torch.cuda.Stream(device) if on_gpu else None
+        self._fill_stream = torch.cuda.Stream(device) if on_gpu else None
+        self._filling, self._late, self._writer = None, [], {}
+        self._open_fills(group)
         self._version = 0
         self._written: dict[tuple[int, int, int], int] = {}  # (node, layer, expert) -> version; of all nodes, alike on all ranks
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:
         group = self._opened()
+        if self._filling is not None:
+            self._filling.join()
         try:
+            if any(group.gather(self._filling is not None and self._filling.error is not None)):
+                self._drop()  # what the stores hold is not known
+                self._fills.close()
+                self._open_fills(group)
             self._publish(group, entries, version)
         except BaseException:
-            self._drop()  # what the store holds is not known any more
+            self._drop()
             raise
-        self._version = version
+        self.advance(0)
+
+    def advance(self, position: int) -> None:
+        for pulls in list(self._late):
+            with contextlib.suppress(Exception):  # `wait` will say
+                self._read(pulls)
+        if self._filling is not None:
+            self._filling.passed(position)
+
+    def finish(self) -> None:
+        if self._filling is not None:
+            self._filling.join()
+            if self._filling.error is not None:
+                raise self._filling.error
 
     def start(self, copies: Sequence[Copy]) -> _Pulls:
         self._opened()
-        pulls = []
-        for copy in copies:
-            key = (copy.layer, copy.expert)
-            assert copy.dst is not None
-            pulls.append((self._store_with(key, self._version), key, copy.dst))
-        device = next((tensor.device for _, _, dst in pulls for tensor in dst if tensor.is_cuda), None)
-        if device is None:
-            return _Pulls(tuple(copies), self._version, tuple((key, store.read(key, dst)) for store, key, dst in pulls), None)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        # What was queued so far may still use the buffers.
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        try:
-            with torch.cuda.stream(self._stream):
-                found = tuple((key, store.read(key, dst)) for store, key, dst in pulls)
-                return _Pulls(tuple(copies), self._version, found, self._stream.record_event())
-        except BaseException:
-            self._stream.synchronize()  # what was queued must not land after this
-            raise
+        pulls = _Pulls(list(copies), self._version)
+        if self._stream is not None:
+            # What was queued so far may still use the buffers.
+            pulls.ready = torch.cuda.current_stream(self._device).record_event()
+        self._read(pulls)
+        if pulls.left:
+            self._late.append(pulls)
+        return pulls
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done. On a GPU the current stream waits and the host does not; there is
-        nothing to time out, because nobody else takes part.
+        """Returns when the copies of a handle are done. The host waits for experts that are not stored yet; for copies on a GPU
+        the current stream waits, and the host does not.
 
         Stamps are looked at here. A writer can come later only by a `publish`, which first finishes this rank's copies.
         """
         self._opened()
-        if handle.done is not None and self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(handle.done)
+        until = time.monotonic() + timeout_s
+        try:
+            while self._lacks(handle, time.monotonic() >= until):
+                time.sleep(_POLL_S)
+        except BaseException:
+            self._finish_copies()
+            raise
+        finally:
+            self._late = [pulls for pulls in self._late if pulls is not handle]
+        if handle.done is not None:
+            torch.cuda.current_stream(self._device).wait_event(handle.done)
         for key, found in handle.found:
             self._store_with(key, handle.version).check(key, found, handle.version)
 
     def close(self) -> None:
         self._drop()
-        self._group = self._stream = None
+        if self._group is not None:
+            self._fills.close()
+        self._group = self._stream = self._fill_stream = None
+
+    def _open_fills(self, group: Group) -> None:
+        """A group for the thread that fills; collective."""
+        crosses = len(set(self._node_G)) > 1
+        self._fills, self._fill_device = private_group(group, self._device if crosses else torch.device("cpu"))
+
+    def _read(self, pulls: _Pulls) -> None:
+        """Copies those experts that are stored by now."""
+        keyed = [((copy.layer, copy.expert), copy) for copy in pulls.left]
+        stores = {key: self._store_with(key, pulls.version) for key, _ in keyed}
+        stored = {key for key, store in stores.items() if store.version(key) == pulls.version}
+        if not stored:
+            return
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            try:
+                if self._stream is not None and pulls.ready is not None:
+                    self._stream.wait_event(pulls.ready)
+                for key, copy in keyed:
+                    if key in stored and copy.dst is not None:
+                        pulls.found.append((key, stores[key].read(key, copy.dst)))
+                if self._stream is not None:
+                    pulls.done = self._stream.record_event()
+            except BaseException:
+                self._finish_copies()  # what was queued must not land after this
+                raise
+        pulls.left = [copy for key, copy in keyed if key not in stored]
+
+    def _lacks(self, pulls: _Pulls, late: bool) -> bool:
+        """True if there are experts still to be stored; raises if they will not be, or it is too late."""
+        filling = self._filling
+        over = filling is None or not filling.is_alive()  # first: what was written before it ended is there
+        self._read(pulls)
+        if not pulls.left:
+            return False
+        layer, expert = key = pulls.left[0].layer, pulls.left[0].expert
+        if over and filling is not None and filling.error is not None:
+            raise filling.error
+        store = self._store_with(key, pulls.version)
+        if over:
+            store.check(key, store.version(key), pulls.version)
+        if late:
+            writer = self._writer[key]
+            lack = f"rank {writer} did not store expert {expert} of layer {layer} in time"
+            raise TransferError(f"{lack}; look at its log and restart the step.", (writer,))
+        return True
 
     def _store_with(self, key: Key, version: int) -> HostStore:
         """The store, which must have an entry."""
@@ -126,12 +206,14 @@ class PinnedHost(TransferBackend):
         raise unpublished(key, written, version, f"is not in the host store of node {self._node}")
 
     def _drop(self) -> None:
-        """Gives back the store, on this rank."""
+        """Gives back the store, on this rank; a filling that goes on ends on all ranks."""
+        if self._filling is not None:
+            self._filling.stop()
         with contextlib.suppress(Exception):  # a GPU that is lost copies nothing
             self._finish_copies()
         if self._store is not None:
             self._store.close()
-        self._store, self._written = None, {}
+        self._store, self._written, self._filling, self._late = None, {}, None, []
 
     def _finish_copies(self) -> None:
         if self._stream is not None:
@@ -141,6 +223,7 @@ class PinnedHost(TransferBackend):
         fills = missing(entries, self._node_G, self._written, version)
 
         def describe() -> tuple[int, str, dict[Key, int]]:
+            self._late = []
             self._finish_copies()  # before anyone writes where they read
             homes = {fill.key: self._buffers.home(*fill.key) for fill in fills if fill.home == self._rank}
             sizes = {key: sum(tensor.nbytes for tensor in home) for key, home in homes.items()}
@@ -154,14 +237,12 @@ class PinnedHost(TransferBackend):
         new = {fill.key: bytes_of[fill.key] for fill in fills if fill.node == self._node}
         self._make_room(group, new, version, NodeFile(answers[self._node_ranks[0]][1]))
 
-        mine = [fill.key for fill in fills if fill.writer == self._rank and not fill.crosses]
-        agreed(group, lambda: self._write({key: self._buffers.home(*key) for key in mine}, version))
-        parts = rounds(fills, bytes_of, _ROUND_BYTES)
-        for part in parts:
-            self._exchange(group, part, bytes_of, version)
-        if parts:
-            group.barrier()
         self._written.update({(fill.node, *fill.key): version for fill in fills})
+        self._writer.update({fill.key: fill.writer for fill in fills if fill.node == self._node})
+        self._version = version
+        # Homes are as work queued until now leaves them.
+        ready = None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
+        self._filling = Filling(self._fills, steps(fills, bytes_of, _STEP_BYTES), lambda part: self._fill(part, bytes_of, ready))
 
     def _make_room(self, group: Group, new: dict[Key, int], version: int, file: NodeFile) -> None:
         """Places for new entries, in a larger store where the present one is too small; collective over all nodes."""
@@ -180,8 +261,7 @@ class PinnedHost(TransferBackend):
                 raise InputError(f"ranks {self._node_ranks} count as one node, but {lack}; {cure}.") from None
 
         def move() -> None:
-            on_gpu = self._buffers.num_buffers > 0 and self._buffers.slot(0)[0].is_cuda
-            store = self._store = HostStore(file.descriptor, num_places, place_bytes, page_lock=on_gpu)
+            store = self._store = HostStore(file.descriptor, num_places, place_bytes, page_lock=self._stream is not None)
             store.place({**{key: old.num_bytes(key) for key in kept if old is not None}, **new})
             if old is not None:
                 store.take(old, kept[self._node_ranks.index(self._rank) :: len(self._node_ranks)])
@@ -199,31 +279,20 @@ class PinnedHost(TransferBackend):
         if not grows and old is not None:
             old.place(new, kept)
 
-    def _write(self, weights: dict[Key, Sequence[torch.Tensor]], version: int) -> None:
+    def _fill(self, fills: Sequence[Fill], bytes_of: dict[Key, int], ready: torch.cuda.Event | None) -> None:
+        """One step of the filling; in its thread."""
+        with contextlib.ExitStack() as on_gpu:
+            if self._fill_stream is not None and ready is not None:
+                on_gpu.enter_context(torch.cuda.device(self._device))
+                on_gpu.enter_context(torch.cuda.stream(self._fill_stream))
+                self._fill_stream.wait_event(ready)
+            self._write({fill.key: self._buffers.home(*fill.key) for fill in fills if fill.writer == fill.home == self._rank})
+            crossing = [fill for fill in fills if fill.crosses]
+            if crossing:
+                self._fills.barrier()  # nobody enters an exchange that another rank will not come to
+                self._write(exchange(self._fills, self._fill_device, crossing, bytes_of, self._buffers))
+
+    def _write(self, weights: dict[Key, Sequence[torch.Tensor]]) -> None:
         if weights:
             assert self._store is not None
-            self._store.write(weights, version)
-
-    def _exchange(self, group: Group, fills: Sequence[Fill], bytes_of: dict[Key, int], version: int) -> None:
-        """One round of entries that cross nodes: from their homes to their writers, and into the writers' stores."""
-        device = _exchange_device(group)
-        out = sorted((fill for fill in fills if fill.home == self._rank), key=lambda fill: fill.writer)
-        come = sorted((fill for fill in fills if fill.writer == self._rank), key=lambda fill: fill.home)
-        num_sent_G, num_received_G = [0] * group.size, [0] * group.size
-        for fill in out:
-            num_sent_G[fill.writer] += bytes_of[fill.key]
-        for fill in come:
-            num_received_G[fill.home] += bytes_of[fill.key]
-        parts = [as_bytes(tensor).to(device) for fill in out for tensor in self._buffers.home(*fill.key)]
-        sent = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *parts])
-        received = torch.empty(sum(num_received_G), dtype=torch.uint8, device=device)
-        group.all_to_all(received, sent, num_received_G, num_sent_G)
-        cut = received.split([bytes_of[fill.key] for fill in come])
-        self._write({fill.key: [part] for fill, part in zip(come, cut, strict=True)}, version)
-
-
-def _exchange_device(group: Group) -> torch.device:
-    """Host memory, where the bytes go anyway; GPU memory for a process group that can carry nothing else (NCCL alone)."""
-    if isinstance(group, TorchGroup) and "cpu:" not in dist.get_backend_config(group.process_group):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+            self._store.write(weights, self._version)

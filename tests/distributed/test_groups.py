@@ -1,5 +1,6 @@
 """Laws of `Group`, on threads and on processes: rows and values arrive, and nobody waits for a rank that will not come."""
 
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import TorchGroup, as_group
+from foremoe.distributed.private import private_group
 from foremoe.testing.ranks import get_pool, run_threads
 
 # Letters: G ranks.
@@ -218,3 +220,40 @@ def test_a_process_group_becomes_a_group():
 def test_without_torch_distributed_it_says_what_to_call():
     with pytest.raises(InputError, match="there is no process group; call torch"):
         TorchGroup()
+
+
+def in_two_threads(group):
+    """The main thread uses the group while another one uses a private group, ranks in different order; then the latter ends."""
+    mine, device = private_group(group, torch.device("cpu"))
+    found, ones = {}, [1] * group.size
+
+    def exchange(which, name):
+        received = torch.zeros(group.size)
+        for _ in range(50):
+            which.all_to_all(received, torch.full((group.size,), float(group.rank)), ones, ones)
+            found[name] = received.tolist(), which.gather(name)
+
+    thread = threading.Thread(target=exchange, args=(mine, "private"))
+    thread.start()
+    exchange(group, "main")
+    thread.join()
+    if group.rank == 1:
+        mine.report("private matters")
+    else:
+        with pytest.raises(TransferError, match="rank 1: private matters"):
+            mine.gather(1)
+    found["after"] = group.gather(2)
+    mine.close()
+    return device.type, found
+
+
+@both
+def test_a_private_group_works_beside_its_parent_in_another_thread(run):
+    ranks = [0.0, 1.0, 2.0]
+    names = {name: (ranks, [name] * 3) for name in ("main", "private")}
+    assert run(in_two_threads, 3, timeout_s=20.0) == [("cpu", names | {"after": [2, 2, 2]})] * 3
+
+
+def test_other_groups_have_no_private_one():
+    with pytest.raises(InputError, match="a object has no second group for another thread"):
+        private_group(object(), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""HostStore and what fills it: a reader never takes mixed bytes for a version, and rounds keep order and limits."""
+"""HostStore and what fills it: a reader never takes mixed bytes for a version, and steps keep order, layers and limits."""
 
 import contextlib
 import itertools
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foremoe.base.errors import StaleWeights
-from foremoe.transfer.host_fill import Fill, rounds
+from foremoe.transfer.host_fill import Fill, steps
 from foremoe.transfer.host_store import HostStore
 
 
@@ -95,18 +95,19 @@ def test_reader_and_writer_at_full_speed_never_mix_versions():
 
 
 @given(st.data())
-def test_rounds_keep_order_and_limits(data):
+def test_steps_keep_order_layers_and_limits(data):
     num_ranks = data.draw(st.integers(2, 4))
-    ends = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1))
-    fills = [Fill(0, 0, e, *pair) for e, pair in enumerate(data.draw(st.lists(ends, max_size=12)))]
+    ends = st.tuples(st.integers(0, 2), st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1))
+    fills = [Fill(0, layer, e, home, writer) for e, (layer, home, writer) in enumerate(data.draw(st.lists(ends, max_size=12)))]
     bytes_of = {fill.key: data.draw(st.integers(0, 9)) for fill in fills}
-    parts = rounds(fills, bytes_of, 10)
-    assert [fill for part in parts for fill in part] == [fill for fill in fills if fill.home != fill.writer]
+    parts = steps(fills, bytes_of, 10)
+    assert [fill for part in parts for fill in part] == fills
 
     def most(part):
-        sent = [sum(bytes_of[fill.key] for fill in part if fill.home == g) for g in range(num_ranks)]
-        received = [sum(bytes_of[fill.key] for fill in part if fill.writer == g) for g in range(num_ranks)]
+        crossing = [fill for fill in part if fill.home != fill.writer]
+        sent = [sum(bytes_of[fill.key] for fill in crossing if fill.home == g) for g in range(num_ranks)]
+        received = [sum(bytes_of[fill.key] for fill in crossing if fill.writer == g) for g in range(num_ranks)]
         return max(sent + received)
 
-    assert all(most(part) <= 10 for part in parts)
-    assert all(most([*part, after[0]]) > 10 for part, after in itertools.pairwise(parts))
+    assert all(most(part) <= 10 and len({fill.layer for fill in part}) == 1 for part in parts)
+    assert all(most([*part, after[0]]) > 10 or after[0].layer != part[0].layer for part, after in itertools.pairwise(parts))

@@ -49,9 +49,9 @@ def other_view(backend):
 
 
 @pytest.mark.parametrize("node_G", [None, (0, 0, 0, 0), (0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 2, 3)])
-@pytest.mark.parametrize("round_bytes", [1, 1 << 20])
-def test_every_node_gets_every_expert_once(node_G, round_bytes, monkeypatch):
-    monkeypatch.setattr(pinned_host, "_ROUND_BYTES", round_bytes)
+@pytest.mark.parametrize("step_bytes", [1, 1 << 20])
+def test_every_node_gets_every_expert_once(node_G, step_bytes, monkeypatch):
+    monkeypatch.setattr(pinned_host, "_STEP_BYTES", step_bytes)
     written = []
     write = HostStore.write
 
@@ -75,7 +75,7 @@ def test_every_node_gets_every_expert_once(node_G, round_bytes, monkeypatch):
     assert len(written) == len(read)
     for node, layer, expert in read:
         if nodes[expert] == node:
-            assert ((layer, expert), f"rank {expert}") in written  # by its home, not by a detour
+            assert ((layer, expert), f"rank {expert}, host store") in written  # by its home, not by a detour
 
 
 def test_what_has_this_version_is_not_written_again_and_stays_when_the_store_grows():
