@@ -1,33 +1,40 @@
-"""How long the host stores take to fill, before the stage begins."""
+"""What the host stores are filled with while the stage runs."""
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.problem.problem import Problem
-from foremoe.simulate.nics import nic_of_rank
+from foremoe.simulate.state import Fills
 
-# Letters: C copies, F fills, Y NICs.
+# Letters: U uses, C copies, F fills.
 
 
-def fill_seconds(problem: Problem, plan: Plan) -> float:
-    """Seconds in which every node gets each expert that a plan sends by host there, once.
+def fill_inputs(problem: Problem, plan: Plan, start_C: Array, num_uses: int) -> tuple[Fills, Array]:
+    """What brings every expert that a plan sends by host to the stores of its nodes, once each; int64 [C]: the fill that a copy
+    reads, -1 for none.
 
     The home rank writes its node's store; for other nodes it sends the expert over RDMA to the first rank that reads it, which
-    writes it. All send, then all write, as `transfer.PinnedHost` publishes; nothing else runs meanwhile.
+    writes it, as `transfer.PinnedHost` does. A fill takes its links before the first copy that reads it, from `start_C` on.
     """
-    cluster, t = problem.cluster, plan.transfers
-    by_host_C = np.flatnonzero(t.link_C == Link.HOST) if plan.executable else np.zeros(0, np.int64)
-    if not len(by_host_C):
-        return 0.0
-    node_G, nic_G = cluster.node_of_rank_G, nic_of_rank(cluster)
-    layer_C, expert_C, dst_C = (column[by_host_C].astype(np.int64) for column in (t.layer_C, t.expert_C, t.dst_C))
-    place_C = (node_G[dst_C] * problem.L + layer_C) * problem.E + expert_C
-    first_F = np.unique(place_C, return_index=True)[1]
-    home_F, reader_F = plan.home_LE[layer_C[first_F], expert_C[first_F]] // plan.B, dst_C[first_F]
-    crosses_F = node_G[home_F] != node_G[reader_F]
-    num_bytes = problem.model.expert_bytes
-    most_sent = max(np.bincount(nic_G[rank_F[crosses_F]], minlength=1).max() for rank_F in (home_F, reader_F))
-    most_written = np.bincount(np.where(crosses_F, reader_F, home_F)).max()
-    send_s = most_sent * num_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s * bool(most_sent)
-    return float(send_s + most_written * num_bytes / cluster.host_bytes_per_s + cluster.host_latency_s)
+    t, fill_C = plan.transfers, np.full(len(start_C), -1)
+    host_C = np.flatnonzero(t.link_C == Link.HOST) if len(start_C) else np.zeros(0, np.int64)
+    layer_C, expert_C, dst_C = (column[host_C].astype(np.int64) for column in (t.layer_C, t.expert_C, t.dst_C))
+    order_C = np.lexsort((dst_C, expert_C, layer_C, t.need_C[host_C]))
+    place_C = (problem.cluster.node_of_rank_G[dst_C] * problem.L + layer_C) * problem.E + expert_C
+    _, first_F, fill_of_C = np.unique(place_C[order_C], return_index=True, return_inverse=True)
+    rank_F = np.argsort(first_F)  # fills in the order of need
+    number_F = np.empty_like(rank_F)
+    number_F[rank_F] = np.arange(len(rank_F))
+    fill_C[host_C[order_C]] = number_F[fill_of_C]
+    first_C = order_C[first_F[rank_F]]
+    home_F = plan.home_LE[layer_C[first_C], expert_C[first_C]].astype(np.int64) // plan.B
+    far_F = problem.cluster.node_of_rank_G[home_F] != problem.cluster.node_of_rank_G[dst_C[first_C]]
+    start_F = np.full(len(home_F), num_uses)
+    np.minimum.at(start_F, fill_C[host_C], start_C[host_C])
+    by_start_F = np.argsort(start_F, kind="stable")
+    return Fills(
+        home_F=home_F, writer_F=np.where(far_F, dst_C[first_C], home_F), ahead_F=by_start_F,
+        ahead_U=np.searchsorted(start_F[by_start_F], np.arange(num_uses + 1)), end_F=np.zeros(len(home_F)),
+    ), fill_C  # fmt: skip

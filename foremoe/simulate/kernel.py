@@ -168,8 +168,26 @@ def _start_copy(c, ready_s, stage, copies, state):
     if parent >= 0:  # a relay passes on what has arrived
         arrived = copies.end_C[parent] + _behind(copies.link_C[parent], state)
         ready = max(ready, arrived - _behind(link, state))
+    if copies.fill_C[c] >= 0:
+        ready = max(ready, copies.fills.end_F[copies.fill_C[c]])
     copies.start_C[c] = _send(ready, copies.src_C[c], copies.dst_C[c], link, stage.copy_s[link], stage, state)
     copies.end_C[c] = copies.start_C[c] + stage.copy_s[link]
+
+
+@kernel
+def _fill_stores(u, stage, fills, state):
+    """Puts what copies from use `u` on read on its links: it ran in the background, as soon as those were free."""
+    for i in range(fills.ahead_U[u], fills.ahead_U[u + 1]):
+        f, stored = fills.ahead_F[i], 0.0
+        home, writer = fills.home_F[f], fills.writer_F[f]
+        if home != writer:
+            took = stage.copy_s[_RDMA]
+            stored = _send(0.0, home, writer, _RDMA, took, stage, state) + took + _behind(_RDMA, state)
+        took = stage.copy_s[_HOST]
+        stored = max(stored, state.store_G[writer]) + took
+        state.store_G[writer] = stored
+        state.slow_G[writer] += stage.contention * took
+        fills.end_F[f] = stored
 
 
 @kernel
@@ -177,6 +195,7 @@ def _issue(u, release_G, stage, copies, state):
     """Starts the copies that may start at the begin of use `u`: both ends are past the use before it."""
     if u >= copies.ahead_U.size - 1:
         return
+    _fill_stores(u, stage, copies.fills, state)
     for i in range(copies.ahead_U[u], copies.ahead_U[u + 1]):
         c = copies.ahead_C[i]
         ready_s = release_G[copies.dst_C[c]]

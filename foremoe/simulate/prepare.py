@@ -12,6 +12,7 @@ from foremoe.problem.objective import window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots
+from foremoe.simulate.fill import fill_inputs
 from foremoe.simulate.nics import nic_of_rank
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
@@ -54,7 +55,7 @@ def stage_inputs(
     return stage, np.stack([sent.peer_busy_G, sent.peer_busy_G, sent.rdma_busy_G, sent.rdma_busy_G, np.zeros(problem.G)])
 
 
-def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
+def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     """The plan's copies in the order in which they start; see `start_positions`."""
     t = plan.transfers if plan.executable else TransferList.none()
     relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
@@ -65,10 +66,12 @@ def copy_inputs(plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     ahead_C = order_C[~late_C[order_C]]
     by_need_C = np.lexsort((depth_C, need_C))
     uses = np.arange(num_uses + 1)
+    fills, fill_C = fill_inputs(problem, plan, start_C, num_uses)
     return Copies(
         src_C=t.src_C.astype(np.int64), dst_C=t.dst_C.astype(np.int64), link_C=t.link_C, parent_C=relays.parent_C, late_C=late_C,
         ahead_C=ahead_C, ahead_U=np.searchsorted(start_C[ahead_C], uses), need_C=by_need_C,
         need_U=np.searchsorted(need_C[by_need_C], uses), start_C=np.zeros(len(t)), end_C=np.zeros(len(t)),
+        fill_C=fill_C, fills=fills,
     )  # fmt: skip
 
 
@@ -87,8 +90,8 @@ def empty_state(problem: Problem, stage: Stage) -> State:
     ring = (G, num_layers, problem.R, problem.slots.num_buffers(1, 1))
     return State(
         clock=np.zeros(3), parts=np.zeros(len(PARTS)), free_at_G=np.zeros(G), slow_G=np.zeros(G), peer_2G=np.zeros((2, G)),
-        rdma_2Y=np.zeros((2, num_nics)), host_G=np.zeros(G), busy_WG=np.zeros((len(LINKS), G)), ring=np.zeros(ring),
-        ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64),
+        rdma_2Y=np.zeros((2, num_nics)), host_G=np.zeros(G), store_G=np.zeros(G), busy_WG=np.zeros((len(LINKS), G)),
+        ring=np.zeros(ring), ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64),
     )  # fmt: skip
 
 

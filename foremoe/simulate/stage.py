@@ -14,7 +14,6 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import kernel
-from foremoe.simulate.fill import fill_seconds
 from foremoe.simulate.prepare import copy_inputs, empty_record, empty_state, return_inputs, stage_inputs, wall_seconds
 from foremoe.simulate.result import PARTS, Parts, Simulation
 
@@ -106,15 +105,13 @@ class StageRun:
         self._first_X = np.searchsorted(uses.pass_U, np.arange(self.num_passes + 1))
         num_uses = len(self._uses.use_U)
         self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links, low_precision)
-        self._copies = copy_inputs(plan, num_uses, prefetch, known)
+        self._copies = copy_inputs(problem, plan, num_uses, prefetch, known)
         self._returns, self._returned = return_inputs(plan)
-        self._fill_s = fill_seconds(problem, plan)
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
         """Runs pass `x`, not before `ready_s`; returns when it is over on all ranks. Passes run in order."""
         state, ratio = self._state, self._stage.window_ratio
-        kernel.hold(self._fill_s, kernel.TRANSFER, state)
         kernel.hold(ready_s, kernel.BUBBLE, state)
         backward = self._phase_X[x] == Phase.BACKWARD
         outside_G = np.zeros(self.problem.G)

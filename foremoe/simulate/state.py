@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from foremoe.base.arrays import Array
 
-# Letters: U uses, M micro-steps, N rows, G ranks, Y NICs, W links (`LINKS`), C copies, A gradient returns, R redundant
-# slots, X exchanges.
+# Letters: U uses, M micro-steps, N rows, G ranks, Y NICs, W links (`LINKS`), C copies, F fills of host stores, A gradient
+# returns, R redundant slots, X exchanges.
 
 
 class Stage(NamedTuple):
@@ -32,6 +32,16 @@ class Stage(NamedTuple):
     shares_links: bool  # whether copies wait for exchanges
 
 
+class Fills(NamedTuple):
+    """Experts on their way to host stores, in the order in which they are needed."""
+
+    home_F: Array
+    writer_F: Array  # rank that writes the store: the home, or one of another node
+    ahead_F: Array  # fills by the use at whose begin they take their links
+    ahead_U: Array  # where the fills of each use begin in `ahead_F`
+    end_F: Array  # written: when the expert is stored
+
+
 class Copies(NamedTuple):
     """Weight copies, columns in the order of `Plan.transfers`."""
 
@@ -46,6 +56,8 @@ class Copies(NamedTuple):
     need_U: Array  # where the copies of each use begin in `need_C`
     start_C: Array  # written: start, on the link's clock
     end_C: Array  # written: end, on the link's clock
+    fill_C: Array  # what a copy from the host store reads, -1 for all others
+    fills: Fills
 
 
 class Returns(NamedTuple):
@@ -69,6 +81,7 @@ class State(NamedTuple):
     peer_2G: Array  # clock at which a link is free: out, in
     rdma_2Y: Array
     host_G: Array
+    store_G: Array  # when a rank may write to its node's store
     busy_WG: Array
     ring: Array  # [G, L or 1, R, depth]: clock of the last gradient from a buffer
     ring_link: Array  # its `Link`, -1 none
