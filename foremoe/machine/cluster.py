@@ -235,6 +235,16 @@ class Cluster(ArrayValue):
         return int(np.bincount(self.node_of_rank_G).max())
 
     @property
+    def nic_of_rank_G(self) -> Array:
+        """int64 [G]: the NIC of every rank; `nic_sharing` ranks of a node share one, in rank order."""
+        nic_G, first = np.empty(self.num_ranks, np.int64), 0
+        for node in range(self.num_nodes):
+            ranks = np.flatnonzero(self.node_of_rank_G == node)
+            nic_G[ranks] = first + np.arange(len(ranks)) // self.nic_sharing
+            first = int(nic_G[ranks].max()) + 1
+        return nic_G
+
+    @property
     def expert_flops_per_s(self) -> float:
         """FLOP/s that expert GEMMs of one rank reach."""
         return self.flops_per_s * self.compute_efficiency

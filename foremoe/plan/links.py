@@ -11,19 +11,22 @@ from foremoe.machine.cluster import Cluster
 from foremoe.plan.landings import Landings
 from foremoe.plan.transfers import Link, TransferList
 
-# Letters: L layers, G ranks, E experts, S slots, C copies, X = L*E experts of all layers, Z landings.
+# Letters: L layers, G ranks, E experts, S slots, C copies, X = L*E experts of all layers, Z landings, U uses, V nodes.
 
 _PEER, _RDMA, _HOST = int(Link.PEER), int(Link.RDMA), int(Link.HOST)
+_IN, _OUT, _FROM_STORE, _TO_STORE = 0, 2, 4, 5
+_AHEAD = 2  # uses that a copy may be ahead, as the engine has it by default
 
 
 def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
-    relay: int = 0, buffers_per_pool: int = 0, resident_LGS: Array | None = None,
+    relay: int = 0, buffers_per_pool: int = 0, resident_LGS: Array | None = None, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
     """The copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
 
     A copy for which no link is `allowed` keeps the one to its home rank. Relays need `resident_LGS`, what slots hold at first,
-    and the number of buffers of one layer.
+    and the number of buffers of one layer. `hide_U` are the seconds under which the copies of each use hide; without them host
+    stores count as full and nothing hides.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks
@@ -43,7 +46,16 @@ def choose_links(
             held.layer_Z * E + held.expert_Z, held.rank_Z, held.until_Z(), np.zeros(num), np.zeros(num, np.int64),
             np.full(num, -1), np.full(L * E, -1),
         )  # fmt: skip
-    _choose(wanted, links, int(relay), holders, link_C, src_C)
+    begin_U = np.zeros(0) if hide_U is None else np.cumsum(hide_U) - hide_U
+    stored_VX = np.full((cluster.num_nodes, L * E), 0.0 if hide_U is None else np.inf)
+    expert_C = transfers.layer_C.astype(np.int64) * E + transfers.expert_C
+    free_6G = np.zeros((6, cluster.num_ranks))
+    # On the timeline a copy has its NIC to itself, one after the other; by use, all ranks of a NIC count as sending at once.
+    rdma_s = expert_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s
+    stores = _Stores(
+        expert_C, begin_U, stored_VX, free_6G, cluster.nic_of_rank_G, rdma_s, np.zeros(2), cluster.copy_contention
+    )  # fmt: skip
+    _choose(wanted, links, stores, int(relay), holders, link_C, src_C)
     src_C[link_C == Link.HOST] = -1
     return transfers.replace(link_C=link_C, src_C=src_C)
 
@@ -67,6 +79,19 @@ class _Links(NamedTuple):
     host_G: Array
 
 
+class _Stores(NamedTuple):
+    """The timeline of a plan, in seconds, as far as it tells what host stores are good for."""
+
+    expert_C: Array  # layer * E + expert of every copy
+    begin_U: Array  # when a use begins if no copy is late; empty: not known, stores are full
+    stored_VX: Array  # when a node's store has an expert; inf: nothing reads it there so far
+    free_6G: Array  # when links of a rank (RDMA: of a NIC) are free: `_IN` + class, `_OUT` + class, `_FROM_STORE`, `_TO_STORE`
+    nic_G: Array
+    rdma_s: float  # seconds of a copy over a NIC that nobody else uses
+    late_2: Array  # by how much copies have delayed the uses before this one, and by how much with this one
+    contention: float  # compute lost per second of a copy
+
+
 class _Holders(NamedTuple):
     """The ranks that hold each expert, as linked lists of landings."""
 
@@ -80,7 +105,7 @@ class _Holders(NamedTuple):
 
 
 @kernel
-def _choose(wanted, links, most_hops, holders, link_C, src_C):
+def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
     """Writes the link and the source of every copy."""
     first = holders.rank_Z.size - wanted.need_C.size
     for z in range(first):
@@ -92,9 +117,12 @@ def _choose(wanted, links, most_hops, holders, link_C, src_C):
             links.out_2G[:] = 0.0
             links.in_2G[:] = 0.0
             links.host_G[:] = 0.0
+            stores.late_2[0] = stores.late_2[1]
         src, dst, hops, relayed = np.int64(wanted.home_C[c]), np.int64(wanted.dst_C[c]), np.int64(0), False
         link, end = _arrival(0.0, src, dst, links)
         by_host = links.host_G[dst] + links.seconds[_HOST]
+        if stores.begin_U.size > 0 and not _store_pays(c, need, src, dst, links, stores):
+            by_host = np.inf
         if most_hops > 0:
             z, sooner, passed = _best_holder(first + c, need, dst, min(end, by_host), most_hops, wanted, links, holders)
             if z >= 0:
@@ -103,10 +131,14 @@ def _choose(wanted, links, most_hops, holders, link_C, src_C):
         if not relayed and by_host < end:
             link_C[c] = _HOST
             links.host_G[dst] = by_host
+            if stores.begin_U.size > 0:
+                _take(c, need, src, dst, _HOST, links, stores)
             continue  # what came from the host is not passed on
         link_C[c], src_C[c] = link, src
         links.out_2G[link, src] = end
         links.in_2G[link, dst] = end
+        if stores.begin_U.size > 0:
+            _take(c, need, src, dst, link, links, stores)
         if most_hops > 0:
             holders.end_Z[first + c], holders.hops_Z[first + c] = end, hops
             _add_holder(first + c, holders)
@@ -117,6 +149,64 @@ def _arrival(ready, src, dst, links):
     """Link between two ranks, and when a copy that may leave at `ready` arrives by it."""
     link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
     return link, max(ready, max(links.out_2G[link, src], links.in_2G[link, dst])) + links.seconds[link]
+
+
+@kernel
+def _sent_s(ready, src, dst, link, links, stores):
+    """When an expert that may leave at `ready` arrives over a link between ranks."""
+    if link == _PEER:
+        return max(ready, max(stores.free_6G[_OUT, src], stores.free_6G[_IN, dst])) + links.seconds[_PEER]
+    out, into = stores.nic_G[src], stores.nic_G[dst]
+    return max(ready, max(stores.free_6G[_OUT + _RDMA, out], stores.free_6G[_IN + _RDMA, into])) + stores.rdma_s
+
+
+@kernel
+def _stored_s(c, home, dst, links, stores):
+    """When an expert has been sent to the store of `dst` (0: nothing was to be sent), and when it is stored."""
+    sent, stored = 0.0, stores.stored_VX[links.node_G[dst], stores.expert_C[c]]
+    if stored == np.inf:
+        writer = home
+        if links.node_G[home] != links.node_G[dst]:
+            writer, sent = dst, _sent_s(0.0, home, dst, _RDMA, links, stores)
+        stored = max(sent, stores.free_6G[_TO_STORE, writer]) + links.seconds[_HOST]
+    return sent, stored
+
+
+@kernel
+def _store_pays(c, need, home, dst, links, stores):
+    """True if copy `c` ends too late from its home, and from the host store so much sooner that it is worth what that slows."""
+    link = _PEER if links.node_G[home] == links.node_G[dst] else _RDMA
+    ready, due = stores.begin_U[max(0, need - _AHEAD)] + stores.late_2[0], stores.begin_U[need] + stores.late_2[0]
+    direct = _sent_s(ready, home, dst, link, links, stores)
+    if direct <= due:
+        return False
+    sent, stored = _stored_s(c, home, dst, links, stores)
+    end = max(ready, max(stored, stores.free_6G[_FROM_STORE, dst])) + links.seconds[_HOST]
+    busy = links.seconds[_HOST]
+    if stores.stored_VX[links.node_G[dst], stores.expert_C[c]] == np.inf:
+        busy += links.seconds[_HOST] + (stores.rdma_s if sent > 0.0 else 0.0)
+    return max(end, due) + stores.contention * busy < direct
+
+
+@kernel
+def _take(c, need, src, dst, link, links, stores):
+    """Copy `c` takes its links, and those of the filling that it is the first to need."""
+    free_6G, node, nic_G = stores.free_6G, links.node_G[dst], stores.nic_G
+    ready = stores.begin_U[max(0, need - _AHEAD)] + stores.late_2[0]
+    if link == _HOST:
+        sent, stored = _stored_s(c, src, dst, links, stores)
+        if stores.stored_VX[node, stores.expert_C[c]] == np.inf:
+            stores.stored_VX[node, stores.expert_C[c]] = stored
+            free_6G[_TO_STORE, dst if sent > 0.0 else src] = stored
+        if sent > 0.0:
+            free_6G[_OUT + _RDMA, nic_G[src]], free_6G[_IN + _RDMA, nic_G[dst]] = sent, sent
+        end = max(ready, max(stored, free_6G[_FROM_STORE, dst])) + links.seconds[_HOST]
+        free_6G[_FROM_STORE, dst] = end
+    else:
+        end = _sent_s(ready, src, dst, link, links, stores)
+        out, into = (nic_G[src], nic_G[dst]) if link == _RDMA else (src, dst)
+        free_6G[_OUT + link, out], free_6G[_IN + link, into] = end, end
+    stores.late_2[1] = max(stores.late_2[1], end - stores.begin_U[need])
 
 
 @kernel

@@ -31,9 +31,8 @@ def problem_rates(problem: Problem) -> Rates:
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
     comm_passes = 1.0 + backward + reforward
-    # Across nodes a copy may also come from the node's host store, whichever is faster.
-    copy_peer_s, *between_s = cluster.copy_seconds(model.expert_bytes)
-    copy_rdma_s = min(between_s)
+    # What host stores save is left to the path level: with their filling priced they hardly ever make a replica cheaper.
+    copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
     gradient_peer_s, gradient_rdma_s, _ = cluster.copy_seconds(model.gradient_bytes)
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
     sends = 1.0 + sends_backward

@@ -161,6 +161,22 @@ def _send(ready, src, dst, link, took, stage, state):
 
 
 @kernel
+def _stored_s(f, stage, fills, state):
+    """When the host store has expert `f`. It was written in the background, as soon as its links were free, before what comes
+    after it in the order of need."""
+    if fills.end_F[f] < 0.0:
+        stored, home, writer = 0.0, fills.home_F[f], fills.writer_F[f]
+        if home != writer:
+            took = stage.copy_s[_RDMA]
+            stored = _send(0.0, home, writer, _RDMA, took, stage, state) + took + _behind(_RDMA, state)
+        took = stage.copy_s[_HOST]
+        fills.end_F[f] = max(stored, state.store_G[writer]) + took
+        state.store_G[writer] = fills.end_F[f]
+        state.slow_G[writer] += stage.contention * took
+    return fills.end_F[f]
+
+
+@kernel
 def _start_copy(c, ready_s, stage, copies, state):
     link = copies.link_C[c]
     ready = ready_s - _behind(link, state)
@@ -169,25 +185,9 @@ def _start_copy(c, ready_s, stage, copies, state):
         arrived = copies.end_C[parent] + _behind(copies.link_C[parent], state)
         ready = max(ready, arrived - _behind(link, state))
     if copies.fill_C[c] >= 0:
-        ready = max(ready, copies.fills.end_F[copies.fill_C[c]])
+        ready = max(ready, _stored_s(copies.fill_C[c], stage, copies.fills, state))
     copies.start_C[c] = _send(ready, copies.src_C[c], copies.dst_C[c], link, stage.copy_s[link], stage, state)
     copies.end_C[c] = copies.start_C[c] + stage.copy_s[link]
-
-
-@kernel
-def _fill_stores(u, stage, fills, state):
-    """Puts what copies from use `u` on read on its links: it ran in the background, as soon as those were free."""
-    for i in range(fills.ahead_U[u], fills.ahead_U[u + 1]):
-        f, stored = fills.ahead_F[i], 0.0
-        home, writer = fills.home_F[f], fills.writer_F[f]
-        if home != writer:
-            took = stage.copy_s[_RDMA]
-            stored = _send(0.0, home, writer, _RDMA, took, stage, state) + took + _behind(_RDMA, state)
-        took = stage.copy_s[_HOST]
-        stored = max(stored, state.store_G[writer]) + took
-        state.store_G[writer] = stored
-        state.slow_G[writer] += stage.contention * took
-        fills.end_F[f] = stored
 
 
 @kernel
@@ -195,7 +195,6 @@ def _issue(u, release_G, stage, copies, state):
     """Starts the copies that may start at the begin of use `u`: both ends are past the use before it."""
     if u >= copies.ahead_U.size - 1:
         return
-    _fill_stores(u, stage, copies.fills, state)
     for i in range(copies.ahead_U[u], copies.ahead_U[u + 1]):
         c = copies.ahead_C[i]
         ready_s = release_G[copies.dst_C[c]]

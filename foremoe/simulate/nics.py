@@ -1,23 +1,8 @@
-"""The NICs that ranks share, and what of an exchange is busiest."""
+"""What of an exchange is busiest: ranks, and the NICs that they share."""
 
-import numpy as np
-
-from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.machine.cluster import Cluster
 
 # Letters: G ranks, Y NICs.
-
-
-def nic_of_rank(cluster: Cluster) -> Array:
-    """int64 [G]: the NIC of every rank; `nic_sharing` ranks of a node share one, in rank order."""
-    nic_G = np.empty(cluster.num_ranks, np.int64)
-    first = 0
-    for node in range(cluster.num_nodes):
-        ranks = np.flatnonzero(cluster.node_of_rank_G == node)
-        nic_G[ranks] = first + np.arange(len(ranks)) // cluster.nic_sharing
-        first = int(nic_G[ranks].max()) + 1
-    return nic_G
 
 
 @kernel

@@ -13,7 +13,6 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots
 from foremoe.simulate.fill import fill_inputs
-from foremoe.simulate.nics import nic_of_rank
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
 from foremoe.simulate.traffic import exchange
@@ -47,7 +46,7 @@ def stage_inputs(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
         window_MG=window_seconds(problem), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
         slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
-        node_G=cluster.node_of_rank_G, nic_G=nic_of_rank(cluster), latency_s=cluster.exchange_latency_s,
+        node_G=cluster.node_of_rank_G, nic_G=cluster.nic_of_rank_G, latency_s=cluster.exchange_latency_s,
         backward_ratio=cluster.backward_ratio, window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
         copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / rate_3 + latency_3,
         plan_s=float(plan_s), shares_links=share_links,
@@ -66,7 +65,7 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
     ahead_C = order_C[~late_C[order_C]]
     by_need_C = np.lexsort((depth_C, need_C))
     uses = np.arange(num_uses + 1)
-    fills, fill_C = fill_inputs(problem, plan, start_C, num_uses)
+    fills, fill_C = fill_inputs(problem, plan, t)
     return Copies(
         src_C=t.src_C.astype(np.int64), dst_C=t.dst_C.astype(np.int64), link_C=t.link_C, parent_C=relays.parent_C, late_C=late_C,
         ahead_C=ahead_C, ahead_U=np.searchsorted(start_C[ahead_C], uses), need_C=by_need_C,

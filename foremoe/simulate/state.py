@@ -33,13 +33,11 @@ class Stage(NamedTuple):
 
 
 class Fills(NamedTuple):
-    """Experts on their way to host stores, in the order in which they are needed."""
+    """Experts on their way to host stores."""
 
     home_F: Array
     writer_F: Array  # rank that writes the store: the home, or one of another node
-    ahead_F: Array  # fills by the use at whose begin they take their links
-    ahead_U: Array  # where the fills of each use begin in `ahead_F`
-    end_F: Array  # written: when the expert is stored
+    end_F: Array  # written: when the expert is stored; -1 before its first copy
 
 
 class Copies(NamedTuple):

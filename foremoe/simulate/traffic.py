@@ -11,7 +11,7 @@ from foremoe.base.parallel import for_rows
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import link_slots
 from foremoe.problem.problem import Problem
-from foremoe.simulate.nics import add_row, nic_of_rank
+from foremoe.simulate.nics import add_row
 from foremoe.simulate.node_traffic import NodeRows, node_exchange_rows
 from foremoe.simulate.token_traffic import counted_messages
 
@@ -37,7 +37,7 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
         raise InputError("simulation needs counts by source rank; give the problem its load_MLGE.")
     cluster, busy_N2 = problem.cluster, np.zeros((problem.N, 2))
     pair_s = problem.model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
-    node_G, nic_G, quota_NGS = cluster.node_of_rank_G, nic_of_rank(cluster), np.ascontiguousarray(plan.quota_NGS)
+    node_G, nic_G, quota_NGS = cluster.node_of_rank_G, cluster.nic_of_rank_G, np.ascontiguousarray(plan.quota_NGS)
     parts: list[Array] = []
     if cluster.dispatch == "node" and problem.routed is not None:
         place_G = _places(node_G)

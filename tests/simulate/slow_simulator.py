@@ -143,18 +143,16 @@ def feeds(plan):
     return feed, depth_of
 
 
-def fills_of(plan, begin, cluster):
-    """Per (node, layer, expert) that copies read from a host store: home, the rank that writes it, and the use before which it
-    takes its links; in the order of need."""
-    t, fills, starts = plan.transfers, {}, {}
+def fills_of(plan, cluster):
+    """Per (node, layer, expert) that copies read from a host store: home, and the rank that writes it."""
+    t, fills = plan.transfers, {}
     by_host = [c for c in range(len(t)) if t.link_C[c] == Link.HOST]
-    for c in sorted(by_host, key=lambda c: (t.need_C[c], t.layer_C[c], t.expert_C[c], t.dst_C[c])):
+    for c in sorted(by_host, key=lambda c: (t.need_C[c], t.dst_C[c])):
         dst, home = int(t.dst_C[c]), int(plan.home_LE[t.layer_C[c], t.expert_C[c]] // plan.B)
-        place = (int(cluster.node_of_rank_G[dst]), int(t.layer_C[c]), int(t.expert_C[c]))
-        crosses = cluster.node_of_rank_G[home] != place[0]
-        fills.setdefault(place, (home, dst if crosses else home))
-        starts[place] = min(begin[c], starts.get(place, begin[c]))
-    return fills, starts
+        node = int(cluster.node_of_rank_G[dst])
+        near = cluster.node_of_rank_G[home] == node
+        fills.setdefault((node, int(t.layer_C[c]), int(t.expert_C[c])), (home, home if near else dst))
+    return fills
 
 
 def stage_seconds(problem, plan, prefetch, known, plan_s):
@@ -191,14 +189,16 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             slow[g] += cluster.copy_contention * took * (2 if src == dst else 1)
         return start, start + took
 
-    def fill(u):
-        for place, (home, writer) in fills.items():
-            if starts[place] == u:
-                arrived = 0.0 if home == writer else send(home, writer, Link.RDMA, model.expert_bytes, 0.0)[1]
-                bandwidth, fixed = links[Link.HOST]
-                took = model.expert_bytes / bandwidth + fixed
-                free["store", writer] = stored[place] = max(arrived, free["store", writer]) + took
-                slow[writer] += cluster.copy_contention * took
+    def fill(place):
+        """When the expert is there; it takes its links before its first copy, and may have been on its way from the begin."""
+        if place not in stored:
+            home, writer = fills[place]
+            arrived = 0.0 if home == writer else send(home, writer, Link.RDMA, model.expert_bytes, 0.0)[1]
+            bandwidth, fixed = links[Link.HOST]
+            took = model.expert_bytes / bandwidth + fixed
+            free["store", writer] = stored[place] = max(arrived, free["store", writer]) + took
+            slow[writer] += cluster.copy_contention * took
+        return stored[place]
 
     def copy(c, release_G):
         src, dst = int(t.src_C[c]), int(t.dst_C[c])
@@ -206,7 +206,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         if feed[c] is not None:
             ready = max(ready, times[feed[c]][1])
         if t.link_C[c] == Link.HOST:
-            ready = max(ready, stored[int(node_G[dst]), int(t.layer_C[c]), int(t.expert_C[c])])
+            ready = max(ready, fill((int(node_G[dst]), int(t.layer_C[c]), int(t.expert_C[c]))))
         times[c] = send(src, dst, Link(int(t.link_C[c])), model.expert_bytes, ready)
 
     uses = problem.schedule.uses(problem.L)
@@ -218,7 +218,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     for c in sorted(range(len(t)), key=lambda c: depth_of[c]):
         if feed[c] is not None:
             begin[c] = max(begin[c], min(begin[feed[c]] + 1, t.need_C[c]))
-    fills, starts = fills_of(plan, {c: t.need_C[c] if c in late else begin[c] for c in range(len(t))}, cluster)
+    fills = fills_of(plan, cluster)
     in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], c))
     begins = defaultdict(list)
     for c in in_order:
@@ -228,7 +228,6 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     depth = problem.slots.num_buffers(1, 1)
     gone = defaultdict(list)  # buffer -> ends of gradients that left it
     returned = 0.0
-    fill(0)
     for c in begins[0]:
         copy(c, ready_G)
     for u in range(len(uses.use_U)):
@@ -260,7 +259,6 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             now = max([now, *(times[c][1] for c in needed)])
             done_G = now + swap_s + compute_G
             if phase != Phase.BACKWARD:
-                fill(u + 1)
                 for c in begins[u + 1]:
                     copy(c, done_G)
             ready_G[:] = done_G.max() + swap_s
@@ -282,7 +280,6 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
                 gone[g, s, 0 if shared else l].append(end)
                 returned = max(returned, end)
-            fill(u + 1)
             for c in begins[u + 1]:
                 copy(c, done_G)
             ready_G = done_G.max() + swap_s + cluster.window_backward_ratio * window_G

@@ -13,8 +13,9 @@ from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
-from foremoe.problem.objective import problem_rates
+from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.placement import Placement
+from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.testing import describe, placements, problems
@@ -34,20 +35,89 @@ def copies_of(problem, placement):
     )  # fmt: skip
 
 
+class Timeline:
+    """All copies on one timeline, to ask whether the host store pays for one."""
+
+    def __init__(self, problem):
+        self.problem, self.cluster, self.free, self.stored = problem, problem.cluster, {}, {}
+        uses, times = problem.schedule.uses(problem.L), row_times(problem)
+        self.begin, now = [], 0.0
+        for m, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
+            self.begin.append(now)
+            hides = times.hide_backward_N if phase == Phase.BACKWARD else times.hide_forward_N
+            now += hides[m * problem.L + layer]
+        self.late = self.later = 0.0
+        bytes_ = problem.model.expert_bytes
+        self.seconds = dict(zip(Link, self.cluster.copy_seconds(bytes_), strict=True))
+        self.seconds[Link.RDMA] = bytes_ / self.cluster.rdma_bytes_per_s + self.cluster.rdma_latency_s
+
+    def next_use(self):
+        self.late = self.later
+
+    def nic(self, g):
+        node_G = self.cluster.node_of_rank_G
+        return int(node_G[g]), int((node_G[:g] == node_G[g]).sum()) // self.cluster.nic_sharing
+
+    def direct(self, ready, src, dst):
+        near = self.cluster.node_of_rank_G[src] == self.cluster.node_of_rank_G[dst]
+        link, ends = (Link.PEER, (src, dst)) if near else (Link.RDMA, (self.nic(src), self.nic(dst)))
+        links = [(link, "out", ends[0]), (link, "in", ends[1])]
+        return link, links, max([ready, *(self.free.get(key, 0.0) for key in links)]) + self.seconds[link]
+
+    def stores(self, home, dst, layer, expert):
+        """When the expert is stored, what changes if it is to be, and how long that keeps links busy."""
+        place = (int(self.cluster.node_of_rank_G[dst]), layer, expert)
+        if place in self.stored:
+            return self.stored[place], {}, 0.0
+        link, links, sent = self.direct(0.0, home, dst)
+        writer, changes, busy = home, {}, self.seconds[Link.HOST]
+        if link == Link.RDMA:
+            writer, changes, busy = dst, dict.fromkeys(links, sent), busy + self.seconds[link]
+        else:
+            sent = 0.0
+        stored = max(sent, self.free.get(("store", writer), 0.0)) + self.seconds[Link.HOST]
+        return stored, changes | {("store", writer): stored, ("stored", *place): stored}, busy
+
+    def times(self, need, home, dst, layer, expert):
+        ready = self.begin[max(0, need - 2)] + self.late
+        stored, changes, busy = self.stores(home, dst, layer, expert)
+        end = max(ready, stored, self.free.get(("host", dst), 0.0)) + self.seconds[Link.HOST]
+        return ready, end, changes, busy + self.seconds[Link.HOST]
+
+    def pays(self, need, home, dst, layer, expert):
+        ready, end, _, busy = self.times(need, home, dst, layer, expert)
+        due, (_, _, direct) = self.begin[need] + self.late, self.direct(ready, home, dst)
+        return direct > due and max(end, due) + self.cluster.copy_contention * busy < direct
+
+    def take(self, path, need, home, src, dst, layer, expert):
+        ready, end, changes, _ = self.times(need, home, dst, layer, expert)
+        if path == Link.HOST:
+            self.free.update({key: value for key, value in changes.items() if key[0] != "stored"} | {("host", dst): end})
+            self.stored.update({key[1:]: value for key, value in changes.items() if key[0] == "stored"})
+        else:
+            _, links, end = self.direct(ready, src, dst)
+            self.free.update(dict.fromkeys(links, end))
+        self.later = max(self.later, end - self.begin[need])
+
+
 def paths_by_hand(problem, transfers):
     """Per copy: the free times of every link it may use, in a dict that is emptied for every use."""
     node_of, seconds, out = problem.cluster.node_of_rank_G, problem.cluster.copy_seconds(problem.model.expert_bytes), []
-    need, free = None, {}
+    need, free, timeline = None, {}, Timeline(problem)
     for c in range(len(transfers)):
         if transfers.need_C[c] != need:
-            need, free = transfers.need_C[c], {}
-        dst = int(transfers.dst_C[c])
-        src = int(problem.home_LE[transfers.layer_C[c], transfers.expert_C[c]]) // problem.B
+            need, free = int(transfers.need_C[c]), {}
+            timeline.next_use()
+        dst, what = int(transfers.dst_C[c]), (int(transfers.layer_C[c]), int(transfers.expert_C[c]))
+        src = int(problem.home_LE[what]) // problem.B
         direct = Link.PEER if node_of[src] == node_of[dst] else Link.RDMA
         links = {direct: [(direct, "out", src), (direct, "in", dst)], Link.HOST: [(Link.HOST, "in", dst)]}
+        if not timeline.pays(need, src, dst, *what):
+            del links[Link.HOST]
         end = {path: max(free.get(link, 0.0) for link in links[path]) + seconds[path] for path in links}
         best = min(links, key=lambda path: (end[path], path == Link.HOST))
         free.update(dict.fromkeys(links[best], end[best]))
+        timeline.take(best, need, src, src, dst, *what)
         out.append((int(best), -1 if best == Link.HOST else src))
     return out
 
@@ -69,6 +139,7 @@ def relays_by_hand(problem, transfers, relay):
     t, node_of, out = transfers, problem.cluster.node_of_rank_G, {}
     seconds = problem.cluster.copy_seconds(problem.model.expert_bytes)
     arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
+    timeline = Timeline(problem)
     kept = []  # (rank, buffer, layer, expert, use it came for) of residents and of copies from ranks
     if problem.resident_LGS is not None:
         for layer, g, r in np.argwhere(problem.resident_LGS[:, :, problem.B :] >= 0).tolist():
@@ -77,6 +148,7 @@ def relays_by_hand(problem, transfers, relay):
     landings = list(zip(*(a.tolist() for a in (t.dst_C, t.buffer_C, t.need_C, t.after_C)), strict=True))
     for need in sorted(set(t.need_C.tolist())):
         free = {}
+        timeline.next_use()
         for c in np.flatnonzero(t.need_C == need).tolist():
             dst, layer, expert = int(t.dst_C[c]), int(t.layer_C[c]), int(t.expert_C[c])
             home = int(problem.home_LE[layer, expert]) // problem.B
@@ -93,10 +165,12 @@ def relays_by_hand(problem, transfers, relay):
                 end = max(ready, *(free.get(link, 0.0) for link in links)) + seconds[path]
                 found.append((end, kind, int(path), src, links, hops))
             host = (Link.HOST, "in", dst)
-            found.append((free.get(host, 0.0) + seconds[Link.HOST], 1, int(Link.HOST), -1, [host], 0))
+            if timeline.pays(need, home, dst, layer, expert):
+                found.append((free.get(host, 0.0) + seconds[Link.HOST], 1, int(Link.HOST), -1, [host], 0))
             end, _, path, src, links, hops = min(found, key=lambda way: way[:4])
             free.update(dict.fromkeys(links, end))
             out[c] = (path, src)
+            timeline.take(path, need, home, src, dst, layer, expert)
             if path != Link.HOST:
                 arrived[need, dst, layer, expert] = end, hops
                 kept.append((dst, int(t.buffer_C[c]), layer, expert, need))
@@ -176,11 +250,14 @@ def fan_out(num_ranks, alone=False, **links):
 
 
 def test_host_copies_relieve_a_home_that_feeds_many_ranks():
-    problem, transfers = fan_out(8, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
+    problem, transfers = fan_out(16, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
     link_C = Deadline().solve(problem, transfers).link_C
-    # The first three peer copies end before one host copy would; the fourth ends with it, and the tie goes to the peer.
+    # Writing the store takes as long as four peer copies, and so does a copy from there: the ninth peer copy would end later.
     forward_C = transfers.need_C == transfers.need_C[0]
-    assert link_C[forward_C].tolist() == [Link.PEER] * 4 + [Link.HOST] * 3
+    assert link_C[forward_C].tolist() == [Link.PEER] * 8 + [Link.HOST] * 7
+    stored = choose_links(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes).link_C
+    # Nothing known of time, a full store: the fourth peer copy ends with one from there, and the tie goes to the peer.
+    assert stored[forward_C].tolist() == [Link.PEER] * 4 + [Link.HOST] * 11
 
 
 def test_a_cluster_without_host_stores_copies_from_ranks_alone():
