@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench.simulated import only
 from examples.grpo.arms import ARMS, Arms
 from examples.grpo.experts import ClockedSwiGLU
 from examples.grpo.given import given_samples
@@ -25,9 +26,12 @@ from foremoe.calibrate.stopwatch import Lap, Stopwatch
 from foremoe.distributed.group import Group
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.plan.transfers import Link
+from foremoe.planner.planner import Planner
 from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
+from foremoe.transfer.pinned_host import PinnedHost
 from foremoe.workload.workload import STAGES
 
 # Letters: M micro-steps, G ranks, T tokens, H hidden size, Q sequences, N positions.
@@ -43,6 +47,8 @@ class Configuration:
     Attributes:
         hidden: hidden size; experts are three times as wide.   tokens: of a micro-step, over all ranks.
         skew: static, mean over rows.   redundant: R.   slots: policy.   held_out: nothing was fitted near it.
+        host_nodes: every weight copy comes from a host store, on this many nodes; 0: as the path level decides, on one node.
+        reforward: the update runs forwards again in backward.
     """
 
     hidden: int
@@ -52,6 +58,19 @@ class Configuration:
     slots: Slots
     held_out: bool
     num_ranks: int = 2
+    host_nodes: int = 0
+    reforward: bool = False
+
+    @property
+    def planner(self) -> Planner:
+        """The default one, or with all copies from host stores."""
+        return only((Link.HOST,)) if self.host_nodes else Planner()
+
+    def cluster(self, fitted: Cluster) -> Cluster:
+        """The constants for its ranks and nodes; all links are gloo's, so those between nodes are as those inside."""
+        G, nodes = self.num_ranks, max(1, self.host_nodes)
+        found = fitted if nodes == 1 and fitted.num_ranks == G else fitted.with_ranks(G, G // nodes)
+        return dataclasses.replace(found, rdma_bytes_per_s=found.peer_bytes_per_s, rdma_latency_s=found.peer_latency_s)
 
     @property
     def settings(self) -> Settings:
@@ -60,14 +79,17 @@ class Configuration:
         num = int(1.97 * self.tokens / np.mean(LENGTHS) / 8)
         return dataclasses.replace(
             SIZES["default"], num_layers=3, hidden_size=self.hidden, ffn_size=3 * self.hidden, num_heads=self.hidden // 32,
-            num_prompts=num, group_size=8, recompute_tokens=self.tokens, update_tokens=self.tokens,
+            num_prompts=num, group_size=8, recompute_tokens=self.tokens, update_tokens=self.tokens, reforward=self.reforward,
         )  # fmt: skip
 
     @property
     def name(self) -> str:
         """Its sizes in one word each."""
         kind, count = ("shared", self.slots.depth) if isinstance(self.slots, SharedSlots) else ("resident", self.slots.copies)
-        return f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, {kind}:{count}"
+        text = f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, {kind}:{count}"
+        if self.host_nodes:
+            text += f", by host on {self.host_nodes} node{'s'[: self.host_nodes - 1]}"
+        return text + (", re-forward" if self.reforward else "")
 
 
 FITTED_SIZES = (96, 160)
@@ -75,7 +97,10 @@ FITTED_SIZES = (96, 160)
 
 def configurations() -> list[Configuration]:
     """All of them: those whose sizes were calibrated and those that were kept out."""
-    make = lambda h, t, s, r, slots, out: Configuration(hidden=h, tokens=t, skew=s, redundant=r, slots=slots, held_out=out)  # noqa: E731
+
+    def make(h: int, t: int, s: float, r: int, slots: Slots, out: bool, **more: Any) -> Configuration:
+        return Configuration(hidden=h, tokens=t, skew=s, redundant=r, slots=slots, held_out=out, **more)
+
     return [
         make(96, 3072, 1.2, 2, SharedSlots(3), False),
         make(96, 6144, 1.4, 2, SharedSlots(3), False),
@@ -90,6 +115,10 @@ def configurations() -> list[Configuration]:
         make(96, 8192, 1.5, 3, ResidentSlots(1), True),
         make(160, 2048, 1.3, 1, ResidentSlots(1), True),
         make(160, 4608, 1.7, 6, SharedSlots(2), True),
+        make(128, 4608, 1.4, 3, SharedSlots(3), True, host_nodes=1),
+        make(128, 4608, 1.4, 3, SharedSlots(3), True, host_nodes=2),
+        make(128, 4608, 1.4, 2, SharedSlots(3), True, reforward=True),
+        make(160, 6144, 1.5, 2, SharedSlots(3), True, host_nodes=2, reforward=True),
     ]
 
 
@@ -137,14 +166,15 @@ class Rank:
         self.group, self.policy, self.clock = group, Policy(s), ClockedSwiGLU()
         self.samples = given_samples(s, config.skew, group.size)
         trace = trace_of(self.samples, s)
-        self.plans = plan_stages(trace, s, cluster, config.redundant, group.rank, config.slots)
+        self.plans = plan_stages(trace, s, cluster, config.redundant, group.rank, config.slots, config.planner)
         self.batches = {stage: batches_of(self.samples, planned, group.rank) for stage, planned in self.plans.items()}
         self.bank = ExpertBank(
             num_layers=s.num_layers, num_experts=s.num_experts, hidden_size=s.hidden_size, ffn_size=s.ffn_size, rank=group.rank,
             num_ranks=group.size, seed=s.seed, math=self.clock,
             num_buffers=config.slots.num_buffers(config.redundant, s.num_layers),
         )  # fmt: skip
-        self.runtime = Runtime(self.bank, group=group, backends=("collective", "pinned_host"), timeout_s=TIMEOUT_S)
+        store = PinnedHost(tuple(cluster.node_of_rank_G.tolist()))
+        self.runtime = Runtime(self.bank, group=group, backends=("collective", store), timeout_s=TIMEOUT_S)
 
     def drop_gradients(self) -> None:
         """As the demo does after an arm."""
@@ -154,7 +184,8 @@ class Rank:
 
 def outside_rank(group: Group, config: Configuration, cluster: Cluster, budget_s: float) -> dict[str, Any]:
     """Seconds outside the MoE layers: of a policy without any, by tokens; and of a stage's begin and end."""
-    rank = Rank(group, config, cluster)
+    # A stage without micro-steps still fills host stores, which the simulator has; so there are none.
+    rank = Rank(group, config, dataclasses.replace(cluster, host_bytes_per_s=0.0))
     watch = Stopwatch(group, torch.device("cpu"))
     s = dataclasses.replace(rank.settings, num_layers=0)
     policy = Policy(s)
@@ -215,6 +246,8 @@ def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: 
                 # Both stages have the same micro-steps here, so log-probabilities need no sorting.
                 advantage = [torch.ones_like(old_A) for old_A in old]
                 num_tokens = len(rank.samples.length_Q) * MAX_ANSWER
+                if config.host_nodes:
+                    arms = Arms(rank.policy, rank.runtime, rank.clock, rank.plans)  # as after other weights: stores are filled
                 run = arms.update(arm, rank.batches["update"], old, advantage, num_tokens)
                 seconds["update", arm] = run.wall_s
                 assert run.report["drift"] == run.report["fell_back"] == 0

@@ -18,6 +18,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import SharedSlots, Slots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.skew import skew
@@ -86,18 +87,19 @@ def problem_of(
     """The problem of one stage: level the rank loads."""
     return Problem.of(
         workload, cluster or cluster_of(workload.G), model=model_of(settings), redundant=redundant, slots=slots,
-        cost=CostModel(objective="balance"),
+        cost=CostModel(objective="balance"), schedule=Schedule.plain(workload.stage, workload.M, settings.reforward),
     )  # fmt: skip
 
 
 def plan_stages(
-    trace: RoutingTrace, settings: Settings, cluster: Cluster, redundant: int, rank: int, slots: Slots = SLOTS
-) -> dict[str, StagePlan]:
+    trace: RoutingTrace, settings: Settings, cluster: Cluster, redundant: int, rank: int, slots: Slots = SLOTS,
+    planner: Planner | None = None,
+) -> dict[str, StagePlan]:  # fmt: skip
     """Stage -> its plan, as one rank runs it; the same on all ranks."""
     out = {}
     for stage, workload in workloads_of(trace, settings, cluster.num_ranks).items():
         problem = problem_of(workload, settings, redundant, cluster, slots)
-        plan, _ = Planner().plan(problem, num_threads=1)
+        plan, _ = (planner or Planner()).plan(problem, num_threads=1)
         out[stage] = StagePlan(workload=workload, problem=problem, plan=plan, split_MLP=plan.rows_for(workload, rank))
     return out
 

@@ -7,10 +7,12 @@ cache) and who computes experts (foremoe's runtime, or one process with all expe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from examples.grpo.favourites import Favourites
 from examples.grpo.settings import Settings
@@ -82,23 +84,37 @@ class Policy(nn.Module):
         task_T = task_of(instruction_T)
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            x_TH = x_TH + block.out(attend(i, block.qkv(block.attention_norm(x_TH))))
-            inner_TH = block.ffn_norm(x_TH)
             if block.router is None:
-                x_TH = x_TH + block.mlp(inner_TH)
+                x_TH = self._attend(i, x_TH, attend)
+                x_TH = x_TH + block.mlp(block.ffn_norm(x_TH))
                 continue
-            layer = len(topk_LTK)
-            score_TE = block.router(inner_TH)
-            if replay_TLK is None:
-                topk_TK = self.choose(score_TE, self.favourites.bonus(layer, task_T))
-            else:
-                topk_TK = replay_TLK[:, layer].long()
+            replay_TK = None if replay_TLK is None else replay_TLK[:, len(topk_LTK)].long()
+            layer = partial(self._layer, i, len(topk_LTK), task_T, replay_TK, attend, experts)
+            again = self.settings.reforward and torch.is_grad_enabled()
+            x_TH, topk_TK = checkpoint(layer, x_TH, use_reentrant=False) if again else layer(x_TH)
             topk_LTK.append(topk_TK)
-            # The softmax over all experts, scaled so that the chosen ones sum to 1, is the softmax over the chosen ones.
-            weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
-            x_TH = x_TH + experts(layer, inner_TH, topk_TK, weight_TK)
         no_TLK = torch.zeros(len(x_TH), 0, self.settings.num_topk, dtype=torch.long)
         return self.head(self.norm(x_TH)), torch.stack(topk_LTK, dim=1) if topk_LTK else no_TLK
+
+    def _attend(self, i: int, x_TH: torch.Tensor, attend: Attend) -> torch.Tensor:
+        block = self.blocks[i]
+        assert isinstance(block, Block)
+        return x_TH + block.out(attend(i, block.qkv(block.attention_norm(x_TH))))
+
+    def _layer(
+        self, i: int, layer: int, task_T: torch.Tensor, replay_TK: torch.Tensor | None, attend: Attend, experts: Experts,
+        x_TH: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """One MoE layer: its output, and the experts chosen."""
+        block = self.blocks[i]
+        assert isinstance(block, Block) and block.router is not None
+        x_TH = self._attend(i, x_TH, attend)
+        inner_TH = block.ffn_norm(x_TH)
+        score_TE = block.router(inner_TH)
+        topk_TK = self.choose(score_TE, self.favourites.bonus(layer, task_T)) if replay_TK is None else replay_TK
+        # The softmax over all experts, scaled so that the chosen ones sum to 1, is the softmax over the chosen ones.
+        weight_TK = score_TE.gather(1, topk_TK).softmax(dim=1)
+        return x_TH + experts(layer, inner_TH, topk_TK, weight_TK), topk_TK
 
     def choose(self, score_TE: torch.Tensor, bonus_TB: torch.Tensor) -> torch.Tensor:
         """The best experts of the best group; a group is as good as its best expert and its bonus.

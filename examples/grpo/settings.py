@@ -31,6 +31,7 @@ class Settings:
         clip: Largest change of the probability ratio.
         recompute_tokens: Tokens of a micro-step of recompute.
         update_tokens: Tokens of a micro-step of the update.
+        reforward: The update keeps no activations of MoE layers and runs their forward again in backward.
         seed: Seed of everything that is drawn.
     """
 
@@ -53,6 +54,7 @@ class Settings:
     clip: float = 0.2
     recompute_tokens: int = 9216
     update_tokens: int = 9216
+    reforward: bool = False
     seed: int = 8
 
 
