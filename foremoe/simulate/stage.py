@@ -22,7 +22,7 @@ from foremoe.simulate.result import PARTS, Parts, Simulation
 
 def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
-    outside_s_MG: Array | None = None, low_precision: float = 1.0,
+    outside_s_MG: Array | None = None, low_precision: float = 1.0, full_stores: bool = False,
 ) -> Simulation:  # fmt: skip
     """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
@@ -42,14 +42,16 @@ def simulate(
         outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
             `window_backward_ratio` of the cluster times that.
         low_precision: Speed-up of overloaded ranks by lower precision, which changes numerics (see `low_precision_speeds`).
+        full_stores: Host stores have all that copies read when the stage begins, as after a stage on the same weights.
 
     Raises:
         InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
         PlanError: A slot holds an expert that does not exist.
     """
     run = StageRun(
-        problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision
-    )
+        problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision,
+        full_stores=full_stores,
+    )  # fmt: skip
     for x in range(run.num_passes):
         run.run_pass(x, outside_s_MG=outside_s_MG)
     return run.finish()
@@ -87,7 +89,7 @@ class StageRun:
 
     def __init__(
         self, problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0,
-        share_links: bool = True, low_precision: float = 1.0,
+        share_links: bool = True, low_precision: float = 1.0, full_stores: bool = False,
     ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
             raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
@@ -106,6 +108,8 @@ class StageRun:
         num_uses = len(self._uses.use_U)
         self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links, low_precision)
         self._copies = copy_inputs(problem, plan, num_uses, prefetch, known)
+        if full_stores:
+            self._copies.fills.end_F[:] = 0.0
         self._returns, self._returned = return_inputs(plan)
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 

@@ -12,11 +12,11 @@ from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import line_without_figures
 from foremoe.problem.foresight import foreseen
 from foremoe.problem.problem import Problem
-from foremoe.simulate.fill import fill_seconds
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
@@ -103,7 +103,7 @@ def simulate_systems(
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
         exposed; this stage's share of them, see `Trainer.micro_steps`), ``reduction_s`` and ``optimizer_s`` (see `step`),
         ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
-        optimizer state left out), ``fill_s`` (filling host stores, within the stage), ``changes_numerics`` (True for a what-if
+        optimizer state left out), ``fill_s`` (what filling host stores adds), ``changes_numerics`` (True for a what-if
         that no plan of the same numerics gives), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the
         stage and of the whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None
         without that row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not
@@ -149,6 +149,7 @@ class _Group:
     reduction_s: float
     optimizer_s: float
     cpu_s: float
+    fill_s: float
 
     @property
     def stage_s(self) -> float:
@@ -190,7 +191,7 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
         "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
         "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
         "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
-        "fill_s": max(fill_seconds(rank.problem, rank.plan) for rank in slowest.ranks),
+        "fill_s": slowest.fill_s,
         "changes_numerics": system.low_precision != 1.0,
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
     }  # fmt: skip
@@ -237,9 +238,17 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
         ranks.append(PipelineRank(problem=one, plan=plan))
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
     options |= {"outside_s_MG": head_seconds(posed), "low_precision": system.low_precision}
-    simulations = [simulate(there, ranks[0].plan, **options)] if alone else simulate_pipeline(ranks, **options)
+
+    def timelines(full_stores: bool) -> list[Simulation]:
+        if alone:
+            return [simulate(there, ranks[0].plan, full_stores=full_stores, **options)]
+        return simulate_pipeline(ranks, full_stores=full_stores, **options)
+
+    simulations, fill_s = timelines(False), 0.0
+    if any((rank.plan.transfers.link_C == Link.HOST).any() for rank in ranks):
+        fill_s = simulations[0].total_s - timelines(True)[0].total_s
     return _Group(
-        ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s,
+        ranks=ranks, simulations=simulations, moves_s=moves_s, cpu_s=cpu_s, fill_s=fill_s,
         reduction_s=max(reduction_seconds(one, trainer) for one in posed_ranks),
         optimizer_s=max(optimizer_seconds(one, trainer) for one in posed_ranks),
     )  # fmt: skip

@@ -9,6 +9,7 @@ import foremoe
 from foremoe import Cluster, Planner, Problem
 from foremoe.plan.transfers import Link
 from foremoe.simulate import simulate
+from foremoe.simulate.result import LINKS
 
 
 def synthetic(model, kind, *, host_store, seed=0, dispatch="pairs", redundant=1, **options):
@@ -46,6 +47,15 @@ def test_filling_holds_up_nothing_that_does_not_read_it():
     direct, stuck = simulate(slow, plan, share_links=False), simulate(never, last, share_links=False)
     assert need > 0 and stuck.total_s > 100.0
     assert stuck.start_U[0] == 0.0 and stuck.ready_U[:need] == pytest.approx(direct.ready_U[:need])
+
+
+def test_a_full_store_is_never_slower_and_nothing_is_sent_to_it():
+    problem = synthetic("qwen3-30b-a3b", "8xh100", host_store=True, tokens_per_rank=256, micro_steps=2, stage="recompute")
+    plan = far_by_host(problem, Planner().plan(problem)[0])
+    filled, full = (simulate(problem, plan, full_stores=full) for full in (False, True))
+    assert full.total_s < filled.total_s
+    rdma_out = LINKS.index("rdma out")
+    assert full.link_busy_WG[rdma_out].sum() < filled.link_busy_WG[rdma_out].sum()
 
 
 @pytest.mark.parametrize("seed", range(8))
