@@ -11,6 +11,8 @@ from relayed_plans import with_relays
 from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
+from foremoe.plan.relays import relays_of
+from foremoe.plan.transfers import Link
 from foremoe.problem.objective import window_seconds
 from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
@@ -25,8 +27,19 @@ KNOWN = st.sampled_from(["rollout", "router"])
 def cases(draw, **limits):
     problem = draw(draws.problems(sources=True, max_micro_steps=3, max_layers=3, **limits))
     plan = draw(draws.plans(problem))
-    seed = draw(st.none() | st.integers(0, 2**32 - 1))
-    return problem, plan if seed is None else with_relays(plan, np.random.default_rng(seed))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    plan = with_relays(plan, rng) if draw(st.booleans()) else plan
+    return problem, some_by_host(plan, rng, draw(st.sampled_from([0.0, 0.5, 1.0])))
+
+
+def some_by_host(plan, rng, share):
+    """The plan with a share of its copies from host stores, but for those that are passed on."""
+    t = plan.transfers
+    passed_on = relays_of(plan, t)
+    host_C = (rng.random(len(t)) < share) & ~passed_on.relay_C
+    host_C[passed_on.parent_C[passed_on.parent_C >= 0]] = False
+    link_C, src_C = np.where(host_C, Link.HOST, t.link_C), np.where(host_C, -1, t.src_C)
+    return dataclasses.replace(plan, transfers=t.replace(link_C=link_C.astype(np.uint8), src_C=src_C.astype(np.int16)))
 
 
 def faster(problem, factor=4.0):
@@ -177,7 +190,7 @@ def two_ranks(**changes):
 def test_without_overlap_every_copy_is_exposed():
     problem, plan = two_ranks()
     copy_s, row_s = problem.model.expert_bytes / 1e6, 50 * problem.model.flops_per_pair / 1e9
-    assert (plan.transfers.link_C == foremoe.Link.PEER).all() and len(plan.transfers) == 6
+    assert (plan.transfers.link_C == Link.PEER).all() and len(plan.transfers) == 6
     online = simulate(problem, plan, known="router", plan_s=0.25)
     assert online.parts.transfer_s == pytest.approx(6 * copy_s)
     assert online.parts.planning_s == pytest.approx(6 * 0.25)

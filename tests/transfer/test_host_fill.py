@@ -133,6 +133,27 @@ def test_an_engine_asks_for_experts_in_the_order_of_its_uses():
         assert [e.need for e in entries] == sorted(e.need for e in entries)
 
 
+def test_no_use_begins_before_this_ranks_part_of_what_it_needs():
+    plan = by_host(a_plan(ranks=3, micro_steps=3, stage="recompute"))
+
+    class Slow(ToyBuffers):
+        def home(self, layer, expert):
+            time.sleep(0.01 * filling())
+            return super().home(layer, expert)
+
+    def rank(group):
+        backend, due = PinnedHost((0, 0, 1)), []
+        engine = Engine(Slow(plan, group.rank), group=group, backends=(backend,), prefetch=0)
+        engine.begin(plan)
+        run_uses(engine, plan, group, on_use=lambda u: due.append(backend._filling._due))
+        engine.end()
+        engine.close()
+        return due
+
+    for due in run_threads(rank, 3):
+        assert all(step > use for use, step in enumerate(due))
+
+
 @pytest.mark.parametrize("node_G", [(0, 0, 0), (0, 0, 1), (0, 1, 2)])
 def test_a_filling_that_fails_halfway_fails_on_all_ranks_and_the_next_one_is_whole(node_G):
     broken, gate = [True], threading.Event()
@@ -234,7 +255,7 @@ def test_an_early_end_waits_for_the_filling_so_that_weights_may_change():
 
     def rank(group):
         buffers = Slow(plan, group.rank)
-        engine = Engine(buffers, group=group, backends=(PinnedHost((0, 1)), Local()))
+        engine = Engine(buffers, group=group, backends=(PinnedHost((0, 1)), Local()), prefetch=0)
         engine.begin(plan)
         timer = threading.Timer(0.2, gate.set)
         timer.start()
