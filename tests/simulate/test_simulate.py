@@ -58,7 +58,7 @@ def test_exchanges_are_those_of_the_split_law(case):
 
 
 @settings(max_examples=80)
-@given(cases(), PREFETCH, KNOWN, st.sampled_from([0.0, 1e-4]))
+@given(st.one_of(cases(), cases(min_ranks=2, min_redundant=1)), PREFETCH, KNOWN, st.sampled_from([0.0, 1e-4]))
 def test_equals_the_slow_simulator(case, prefetch, known, plan_s):
     problem, plan = case
     found = simulate(problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=False)
