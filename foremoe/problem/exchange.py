@@ -55,7 +55,8 @@ def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
         mean, saved, late_s = rdma - rdma_saved * (1.0 - inside), rdma_saved * rdma_byte_s, late[1] / cluster.rdma_bytes_per_s
         prices = PairPrices(mean * rdma_byte_s, 0.0, saved / G, late_s)
     else:
-        crossing = peer_saved * peer_byte_s if cluster.dispatch == "node" else 0.0
-        sent = (1.0 - 1.0 / G if crossing else inside - 1.0 / G) * peer_saved
+        # A pair from another node needs no peer link where the rank that received its token serves it.
+        crossing = forwarded * peer_saved * peer_byte_s if cluster.dispatch == "node" else 0.0
+        sent = forwarded * peer_saved if crossing else inside - 1.0 / G
         prices = PairPrices((peer - sent) * peer_byte_s, peer_saved * peer_byte_s / G, crossing / G, late[0] * peer_byte_s)
     return PairPrices(*(model.token_bytes * price for price in prices))

@@ -35,7 +35,7 @@ def cluster(dispatch: str, num_ranks: int, **changes: object) -> Cluster:
         # of the tokens each way; its second expert is elsewhere with 4/7.
         ("node", 4, {}, ((11 / 28 - 4 / 7 / 2) * 2.0, 0.0, 4 / 7 * 2.0 / 4, 0.0)),
         # One node of two by its kernels.
-        ("node", 2, {}, ((11 / 28 - 4 / 7 / 2) * 1.0, 4 / 7 * 1.0 / 2, 4 / 7 * 1.0 / 2, 0.5 * 4 / 7 * 1.0)),
+        ("node", 2, {}, ((11 / 28 - 4 / 7 / 2) * 1.0, 4 / 7 * 1.0 / 2, 0.5 * 4 / 7 * 1.0 / 2, 0.5 * 4 / 7 * 1.0)),
     ],
 )
 def test_by_hand(dispatch, num_ranks, changes, prices):
@@ -50,6 +50,25 @@ def test_what_a_token_reaches_is_what_distinct_experts_reach():
     others = [[places[e] for e in experts].count(places[one]) == 1 for experts in chosen for one in experts]
     assert alone(1 / 4, 3, 8) == pytest.approx(np.mean(others))
     assert reached(0.0, 0.0, 3, 8) == 0.0 and reached(2.0, 6.0, 3, 8) == 2.0 and alone(1 / 8, 3, 8) == 1.0
+
+
+def test_peer_links_that_are_busier_than_nics():
+    """Two nodes of two: pairs from the other node need no peer link for the half that arrives on the rank that serves it."""
+    prices = pair_prices(MODEL, cluster("node", 4, exchange_bytes_per_s=10.0, rdma_bytes_per_s=1e6))
+    # Top-2 of 8, 2 on every rank: a token has none of them there with 6/8 * 5/7; its second expert is elsewhere with 6/7.
+    messages, saved = 4 * (1 - 15 / 28) / 2, 6 / 7
+    assert prices == pytest.approx(
+        (0.5 * (messages - saved) * 10.0, saved * 10.0 / 4, 0.5 * saved * 10.0 / 4, 0.5 * saved * 10.0)
+    )
+
+
+@pytest.mark.parametrize("num_topk", [1, 2, 4])
+@pytest.mark.parametrize(("num_ranks", "peer", "rdma"), [(2, 1.0, 1e3), (4, 1.0, 1e3), (8, 1.0, 1e6), (8, 1e3, 1.0)])
+def test_no_price_is_negative(num_ranks, num_topk, peer, rdma):
+    model = dataclasses.replace(MODEL, num_topk=num_topk)
+    for name in DISPATCHES:
+        given = cluster(name, num_ranks, peer_bytes_per_s=peer, exchange_bytes_per_s=peer, rdma_bytes_per_s=rdma)
+        assert min(pair_prices(model, given)) >= -1e-9
 
 
 def test_one_expert_per_token_makes_nodes_no_better_than_pairs():
