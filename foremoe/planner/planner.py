@@ -28,11 +28,16 @@ from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.robust import Robust
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
+
+# Default rank levels, known by identity: `dataclasses.replace` of the foresight alone changes them with it.
+_KNOWN: tuple[RankSolver, ...] = (Chain(),)
+_FORESEEN: tuple[RankSolver, ...] = (Robust(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class Planner:
     Attributes:
         pack: Deals sequences to micro-steps and source ranks, in `workload`.
         home: Decides where experts live for a step, in `homes`.
-        rank: Node- and rank-level solvers, each starting from the one before.
+        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Chain(),)`` where foresight is "exact"
+            or `Rerouted`, else ``(Robust(),)``.
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
@@ -55,7 +61,7 @@ class Planner:
 
     pack: PackSolver = field(default_factory=AsGiven)
     home: HomeSolver = field(default_factory=Keep)
-    rank: tuple[RankSolver, ...] = field(default_factory=lambda: (Chain(),))
+    rank: tuple[RankSolver, ...] = field(default_factory=lambda: _KNOWN)
     split: SplitSolver | None = None
     order: OrderSolver | None = None
     path: PathSolver = field(default_factory=Deadline)
@@ -64,6 +70,9 @@ class Planner:
 
     def __post_init__(self) -> None:
         require_foresight(self.foresight)
+        if self.rank is _KNOWN or self.rank is _FORESEEN:
+            known = self.foresight == "exact" or isinstance(self.foresight, Rerouted)
+            object.__setattr__(self, "rank", _KNOWN if known else _FORESEEN)
         for name, kind in (("pack", PackSolver), ("home", HomeSolver), ("path", PathSolver)):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"{name} must be a {kind.__name__}; got {getattr(self, name)!r}.")

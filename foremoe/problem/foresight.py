@@ -10,7 +10,10 @@ from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.problem.problem import Problem
 
-# Letters: M micro-steps, L layers, G source ranks, E experts, T tokens, K top-k, X tokens that change.
+# Letters: M micro-steps, L layers, G source ranks, E experts, T tokens, K top-k, X tokens that change or scenarios.
+
+# Micro-steps before that are scenarios of the next one.
+PAST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ def require_foresight(foresight: Foresight) -> None:
 
 
 def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
-    """The problem that levels and the guard see: with the load of `predicted_load`, whose sources only `Rerouted` knows."""
+    """The problem that levels and the guard see: with the load of `predicted_load`, whose sources only `Rerouted` knows.
+
+    Under "previous" its scenarios are the micro-steps before, under "step" those of the step.
+    """
     if isinstance(foresight, Rerouted) and foresight.share > 0:
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
         load_MLGE = foresight.counts(given_MLGE, problem.model.num_topk)
@@ -115,7 +121,28 @@ def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -
     if isinstance(foresight, Rerouted):
         return problem
     load_MLE = predicted_load(problem.load_MLE, foresight, history_LE)
-    return problem if load_MLE is problem.load_MLE else problem.with_load(load_MLE)
+    if load_MLE is problem.load_MLE:
+        return problem
+    scenario_XMLE, complete = _scenarios(problem.load_MLE, foresight, history_LE), foresight == "step"
+    return dataclasses.replace(problem.with_load(load_MLE), scenario_XMLE=scenario_XMLE, scenarios_complete=complete)
+
+
+def _scenarios(load_MLE: Array, foresight: Foresight, history_LE: Array | None) -> Array | None:
+    """int32 [X, M, L, E], `Problem.scenario_XMLE`: micro-steps before, the last one first, or all of the step.
+
+    Where there are fewer micro-steps before than scenarios, they come again and again.
+    """
+    if foresight == "step":
+        return np.broadcast_to(load_MLE[:, None], (len(load_MLE), *load_MLE.shape))
+    if foresight != "previous":
+        return None
+    seen_MLE = load_MLE if history_LE is None else np.concatenate([history_LE[None], load_MLE])
+    before_M = np.arange(len(load_MLE)) + (history_LE is not None)  # micro-steps that are known by then
+    num = max(1, min(PAST, int(before_M.max())))
+    back_XM = np.arange(num)[:, None] % np.maximum(1, before_M)
+    scenario_XMLE = seen_MLE[np.maximum(0, before_M - 1 - back_XM)]
+    scenario_XMLE[:, before_M == 0] = 0
+    return scenario_XMLE
 
 
 def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | None) -> Array:

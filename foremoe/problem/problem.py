@@ -23,7 +23,7 @@ from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import STAGES, Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows (n = m*L + l), G ranks, V nodes, E experts, B = E/G base slots, R redundant,
-# S = B + R.
+# S = B + R, X scenarios.
 
 _OF_WORKLOAD = ("load_MLE", "load_MLGE", "tokens_MG", "attention_MG", "stage", "moe_layer_L", "trace_id", "dealt")
 _KINDS = {"model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule}
@@ -70,6 +70,9 @@ class Problem(ArrayValue, Derived):
         trace_id: Id of the trace that the load came from, or empty.
         dealt: How its sequences were dealt, or None.
         routed: The single tokens behind the load, or None: simulated exchanges by node are then estimated from counts.
+        scenario_XMLE: int32, loads that may come where `load_MLE` is only foreseen, each as likely; one without pairs says
+            nothing. None where it is known, or nothing more is. Each row is placed once and split when its load is known.
+        scenarios_complete: Whether one of a row's scenarios will be its real load; False where they are samples.
 
     Raises:
         InputError: Shapes, ranges or sums that do not fit.
@@ -93,6 +96,8 @@ class Problem(ArrayValue, Derived):
     trace_id: str = ""
     dealt: Dealt | None = None
     routed: RoutedTokens | None = None
+    scenario_XMLE: Array | None = array(np.int32, optional=True, negative=False)
+    scenarios_complete: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -236,7 +241,7 @@ class Problem(ArrayValue, Derived):
 
     def with_load(self, load_MLE: Array) -> Self:
         """The same problem with another load (a prediction, say), whose sources are not known."""
-        return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None)
+        return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
         """A range of micro-steps as a problem of its own (streaming).

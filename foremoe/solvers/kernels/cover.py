@@ -1,0 +1,136 @@
+"""Replicas that balance several loads at once: one placement, a split for each load."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.solvers.kernels.flow import UNLIMITED, split_row
+from foremoe.solvers.kernels.rows import Placed, home_of_experts
+
+# Letters: X loads, G ranks, S slots per rank, E experts.
+
+# A largest rank load this share above the mean is balanced.
+BALANCED = 5e-4
+
+
+class Fans(NamedTuple):
+    """The most copies through one rank and direction, inside its node and to or from other nodes."""
+
+    peer: int
+    rdma: int
+
+
+@inner_kernel
+def home_quotas(load_E, num_base, expert_GS, quota_GS, load_G):
+    """Writes the quotas with all load at home, and the load of every rank."""
+    G, S = expert_GS.shape
+    for g in range(G):
+        load_G[g] = 0
+        for s in range(S):
+            quota_GS[g, s] = load_E[expert_GS[g, s]] if s < num_base else 0
+            load_G[g] += quota_GS[g, s]
+
+
+class _Cover(NamedTuple):
+    """A placement as it grows."""
+
+    expert_GS: np.ndarray
+    home_E: np.ndarray  # int64, home rank of every expert
+    used_G: np.ndarray  # int64, slots of every rank that are taken
+    fan_4G: np.ndarray  # int64, copies out of every rank and into it, on peer links, then on RDMA links
+    even_G: np.ndarray  # float64, expected load of every rank if all copies of an expert shared alike
+
+
+@inner_kernel
+def _room(e, g, node_G, fans, cover):
+    """Whether rank g can take a copy of expert e."""
+    home, S = cover.home_E[e], cover.expert_GS.shape[1]
+    if cover.used_G[g] == S or g == home:
+        return False
+    for s in range(cover.used_G[g]):
+        if cover.expert_GS[g, s] == e:
+            return False
+    link, fan = (0, fans.peer) if node_G[g] == node_G[home] else (2, fans.rdma)
+    return cover.fan_4G[link, home] < fan and cover.fan_4G[link + 1, g] < fan
+
+
+@inner_kernel
+def _best_copy(quota_GS, load_G, node_G, fans, cover):
+    """Expert and rank of the next copy: the largest quota on the most loaded rank, to where load and expected load are least.
+
+    -1 and -1 where no expert of that rank has room elsewhere.
+    """
+    G, S = quota_GS.shape
+    full = 0
+    for g in range(G):
+        if load_G[g] > load_G[full]:
+            full = g
+    expert, to, most = -1, -1, np.int64(0)
+    for s in range(S):
+        e = cover.expert_GS[full, s]
+        if e < 0 or quota_GS[full, s] <= most:
+            continue
+        rank, least = -1, np.inf
+        for g in range(G):
+            load = cover.even_G[g] + load_G[g]
+            if load < least and load_G[g] < load_G[full] and _room(e, g, node_G, fans, cover):
+                rank, least = g, load
+        if rank >= 0:
+            expert, to, most = e, rank, np.int64(quota_GS[full, s])
+    return expert, to
+
+
+@inner_kernel
+def _add_copy(e, to, share, num_copies, node_G, cover):
+    """Puts a copy of an expert with `num_copies` copies on a rank."""
+    old, new = share / num_copies, share / (num_copies + 1)
+    for g in range(cover.even_G.size):
+        for s in range(cover.used_G[g]):
+            if cover.expert_GS[g, s] == e:
+                cover.even_G[g] += new - old
+    cover.even_G[to] += new
+    cover.expert_GS[to, cover.used_G[to]] = e
+    cover.used_G[to] += 1
+    link = 0 if node_G[to] == node_G[cover.home_E[e]] else 2
+    cover.fan_4G[link, cover.home_E[e]] += 1
+    cover.fan_4G[link + 1, to] += 1
+
+
+@kernel
+def cover_loads(share_E, load_XE, node_G, num_base, fans, expert_GS):
+    """Adds replicas until every load can be balanced, or no slot within `fans` helps; redundant slots are empty before.
+
+    The load that is worst balanced gets the next replica, and is split again with it. The others are split again when their
+    turn comes: replicas that were not made for them can only have made them better.
+    """
+    (G, S), X = expert_GS.shape, load_XE.shape[0]
+    even_G, copies_E = np.zeros(G), np.ones(share_E.size, np.int64)
+    home_E = home_of_experts(num_base, expert_GS) // S
+    cover = _Cover(expert_GS, home_E, np.full(G, num_base), np.zeros((4, G), np.int64), even_G)
+    for e in range(share_E.size):
+        even_G[home_E[e]] += share_E[e]
+    quota_XGS, load_XG = np.zeros((X, G, S), np.int32), np.zeros((X, G), np.int64)
+    skew_X, known_X, num = np.zeros(X), np.zeros(X, np.int64), 0
+    for x in range(X):
+        home_quotas(load_XE[x], num_base, expert_GS, quota_XGS[x], load_XG[x])
+        skew_X[x] = load_XG[x].max() * G / max(1, load_XG[x].sum())
+    while True:
+        x = np.argmax(skew_X)
+        if skew_X[x] <= 1.0 + BALANCED:
+            return
+        total = load_XG[x].sum()
+        if known_X[x] < num:
+            known_X[x] = num
+            most = split_row(-(-total // G), UNLIMITED, num_base, Placed(expert_GS, quota_XGS[x], load_XG[x]))
+            skew_X[x] = most * G / total
+            continue
+        e, to = _best_copy(quota_XGS[x], load_XG[x], node_G, fans, cover)
+        if e < 0:
+            skew_X[x] = 0.0
+            continue
+        _add_copy(e, to, share_E[e], copies_E[e], node_G, cover)
+        copies_E[e] += 1
+        num += 1

@@ -1,0 +1,243 @@
+"""Row kernels of `Robust`: replicas for loads that are known as a distribution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.rates import Rates, row_rates
+from foremoe.solvers.kernels.cover import Fans, cover_loads, home_quotas
+from foremoe.solvers.kernels.flow import UNLIMITED
+from foremoe.solvers.kernels.flow import split_row as level_row
+from foremoe.solvers.kernels.price import fans_seconds
+from foremoe.solvers.kernels.rows import Placed, home_of_experts
+from foremoe.solvers.split.kernels import split_row
+
+# Letters: N rows, X scenarios, K samples, G ranks, S slots per rank, E experts, I levels of a limit.
+
+# Copies through one rank, direction and link that are tried; the last is no limit.
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 2**31 - 1)
+MOST = np.iinfo(np.int32).max
+
+
+class Options(NamedTuple):
+    """Options of `Robust` and of the problem, as row functions take them."""
+
+    node_only: bool  # whether replicas stay inside their home's node
+    spread: float  # added to the load of every expert, in mean loads
+    priced: bool  # whether copies cost anything
+    complete: bool  # whether one scenario will be real
+
+
+class Case(NamedTuple):
+    """One row: what its replicas are chosen by."""
+
+    share_E: Array  # float64, what experts deserve copies by
+    load_KE: Array  # int32, loads that placements are priced on
+    node_G: Array  # node of every rank
+    num_base: int  # base slots of a rank
+    rates: Rates  # coefficients of the closed form, of this row
+
+
+@kernel
+def count_copies(share_E, num, most_E):
+    """int64 [E]: copies of every expert, its home included; `num` times, the largest share per copy gets one more.
+
+    No expert has more than `most_E`.
+    """
+    copies_E, per_copy_E = np.ones(share_E.size, np.int64), share_E.copy()
+    for _ in range(num):
+        e = np.argmax(per_copy_E)
+        while per_copy_E[e] > 0.0 and copies_E[e] >= most_E[e]:
+            per_copy_E[e] = 0.0
+            e = np.argmax(per_copy_E)
+        if per_copy_E[e] <= 0.0:
+            break
+        copies_E[e] += 1
+        per_copy_E[e] = share_E[e] / copies_E[e]
+    return copies_E
+
+
+@kernel
+def place_copies(case, fans, expert_GS):
+    """Fills redundant slots, which are empty before: heaviest copies first, each to the least loaded rank within `fans`.
+
+    A copy that finds no rank is left out.
+    """
+    share_E, node_G, num_base = case.share_E, case.node_G, case.num_base
+    G, S = expert_GS.shape
+    home_E = home_of_experts(num_base, expert_GS) // S
+    most = min(np.int64(G), 1 + np.int64(fans.peer) + np.int64(fans.rdma))
+    copies_E = count_copies(share_E, G * (S - num_base), np.full(share_E.size, most))
+    per_copy_E, load_G, used_G, fan_4G = share_E / copies_E, np.zeros(G), np.full(G, num_base), np.zeros((4, G), np.int64)
+    for e in range(share_E.size):
+        load_G[home_E[e]] += per_copy_E[e]
+    for e in np.argsort(-per_copy_E, kind="mergesort"):
+        home = home_E[e]
+        for _ in range(copies_E[e] - 1):
+            to, least = -1, np.inf
+            for g in range(G):
+                if load_G[g] >= least or used_G[g] == S or g == home:
+                    continue
+                link, fan = (0, fans.peer) if node_G[g] == node_G[home] else (2, fans.rdma)
+                if fan_4G[link, home] >= fan or fan_4G[link + 1, g] >= fan:
+                    continue
+                held = False
+                for s in range(num_base, used_G[g]):
+                    held |= expert_GS[g, s] == e
+                if not held:
+                    to, least = g, load_G[g]
+            if to < 0:
+                break
+            link = 0 if node_G[to] == node_G[home] else 2
+            fan_4G[link, home] += 1
+            fan_4G[link + 1, to] += 1
+            expert_GS[to, used_G[to]] = e
+            used_G[to] += 1
+            load_G[to] += per_copy_E[e]
+
+
+@kernel
+def expected_s(case, expert_GS):
+    """Seconds of a placement on average over `load_KE`: the largest rank load of the exact split, and all copies."""
+    node_G, num_base, (G, S) = case.node_G, case.num_base, expert_GS.shape
+    home_E, fan_4G, quota_GS = home_of_experts(num_base, expert_GS), np.zeros((4, G), np.int64), np.zeros((G, S), np.int32)
+    for g in range(G):
+        for s in range(num_base, S):
+            if expert_GS[g, s] >= 0:
+                home = home_E[expert_GS[g, s]] // S
+                link = 0 if node_G[home] == node_G[g] else 2
+                fan_4G[link, home] += 1
+                fan_4G[link + 1, g] += 1
+    load_G, largest = np.zeros(G, np.int64), 0.0
+    for load_E in case.load_KE:
+        home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
+        largest += level_row(-(-load_G.sum() // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
+    return case.rates.pair_s * largest / case.load_KE.shape[0] + fans_seconds(fan_4G, case.rates)
+
+
+@kernel
+def _try(case, peer, rdma, home_GS, best_GS, best_s):
+    """Seconds of `place_copies` with these levels of limits; written to `best_GS` if they are fewer than `best_s`."""
+    tried_GS = home_GS.copy()
+    place_copies(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), tried_GS)
+    tried_s = expected_s(case, tried_GS)
+    if tried_s < best_s:
+        best_GS[:, :] = tried_GS
+    return tried_s
+
+
+@kernel
+def walk_levels(case, node_only, best_GS):
+    """The limits whose replicas take the fewest expected seconds, found level by level; the replicas to `best_GS`.
+
+    `best_GS` holds bare homes before; they stay where no replicas are cheaper. Starts without a limit inside nodes and none
+    across, raises the limit across nodes as long as that pays, then lowers the one inside.
+    """
+    home_GS, last = best_GS.copy(), len(LEVELS) - 1
+    best_s = expected_s(case, best_GS)
+    peer, rdma = last, 0
+    found_s = _try(case, peer, 0, home_GS, best_GS, best_s)
+    best_s = min(best_s, found_s)
+    worse = 0
+    for level in range(1, 1 if node_only else last + 1):
+        tried_s = _try(case, peer, level, home_GS, best_GS, best_s)
+        if tried_s < best_s:
+            best_s, rdma, worse = tried_s, level, 0
+        else:
+            worse += 1
+            if worse == 2:
+                break
+    for level in range(last - 1, -1, -1):
+        tried_s = _try(case, level, rdma, home_GS, best_GS, best_s)
+        if tried_s > best_s:
+            break
+        best_s, peer = tried_s, level
+    return Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma]))
+
+
+@inner_kernel
+def keep_replicas(num_base, expert_GS, quota_GS):
+    """Gives every replica without pairs one of those of its expert's largest slot: what was copied is part of the plan."""
+    G, S = expert_GS.shape
+    for g in range(G):
+        for s in range(num_base, S):
+            e = expert_GS[g, s]
+            if e < 0 or quota_GS[g, s] > 0:
+                continue
+            rank, slot = -1, -1
+            for h in range(G):
+                for i in range(S):
+                    if expert_GS[h, i] == e and (rank < 0 or quota_GS[h, i] > quota_GS[rank, slot]):
+                        rank, slot = h, i
+            if quota_GS[rank, slot] > 1:
+                quota_GS[rank, slot] -= 1
+                quota_GS[g, s] = 1
+
+
+@kernel
+def keep_rows(low, high, num_base, expert_NGS, quota_NGS):
+    """`keep_replicas` for rows [low, high)."""
+    for n in range(low, high):
+        keep_replicas(num_base, expert_NGS[n], quota_NGS[n])
+
+
+@kernel
+def _forecast(load_E, load_XE, share_E):
+    """Expected load to `share_E`: half `load_E`, half the mean of scenarios, which count by their shares of a total."""
+    total, num = max(1.0, load_E.sum()), 0
+    for x in range(load_XE.shape[0]):
+        num += load_XE[x].max() > 0
+    share_E[:] = load_E
+    if num == 0:
+        return
+    share_E *= 0.5
+    for x in range(load_XE.shape[0]):
+        share_E += load_XE[x] * (0.5 * total / num / max(1, load_XE[x].sum()))
+
+
+@kernel
+def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
+    """Chooses the replicas of one row, in place, and splits `load_E` over them; a row without load keeps what it has."""
+    if load_E.max() <= 0:
+        return
+    num_base, unlimited = case.num_base, np.int64(LEVELS[-1])
+    expert_GS[:, num_base:] = -1
+    _forecast(load_E, load_XE, case.share_E)
+    if options.complete:
+        case = Case(case.share_E, load_XE, case.node_G, num_base, case.rates)
+    else:
+        for k in range(factor_KE.shape[0]):
+            scale = case.share_E.sum() / max(1e-300, (case.share_E * factor_KE[k]).sum())
+            for e in range(load_E.size):
+                case.load_KE[k, e] = min(case.share_E[e] * factor_KE[k, e] * scale, MOST)
+    case.share_E[:] += options.spread * case.share_E.mean()
+    fans = Fans(unlimited, np.int64(0) if options.node_only else unlimited)
+    home_GS = expert_GS.copy()
+    if options.priced:
+        fans = walk_levels(case, options.node_only, expert_GS)
+    elif not options.complete:
+        place_copies(case, fans, expert_GS)
+    if options.complete:
+        cover_loads(case.share_E, load_XE, case.node_G, num_base, fans, home_GS)
+        if not options.priced or expected_s(case, home_GS) < expected_s(case, expert_GS):
+            expert_GS[:, :] = home_GS
+    split_row(load_E, expert_GS, quota_GS)
+    keep_replicas(num_base, expert_GS, quota_GS)
+    for g in range(expert_GS.shape[0]):
+        for s in range(num_base, expert_GS.shape[1]):
+            if quota_GS[g, s] == 0:
+                expert_GS[g, s] = -1
+
+
+@kernel
+def robust_rows(low, high, rows, load_XNE, factor_KE, options, expert_NGS, quota_NGS):
+    """`robust_row` for rows [low, high)."""
+    load_NE = rows.counts.load_NE
+    share_E, load_KE = np.empty(load_NE.shape[1]), np.empty(factor_KE.shape, np.int32)
+    for n in range(low, high):
+        case = Case(share_E, load_KE, rows.node_G, rows.num_base, row_rates(rows.rates, rows.times, n))
+        robust_row(load_NE[n], load_XNE[:, n].copy(), factor_KE, case, options, expert_NGS[n], quota_NGS[n])

@@ -1,0 +1,67 @@
+"""Robust: replicas for loads that are foreseen, not known."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.fields import real, whole
+from foremoe.levels import RankSolver
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+from foremoe.solvers.base import edit_rows
+from foremoe.solvers.kernels.robust import Options, robust_rows
+from foremoe.solvers.kernels.rows import problem_rows
+
+# Letters: N rows, X scenarios, K samples, E experts.
+
+
+@dataclass(frozen=True)
+class Robust(RankSolver):
+    """Replicas for a load that is known as a distribution, whose quotas are split when the load is known.
+
+    Where scenarios are samples (`Problem.scenarios_complete` is false), an expert deserves copies by its expected load plus a
+    share of the mean expert load: what is cold now may be hot then. Copies are counted by load per copy, over all redundant
+    slots, and placed heaviest first on the least loaded rank, so that load can be passed on along many ways. Expected is half
+    the problem's load, half the mean of its scenarios.
+
+    Where one scenario will be real, replicas are added until each can be balanced: the scenario that is worst balanced gets the
+    next one.
+
+    Under the objective ``"time"`` copies must pay: the numbers of copies through one rank, inside nodes and across, are raised
+    while the expected seconds of a row fall. They are priced on the scenarios, or on samples around the expected load. The
+    method is our own.
+
+    Attributes:
+        spread: What is added to the load of every expert, in mean expert loads, at least 0.
+        noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
+        samples: Samples that replicas are priced on, at least 1.
+    """
+
+    spread: float = 0.7
+    noise: float = 0.5
+    samples: int = 4
+
+    def __post_init__(self) -> None:
+        real(self.spread, "spread of Robust", open_low=False)
+        real(self.noise, "noise of Robust", 0.0, 100.0, open_low=False)
+        whole(self.samples, "samples of Robust", 1, 10**4)
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        """Returns the placement of all rows; rows without load, and those that a cancel left out, keep `start`."""
+        rows, scenario_XNE = problem_rows(problem), self._scenarios(problem)
+        factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
+        priced = problem.cost.objective == "time"
+        options = Options(problem.replicas == "node", float(self.spread), priced, problem.scenarios_complete)
+
+        def edit(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
+            robust_rows(low, high, rows, scenario_XNE, factor_KE, options, expert_NGS, quota_NGS)
+
+        return edit_rows(start, edit)
+
+    @staticmethod
+    def _scenarios(problem: Problem) -> Array:
+        """int32 [X, N, E]; the load itself where there are none."""
+        if problem.scenario_XMLE is None:
+            return problem.load_NE[None]
+        return problem.scenario_XMLE.reshape(-1, problem.N, problem.E)
