@@ -40,6 +40,7 @@ class RankSolver(abc.ABC):
     keeps_homes: ClassVar[bool] = True  # False: base slots are re-placed; such plans are scored, never executed
     exact: ClassVar[bool] = False  # proves optimality where it says Stop.OPTIMAL
     deterministic: ClassVar[bool] = True  # False under a wall-clock limit
+    foresees: ClassVar[bool] = False  # judges replicas by `Problem.scenario_XMLE`: no guard, which sees one load, corrects it
     requires: ClassVar[tuple[str, ...]] = ()  # modules to import, probed without importing them
 
     @abc.abstractmethod

@@ -178,7 +178,8 @@ class Planner:
                     current = self._completed(solver, seen, solver.solve(seen, current))
                 spent = level.spent()
                 _refuse(solver, placement_violations(seen, current, keeps_homes=self.keeps_homes))
-                best.take(solver, current, spent, guard=self.guard)
+                # One load foreseen is no judge of a solver that knows of others.
+                best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
             num_cancelled = int((best.stop_N == Stop.CANCELLED).sum())
             if num_cancelled and not warnings:
                 warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
@@ -236,7 +237,8 @@ class Planner:
         if self.foresight == "previous" and history_LE is None:
             expert_NGS = expert_NGS.copy()
             expert_NGS[: problem.L] = problem.static().expert_NGS[: problem.L]
-        return with_quotas(problem, Placement(expert_NGS=expert_NGS), self.split or ExactSplit(), self.keeps_homes)
+        placement = Placement(expert_NGS=expert_NGS)
+        return with_quotas(problem, placement, self.split or ExactSplit(), self.keeps_homes, copied=True)
 
     def in_order(
         self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],

@@ -7,6 +7,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
+from foremoe.base.parallel import for_rows
 from foremoe.levels import HomeSolver, PackSolver, SplitSolver
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import served_quotas
@@ -16,6 +17,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
+from foremoe.solvers.kernels.robust import keep_rows
 from foremoe.workload.packing import AsGiven
 
 # Letters: N rows, G ranks, S slots.
@@ -38,14 +40,26 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
     return start
 
 
-def with_quotas(problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool) -> Placement:
-    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident."""
+def with_quotas(
+    problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool, *, copied: bool = False
+) -> Placement:
+    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident.
+
+    Args:
+        copied: Weights are there before the load is known: every replica whose expert has pairs gets one at least, so that the
+            plan has all copies that were made.
+    """
     expert_NGS = placement.expert_NGS
     quota_NGS = split.solve(problem, expert_NGS)
     if quota_NGS.shape != expert_NGS.shape:
         have, want = list(quota_NGS.shape), list(expert_NGS.shape)
         raise PlanError("quota", "", f"{split!r} returned quotas of shape {have} for slots of shape {want}.")
-    return _canonical(problem, expert_NGS, quota_NGS) if keeps_homes else Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    if not keeps_homes:
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+    if copied:
+        quota_NGS = quota_NGS.copy()
+        for_rows(lambda low, high: keep_rows(low, high, problem.B, expert_NGS, quota_NGS), problem.N, whole=True)
+    return _canonical(problem, expert_NGS, quota_NGS)
 
 
 def served(problem: Problem, planned: Problem, placement: Placement) -> Placement:

@@ -121,13 +121,13 @@ def cover_loads(share_E, load_XE, node_G, num_base, fans, expert_GS):
         x = np.argmax(skew_X)
         if skew_X[x] <= 1.0 + BALANCED:
             return
-        total = load_XG[x].sum()
+        quota_GS, load_G = quota_XGS[x], load_XG[x]
+        total = load_G.sum()
         if known_X[x] < num:
             known_X[x] = num
-            most = split_row(-(-total // G), UNLIMITED, num_base, Placed(expert_GS, quota_XGS[x], load_XG[x]))
-            skew_X[x] = most * G / total
+            skew_X[x] = split_row(-(-total // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G)) * G / total
             continue
-        e, to = _best_copy(quota_XGS[x], load_XG[x], node_G, fans, cover)
+        e, to = _best_copy(quota_GS, load_G, node_G, fans, cover)
         if e < 0:
             skew_X[x] = 0.0
             continue

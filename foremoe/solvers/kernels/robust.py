@@ -12,12 +12,14 @@ from foremoe.problem.rates import Rates, row_rates
 from foremoe.solvers.kernels.cover import Fans, cover_loads, home_quotas
 from foremoe.solvers.kernels.flow import UNLIMITED
 from foremoe.solvers.kernels.flow import split_row as level_row
-from foremoe.solvers.kernels.price import fans_seconds
+from foremoe.solvers.kernels.price import fans_seconds, free_fans
 from foremoe.solvers.kernels.rows import Placed, home_of_experts
 from foremoe.solvers.split.kernels import split_row
 
 # Letters: N rows, X scenarios, K samples, G ranks, S slots per rank, E experts, I levels of a limit.
 
+# A step along the levels goes on if it saves at least this share.
+WORTH = 2e-3
 # Copies through one rank, direction and link that are tried; the last is no limit.
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 2**31 - 1)
 MOST = np.iinfo(np.int32).max
@@ -30,6 +32,14 @@ class Options(NamedTuple):
     spread: float  # added to the load of every expert, in mean loads
     priced: bool  # whether copies cost anything
     complete: bool  # whether one scenario will be real
+
+
+class Loads(NamedTuple):
+    """What may come in all rows."""
+
+    load_NE: Array  # int32, as foreseen
+    load_XNE: Array  # int32, scenarios
+    factor_KE: Array  # float64, by which samples differ from what is expected
 
 
 class Case(NamedTuple):
@@ -65,7 +75,8 @@ def count_copies(share_E, num, most_E):
 def place_copies(case, fans, expert_GS):
     """Fills redundant slots, which are empty before: heaviest copies first, each to the least loaded rank within `fans`.
 
-    A copy that finds no rank is left out.
+    A copy that finds no rank is left out. Returns whether `fans` kept any copy from the least loaded rank: on links inside nodes,
+    and across.
     """
     share_E, node_G, num_base = case.share_E, case.node_G, case.num_base
     G, S = expert_GS.shape
@@ -75,6 +86,7 @@ def place_copies(case, fans, expert_GS):
     per_copy_E, load_G, used_G, fan_4G = share_E / copies_E, np.zeros(G), np.full(G, num_base), np.zeros((4, G), np.int64)
     for e in range(share_E.size):
         load_G[home_E[e]] += per_copy_E[e]
+    peer_bound = rdma_bound = False
     for e in np.argsort(-per_copy_E, kind="mergesort"):
         home = home_E[e]
         for _ in range(copies_E[e] - 1):
@@ -84,6 +96,8 @@ def place_copies(case, fans, expert_GS):
                     continue
                 link, fan = (0, fans.peer) if node_G[g] == node_G[home] else (2, fans.rdma)
                 if fan_4G[link, home] >= fan or fan_4G[link + 1, g] >= fan:
+                    peer_bound |= link == 0
+                    rdma_bound |= link == 2
                     continue
                 held = False
                 for s in range(num_base, used_G[g]):
@@ -98,11 +112,12 @@ def place_copies(case, fans, expert_GS):
             expert_GS[to, used_G[to]] = e
             used_G[to] += 1
             load_G[to] += per_copy_E[e]
+    return peer_bound, rdma_bound
 
 
 @kernel
 def expected_s(case, expert_GS):
-    """Seconds of a placement on average over `load_KE`: the largest rank load of the exact split, and all copies."""
+    """Seconds of a placement on average over `load_KE`: the slowest rank under the exact split, and all copies."""
     node_G, num_base, (G, S) = case.node_G, case.num_base, expert_GS.shape
     home_E, fan_4G, quota_GS = home_of_experts(num_base, expert_GS), np.zeros((4, G), np.int64), np.zeros((G, S), np.int32)
     for g in range(G):
@@ -112,50 +127,73 @@ def expected_s(case, expert_GS):
                 link = 0 if node_G[home] == node_G[g] else 2
                 fan_4G[link, home] += 1
                 fan_4G[link + 1, g] += 1
-    load_G, largest = np.zeros(G, np.int64), 0.0
+    load_G, compute_s = np.zeros(G, np.int64), 0.0
     for load_E in case.load_KE:
         home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
-        largest += level_row(-(-load_G.sum() // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
-    return case.rates.pair_s * largest / case.load_KE.shape[0] + fans_seconds(fan_4G, case.rates)
+        level_row(-(-load_G.sum() // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
+        slowest_s = 0.0
+        for g in range(G):
+            copies = fan_4G[1, g] + fan_4G[3, g]
+            slowest_s = max(slowest_s, case.rates.pair_s * load_G[g] + case.rates.slot_s * (num_base + copies))
+        compute_s += slowest_s
+    return compute_s / case.load_KE.shape[0] + fans_seconds(fan_4G, case.rates)
+
+
+class _Walk(NamedTuple):
+    """The walk over limits: where it began, and the best so far."""
+
+    home_GS: Array
+    best_GS: Array
+    best_s: Array  # float64 [1]
 
 
 @kernel
-def _try(case, peer, rdma, home_GS, best_GS, best_s):
-    """Seconds of `place_copies` with these levels of limits; written to `best_GS` if they are fewer than `best_s`."""
-    tried_GS = home_GS.copy()
-    place_copies(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), tried_GS)
+def _try(case, peer, rdma, walk):
+    """Whether `place_copies` with these levels of limits takes clearly less than the best, and whether each limit bound.
+
+    The best is replaced by what takes less.
+    """
+    tried_GS = walk.home_GS.copy()
+    peer_bound, rdma_bound = place_copies(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), tried_GS)
     tried_s = expected_s(case, tried_GS)
-    if tried_s < best_s:
-        best_GS[:, :] = tried_GS
-    return tried_s
+    better = tried_s < (1.0 - WORTH) * walk.best_s[0]
+    if tried_s < walk.best_s[0]:
+        walk.best_GS[:, :] = tried_GS
+        walk.best_s[0] = tried_s
+    return better, peer_bound, rdma_bound
 
 
 @kernel
 def walk_levels(case, node_only, best_GS):
-    """The limits whose replicas take the fewest expected seconds, found level by level; the replicas to `best_GS`.
+    """The limits whose replicas take the fewest expected seconds, and these replicas, to `best_GS`, which holds bare homes before.
 
-    `best_GS` holds bare homes before; they stay where no replicas are cheaper. Starts without a limit inside nodes and none
-    across, raises the limit across nodes as long as that pays, then lowers the one inside.
+    Homes stay where no replicas are cheaper. Begins with as many copies as hide; a limit is raised while it keeps copies from
+    where they are wanted and that pays, or else lowered.
     """
-    home_GS, last = best_GS.copy(), len(LEVELS) - 1
-    best_s = expected_s(case, best_GS)
-    peer, rdma = last, 0
-    found_s = _try(case, peer, 0, home_GS, best_GS, best_s)
-    best_s = min(best_s, found_s)
-    worse = 0
-    for level in range(1, 1 if node_only else last + 1):
-        tried_s = _try(case, peer, level, home_GS, best_GS, best_s)
-        if tried_s < best_s:
-            best_s, rdma, worse = tried_s, level, 0
-        else:
-            worse += 1
-            if worse == 2:
-                break
-    for level in range(last - 1, -1, -1):
-        tried_s = _try(case, level, rdma, home_GS, best_GS, best_s)
-        if tried_s > best_s:
-            break
-        best_s, peer = tried_s, level
+    last = len(LEVELS) - 1
+    walk = _Walk(best_GS.copy(), best_GS, np.full(1, expected_s(case, best_GS)))
+    free_peer, free_rdma = free_fans(case.rates)
+    peer = rdma = 0
+    for level in range(last):
+        peer = level if LEVELS[level] <= free_peer else peer
+        rdma = level if LEVELS[level] <= free_rdma and not node_only else rdma
+    _, peer_bound, rdma_bound = _try(case, peer, rdma, walk)
+    start, better = rdma, True
+    while better and rdma_bound and rdma < last and not node_only:
+        better, peer_bound, rdma_bound = _try(case, peer, rdma + 1, walk)
+        rdma += better
+    better = rdma == start
+    while better and rdma > 0:
+        better, peer_bound, _ = _try(case, peer, rdma - 1, walk)
+        rdma -= better
+    start, better = peer, True
+    while better and peer_bound and peer < last:
+        better, peer_bound, _ = _try(case, peer + 1, rdma, walk)
+        peer += better
+    better = peer == start
+    while better and peer > 0:
+        better, _, _ = _try(case, peer - 1, rdma, walk)
+        peer -= better
     return Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma]))
 
 
@@ -200,6 +238,16 @@ def _forecast(load_E, load_XE, share_E):
 
 
 @kernel
+def _cover(case, fans, priced, expert_GS):
+    """Replaces the replicas of a row by those of `cover_loads`, if they take less or nothing is priced."""
+    tried_GS = expert_GS.copy()
+    tried_GS[:, case.num_base :] = -1
+    cover_loads(case.share_E, case.load_KE, case.node_G, case.num_base, fans, tried_GS)
+    if not priced or expected_s(case, tried_GS) < expected_s(case, expert_GS):
+        expert_GS[:, :] = tried_GS
+
+
+@kernel
 def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
     """Chooses the replicas of one row, in place, and splits `load_E` over them; a row without load keeps what it has."""
     if load_E.max() <= 0:
@@ -216,15 +264,16 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
                 case.load_KE[k, e] = min(case.share_E[e] * factor_KE[k, e] * scale, MOST)
     case.share_E[:] += options.spread * case.share_E.mean()
     fans = Fans(unlimited, np.int64(0) if options.node_only else unlimited)
-    home_GS = expert_GS.copy()
     if options.priced:
         fans = walk_levels(case, options.node_only, expert_GS)
     elif not options.complete:
         place_copies(case, fans, expert_GS)
     if options.complete:
-        cover_loads(case.share_E, load_XE, case.node_G, num_base, fans, home_GS)
-        if not options.priced or expected_s(case, home_GS) < expected_s(case, expert_GS):
-            expert_GS[:, :] = home_GS
+        free_peer, free_rdma = free_fans(case.rates)
+        hidden = Fans(np.int64(free_peer), np.int64(0 if options.node_only else free_rdma))
+        _cover(case, fans, options.priced, expert_GS)
+        if options.priced and (hidden.peer != fans.peer or hidden.rdma != fans.rdma):
+            _cover(case, hidden, True, expert_GS)
     split_row(load_E, expert_GS, quota_GS)
     keep_replicas(num_base, expert_GS, quota_GS)
     for g in range(expert_GS.shape[0]):
@@ -234,9 +283,9 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
 
 
 @kernel
-def robust_rows(low, high, rows, load_XNE, factor_KE, options, expert_NGS, quota_NGS):
+def robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS):
     """`robust_row` for rows [low, high)."""
-    load_NE = rows.counts.load_NE
+    load_NE, load_XNE, factor_KE = loads
     share_E, load_KE = np.empty(load_NE.shape[1]), np.empty(factor_KE.shape, np.int32)
     for n in range(low, high):
         case = Case(share_E, load_KE, rows.node_G, rows.num_base, row_rates(rows.rates, rows.times, n))

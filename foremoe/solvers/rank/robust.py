@@ -1,6 +1,8 @@
 """Robust: replicas for loads that are foreseen, not known."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows
-from foremoe.solvers.kernels.robust import Options, robust_rows
+from foremoe.solvers.kernels.robust import Loads, Options, robust_rows
 from foremoe.solvers.kernels.rows import problem_rows
 
 # Letters: N rows, X scenarios, K samples, E experts.
@@ -42,6 +44,8 @@ class Robust(RankSolver):
     noise: float = 0.5
     samples: int = 4
 
+    foresees: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         real(self.spread, "spread of Robust", open_low=False)
         real(self.noise, "noise of Robust", 0.0, 100.0, open_low=False)
@@ -49,19 +53,30 @@ class Robust(RankSolver):
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows without load, and those that a cancel left out, keep `start`."""
-        rows, scenario_XNE = problem_rows(problem), self._scenarios(problem)
+        if _is_one_placement(problem):
+            first = self.solve(problem[:1], start.cut(N=slice(0, problem.L)))
+            return first.cut(N=np.tile(np.arange(problem.L), problem.M))
+        scenario_XNE, priced = problem.load_NE[None], problem
+        if problem.scenario_XMLE is not None:
+            scenario_XNE = problem.scenario_XMLE.reshape(-1, problem.N, problem.E)
+            # What hides copies is the time of a micro-step, not of all that the load sums up.
+            mean_MLE = np.rint(problem.scenario_XMLE.mean(axis=0)).astype(np.int32)
+            priced = dataclasses.replace(problem, load_MLE=mean_MLE, load_MLGE=None)
         factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
-        priced = problem.cost.objective == "time"
-        options = Options(problem.replicas == "node", float(self.spread), priced, problem.scenarios_complete)
+        rows, loads = problem_rows(priced), Loads(problem.load_NE, scenario_XNE, factor_KE)
+        options = Options(
+            problem.replicas == "node", float(self.spread), problem.cost.objective == "time", problem.scenarios_complete
+        )
 
         def edit(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
-            robust_rows(low, high, rows, scenario_XNE, factor_KE, options, expert_NGS, quota_NGS)
+            robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS)
 
         return edit_rows(start, edit)
 
-    @staticmethod
-    def _scenarios(problem: Problem) -> Array:
-        """int32 [X, N, E]; the load itself where there are none."""
-        if problem.scenario_XMLE is None:
-            return problem.load_NE[None]
-        return problem.scenario_XMLE.reshape(-1, problem.N, problem.E)
+
+def _is_one_placement(problem: Problem) -> bool:
+    """Whether all micro-steps have the same scenarios, of which one will be real: they get the same replicas."""
+    scenario_XMLE, load_MLE = problem.scenario_XMLE, problem.load_MLE
+    if scenario_XMLE is None or not problem.scenarios_complete or problem.M == 1:
+        return False
+    return bool((load_MLE == load_MLE[:1]).all() and (scenario_XMLE == scenario_XMLE[:, :1]).all())
