@@ -163,37 +163,36 @@ def _try(case, peer, rdma, walk):
     return better, peer_bound, rdma_bound
 
 
+@inner_kernel
+def _hidden_levels(rates, node_only):
+    """The highest levels at which all copies hide, inside nodes and across."""
+    free_peer, free_rdma = free_fans(rates)
+    peer = rdma = 0
+    for level in range(len(LEVELS) - 1):
+        peer = level if LEVELS[level] <= free_peer else peer
+        rdma = level if LEVELS[level] <= free_rdma and not node_only else rdma
+    return peer, rdma
+
+
 @kernel
 def walk_levels(case, node_only, best_GS):
-    """The limits whose replicas take the fewest expected seconds, and these replicas, to `best_GS`, which holds bare homes before.
+    """The limits whose replicas take the fewest expected seconds; these replicas are written to `best_GS`, bare homes before.
 
-    Homes stay where no replicas are cheaper. Begins with as many copies as hide; a limit is raised while it keeps copies from
-    where they are wanted and that pays, or else lowered.
+    Homes stay where no replicas are cheaper. Begins with as many copies as hide; then each limit is raised while it keeps copies
+    from where they are wanted and more of them pay.
     """
     last = len(LEVELS) - 1
     walk = _Walk(best_GS.copy(), best_GS, np.full(1, expected_s(case, best_GS)))
-    free_peer, free_rdma = free_fans(case.rates)
-    peer = rdma = 0
-    for level in range(last):
-        peer = level if LEVELS[level] <= free_peer else peer
-        rdma = level if LEVELS[level] <= free_rdma and not node_only else rdma
+    peer, rdma = _hidden_levels(case.rates, node_only)
     _, peer_bound, rdma_bound = _try(case, peer, rdma, walk)
-    start, better = rdma, True
-    while better and rdma_bound and rdma < last and not node_only:
+    better = not node_only
+    while better and rdma_bound and rdma < last:
         better, peer_bound, rdma_bound = _try(case, peer, rdma + 1, walk)
         rdma += better
-    better = rdma == start
-    while better and rdma > 0:
-        better, peer_bound, _ = _try(case, peer, rdma - 1, walk)
-        rdma -= better
-    start, better = peer, True
+    better = True
     while better and peer_bound and peer < last:
         better, peer_bound, _ = _try(case, peer + 1, rdma, walk)
         peer += better
-    better = peer == start
-    while better and peer > 0:
-        better, _, _ = _try(case, peer - 1, rdma, walk)
-        peer -= better
     return Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma]))
 
 
@@ -269,11 +268,10 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
     elif not options.complete:
         place_copies(case, fans, expert_GS)
     if options.complete:
-        free_peer, free_rdma = free_fans(case.rates)
-        hidden = Fans(np.int64(free_peer), np.int64(0 if options.node_only else free_rdma))
         _cover(case, fans, options.priced, expert_GS)
-        if options.priced and (hidden.peer != fans.peer or hidden.rdma != fans.rdma):
-            _cover(case, hidden, True, expert_GS)
+        peer, rdma = _hidden_levels(case.rates, options.node_only)
+        if options.priced and (LEVELS[peer] != fans.peer or LEVELS[rdma] != fans.rdma):
+            _cover(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), True, expert_GS)
     split_row(load_E, expert_GS, quota_GS)
     keep_replicas(num_base, expert_GS, quota_GS)
     for g in range(expert_GS.shape[0]):
