@@ -10,11 +10,9 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import Rates, row_rates
 from foremoe.solvers.kernels.cover import Fans, cover_loads, home_quotas
-from foremoe.solvers.kernels.flow import UNLIMITED
-from foremoe.solvers.kernels.flow import split_row as level_row
+from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import fans_seconds, free_fans
 from foremoe.solvers.kernels.rows import Placed, home_of_experts
-from foremoe.solvers.split.kernels import split_row
 
 # Letters: N rows, X scenarios, K samples, G ranks, S slots per rank, E experts, I levels of a limit.
 
@@ -130,7 +128,7 @@ def expected_s(case, expert_GS):
     load_G, compute_s = np.zeros(G, np.int64), 0.0
     for load_E in case.load_KE:
         home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
-        level_row(-(-load_G.sum() // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
+        split_row(-(-load_G.sum() // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
         slowest_s = 0.0
         for g in range(G):
             copies = fan_4G[1, g] + fan_4G[3, g]
@@ -272,7 +270,9 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
         peer, rdma = _hidden_levels(case.rates, options.node_only)
         if options.priced and (LEVELS[peer] != fans.peer or LEVELS[rdma] != fans.rdma):
             _cover(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), True, expert_GS)
-    split_row(load_E, expert_GS, quota_GS)
+    load_G = np.zeros(expert_GS.shape[0], np.int64)
+    home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
+    split_row(-(-load_G.sum() // load_G.size), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
     keep_replicas(num_base, expert_GS, quota_GS)
     for g in range(expert_GS.shape[0]):
         for s in range(num_base, expert_GS.shape[1]):
