@@ -128,21 +128,15 @@ def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -
 
 
 def _scenarios(load_MLE: Array, foresight: Foresight, history_LE: Array | None) -> Array | None:
-    """int32 [X, M, L, E], `Problem.scenario_XMLE`: micro-steps before, the last one first, or all of the step.
-
-    Where there are fewer micro-steps before than scenarios, they come again and again.
-    """
+    """int32 [X, M, L, E], `Problem.scenario_XMLE`: micro-steps before, the last one first, or all of the step."""
     if foresight == "step":
         return np.broadcast_to(load_MLE[:, None], (len(load_MLE), *load_MLE.shape))
     if foresight != "previous":
         return None
     seen_MLE = load_MLE if history_LE is None else np.concatenate([history_LE[None], load_MLE])
     before_M = np.arange(len(load_MLE)) + (history_LE is not None)  # micro-steps that are known by then
-    num = max(1, min(PAST, int(before_M.max())))
-    back_XM = np.arange(num)[:, None] % np.maximum(1, before_M)
-    scenario_XMLE = seen_MLE[np.maximum(0, before_M - 1 - back_XM)]
-    scenario_XMLE[:, before_M == 0] = 0
-    return scenario_XMLE
+    index_XM = before_M - 1 - np.arange(max(1, min(PAST, int(before_M.max()))))[:, None]
+    return np.where((index_XM >= 0)[:, :, None, None], seen_MLE[np.maximum(0, index_XM)], 0)
 
 
 def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | None) -> Array:

@@ -98,10 +98,10 @@ def test_scenarios_of_foresight_are_what_has_been_and_what_the_step_holds():
     before = foreseen(problem, "previous", None)
     assert before.scenario_XMLE is not None and not before.scenarios_complete
     assert (before.scenario_XMLE[:, 0] == 0).all(), "nothing has been"
-    assert (before.scenario_XMLE[:, 1] == load_MLE[0]).all()
+    assert (before.scenario_XMLE[0, 1] == load_MLE[0]).all() and (before.scenario_XMLE[1:, 1] == 0).all()
     assert (before.scenario_XMLE[:, 3] == load_MLE[[2, 1, 0]]).all()
     after = foreseen(problem, "previous", load_MLE[3]).scenario_XMLE
-    assert after is not None and (after[:, 0] == load_MLE[3]).all() and (after[:2, 1] == load_MLE[[0, 3]]).all()
+    assert after is not None and (after[0, 0] == load_MLE[3]).all() and (after[:2, 1] == load_MLE[[0, 3]]).all()
     step = foreseen(problem, "step", None)
     assert step.scenario_XMLE is not None and step.scenarios_complete
     assert all((step.scenario_XMLE[:, m] == load_MLE).all() for m in range(4))

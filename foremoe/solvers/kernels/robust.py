@@ -27,7 +27,7 @@ class Options(NamedTuple):
     """Options of `Robust` and of the problem, as row functions take them."""
 
     node_only: bool  # whether replicas stay inside their home's node
-    spread: float  # added to the load of every expert, in mean loads
+    spread: float  # added to the load of every expert, in mean loads; more where few scenarios are known
     priced: bool  # whether copies cost anything
     complete: bool  # whether one scenario will be real
 
@@ -222,16 +222,20 @@ def keep_rows(low, high, num_base, expert_NGS, quota_NGS):
 
 @kernel
 def _forecast(load_E, load_XE, share_E):
-    """Expected load to `share_E`: half `load_E`, half the mean of scenarios, which count by their shares of a total."""
+    """Expected load to `share_E`: half `load_E`, half the mean of scenarios, which count by their shares of a total.
+
+    Returns the number of loads that this is the mean of, at least 1.
+    """
     total, num = max(1.0, load_E.sum()), 0
     for x in range(load_XE.shape[0]):
         num += load_XE[x].max() > 0
     share_E[:] = load_E
     if num == 0:
-        return
+        return 1
     share_E *= 0.5
     for x in range(load_XE.shape[0]):
         share_E += load_XE[x] * (0.5 * total / num / max(1, load_XE[x].sum()))
+    return num
 
 
 @kernel
@@ -251,7 +255,7 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
         return
     num_base, unlimited = case.num_base, np.int64(LEVELS[-1])
     expert_GS[:, num_base:] = -1
-    _forecast(load_E, load_XE, case.share_E)
+    num = _forecast(load_E, load_XE, case.share_E)
     if options.complete:
         case = Case(case.share_E, load_XE, case.node_G, num_base, case.rates)
     else:
@@ -259,7 +263,8 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
             scale = case.share_E.sum() / max(1e-300, (case.share_E * factor_KE[k]).sum())
             for e in range(load_E.size):
                 case.load_KE[k, e] = min(case.share_E[e] * factor_KE[k, e] * scale, MOST)
-    case.share_E[:] += options.spread * case.share_E.mean()
+    # As the standard error of a forecast from so many loads of equal spread.
+    case.share_E[:] += options.spread * np.sqrt(1.0 + 1.0 / num) * case.share_E.mean()
     fans = Fans(unlimited, np.int64(0) if options.node_only else unlimited)
     if options.priced:
         fans = walk_levels(case, options.node_only, expert_GS)

@@ -35,7 +35,8 @@ class Robust(RankSolver):
     method is our own.
 
     Attributes:
-        spread: What is added to the load of every expert, in mean expert loads, at least 0.
+        spread: What is added to the load of every expert, in mean expert loads, at least 0; with n scenarios known, sqrt(1 + 1/n)
+            times that.
         noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
         samples: Samples that replicas are priced on, at least 1.
     """
@@ -60,7 +61,9 @@ class Robust(RankSolver):
         if problem.scenario_XMLE is not None:
             scenario_XNE = problem.scenario_XMLE.reshape(-1, problem.N, problem.E)
             # What hides copies is the time of a micro-step, not of all that the load sums up.
-            mean_MLE = np.rint(problem.scenario_XMLE.mean(axis=0)).astype(np.int32)
+            known_XML = problem.scenario_XMLE.any(axis=3)
+            num_ML1 = np.maximum(1, known_XML.sum(axis=0))[:, :, None]
+            mean_MLE = np.rint(problem.scenario_XMLE.sum(axis=0) / num_ML1).astype(np.int32)
             priced = dataclasses.replace(problem, load_MLE=mean_MLE, load_MLGE=None)
         factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
         rows, loads = problem_rows(priced), Loads(problem.load_NE, scenario_XNE, factor_KE)
