@@ -30,6 +30,7 @@ class Options(NamedTuple):
     spread: float  # added to the load of every expert, in mean loads; more where few scenarios are known
     priced: bool  # whether copies cost anything
     complete: bool  # whether one scenario will be real
+    most: int  # redundant slots of a rank that are used
 
 
 class Loads(NamedTuple):
@@ -265,16 +266,18 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
                 case.load_KE[k, e] = min(case.share_E[e] * factor_KE[k, e] * scale, MOST)
     # As the standard error of a forecast from so many loads of equal spread.
     case.share_E[:] += options.spread * np.sqrt(1.0 + 1.0 / num) * case.share_E.mean()
+    used_GS = expert_GS[:, : min(expert_GS.shape[1], num_base + options.most)].copy()
     fans = Fans(unlimited, np.int64(0) if options.node_only else unlimited)
     if options.priced:
-        fans = walk_levels(case, options.node_only, expert_GS)
+        fans = walk_levels(case, options.node_only, used_GS)
     elif not options.complete:
-        place_copies(case, fans, expert_GS)
+        place_copies(case, fans, used_GS)
     if options.complete:
-        _cover(case, fans, options.priced, expert_GS)
+        _cover(case, fans, options.priced, used_GS)
         peer, rdma = _hidden_levels(case.rates, options.node_only)
         if options.priced and (LEVELS[peer] != fans.peer or LEVELS[rdma] != fans.rdma):
-            _cover(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), True, expert_GS)
+            _cover(case, Fans(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma])), True, used_GS)
+    expert_GS[:, : used_GS.shape[1]] = used_GS
     load_G = np.zeros(expert_GS.shape[0], np.int64)
     home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
     split_row(-(-load_G.sum() // load_G.size), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))

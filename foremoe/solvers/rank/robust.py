@@ -39,11 +39,14 @@ class Robust(RankSolver):
             times that.
         noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
         samples: Samples that replicas are priced on, at least 1.
+        most: Redundant slots of a rank that are used under ``"time"``, at least 1. The closed form prices layers alone; simulated,
+            more than two slots a rank cost more than they balance.
     """
 
     spread: float = 0.7
     noise: float = 0.5
     samples: int = 4
+    most: int = 2
 
     foresees: ClassVar[bool] = True
 
@@ -51,6 +54,7 @@ class Robust(RankSolver):
         real(self.spread, "spread of Robust", open_low=False)
         real(self.noise, "noise of Robust", 0.0, 100.0, open_low=False)
         whole(self.samples, "samples of Robust", 1, 10**4)
+        whole(self.most, "most of Robust", 1, 2**15)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows without load, and those that a cancel left out, keep `start`."""
@@ -67,9 +71,9 @@ class Robust(RankSolver):
             priced = dataclasses.replace(problem, load_MLE=mean_MLE, load_MLGE=None)
         factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
         rows, loads = problem_rows(priced), Loads(problem.load_NE, scenario_XNE, factor_KE)
-        options = Options(
-            problem.replicas == "node", float(self.spread), problem.cost.objective == "time", problem.scenarios_complete
-        )
+        timed = problem.cost.objective == "time"
+        most = int(self.most) if timed else problem.R
+        options = Options(problem.replicas == "node", float(self.spread), timed, problem.scenarios_complete, most)
 
         def edit(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
             robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS)
