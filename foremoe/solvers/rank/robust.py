@@ -39,8 +39,8 @@ class Robust(RankSolver):
             times that.
         noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
         samples: Samples that replicas are priced on, at least 1.
-        most: Redundant slots of a rank that are used under ``"time"``, at least 1. The closed form prices layers alone; simulated,
-            more than two slots a rank cost more than they balance.
+        most: Redundant slots of a rank that are used under ``"time"``, at least 1. The closed form prices layers alone;
+            simulated, more than two slots a rank cost more than they balance.
     """
 
     spread: float = 0.7
