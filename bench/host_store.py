@@ -1,4 +1,4 @@
-"""What host stores are worth on the simulated timeline, with their filling: random stages over two nodes of every kind.
+"""Worth of host stores on the simulated timeline, with their filling: random stages over two nodes of every kind.
 
     python -m bench.host_store [--cases 100] [--out bench/results/host-store_HARDWARE_DATE.md]
 

@@ -1,4 +1,4 @@
-"""Which knowledge of the load pays, and at which overhead: one planner under several kinds of foresight, both dispatches.
+"""Gain and overhead of every kind of knowledge of the load: one planner under several kinds of foresight, both dispatches.
 
     python -m bench.knowledge [--out bench/results/knowledge_HARDWARE_DATE.md]
 

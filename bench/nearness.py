@@ -1,4 +1,4 @@
-"""What seconds of search still find in a row: `Chain` and what is in it, against `Polish` that goes on for long.
+"""Seconds of search, and how much they still find in a row: `Chain` and what is in it, against `Polish` that goes on for long.
 
     python -m bench.nearness [--seconds 10] [--rows 3] [--out bench/results/nearness_HARDWARE_DATE.md]
 
@@ -57,7 +57,7 @@ def posed(model: str, num_ranks: int, dispatch: str, regime: str, num_rows: int)
 
 
 def timed(solver: RankSolver, problem: Problem, start: Placement) -> tuple[Placement, float]:
-    """What the solver makes, and CPU seconds per row."""
+    """Placement of the solver, and CPU seconds per row."""
     begin_s = time.process_time()
     found = solver.solve(problem, start)
     return found, (time.process_time() - begin_s) / problem.N

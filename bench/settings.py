@@ -1,4 +1,4 @@
-"""What tables of simulated seconds have in common: both dispatches, and a word where memory does not fit."""
+"""Shared parts of tables of simulated seconds: both dispatches, and a word where memory does not fit."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _place(v, chosen, num_held, row, placed, scratch):
 
 @inner_kernel
 def _link(row, placed, scratch):
-    """Links the replicas of every expert, and leaves nodes' counts empty."""
+    """Links the replicas of every expert, those without quota too: pairs may be pushed there."""
     G, S = placed.expert_GS.shape
     scratch.first_E[:] = -1
     for g in range(G):

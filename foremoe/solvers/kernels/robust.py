@@ -12,7 +12,7 @@ from foremoe.problem.rates import Rates, row_rates
 from foremoe.solvers.kernels.cover import Fans, cover_loads, home_quotas
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import fans_seconds, free_fans
-from foremoe.solvers.kernels.rows import Placed, home_of_experts
+from foremoe.solvers.kernels.rows import Placed, empty_idle, home_of_experts
 
 # Letters: N rows, X scenarios, K samples, G ranks, S slots per rank, E experts, I levels of a limit.
 
@@ -282,10 +282,7 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
     home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)
     split_row(-(-load_G.sum() // load_G.size), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G))
     keep_replicas(num_base, expert_GS, quota_GS)
-    for g in range(expert_GS.shape[0]):
-        for s in range(num_base, expert_GS.shape[1]):
-            if quota_GS[g, s] == 0:
-                expert_GS[g, s] = -1
+    empty_idle(num_base, expert_GS, quota_GS)
 
 
 @kernel

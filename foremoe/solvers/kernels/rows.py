@@ -114,6 +114,15 @@ def assign(placed, other):
             expert_GS[g, s], quota_GS[g, s] = from_expert_GS[g, s], from_quota_GS[g, s]
 
 
+@kernel
+def empty_idle(num_base, expert_GS, quota_GS):
+    """Empties redundant slots without quota: the canonical form of a row."""
+    for g in range(expert_GS.shape[0]):
+        for s in range(num_base, expert_GS.shape[1]):
+            if quota_GS[g, s] == 0:
+                expert_GS[g, s] = -1
+
+
 @inner_kernel
 def clean_row(num_base, placed):
     """Empties redundant slots without quota and sums up loads."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.kernels.rows import empty_idle
 from foremoe.solvers.split.kernels import home_row, split_row
 
 # Letters: N rows, G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
@@ -58,10 +59,7 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         room_G[to] -= amount
         spill_GB[home, b] -= amount
     split_row(load_E, expert_GS, quota_GS)
-    for g in range(G):
-        for s in range(num_base, S):
-            if quota_GS[g, s] == 0:
-                expert_GS[g, s] = -1
+    empty_idle(num_base, expert_GS, quota_GS)
 
 
 @kernel

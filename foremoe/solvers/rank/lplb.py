@@ -6,6 +6,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.kernels.rows import empty_idle
 from foremoe.solvers.split.kernels import split_row
 
 # Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
@@ -41,10 +42,7 @@ def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             if not duplicate:
                 expert_GS[g, s] = hot_G[source]
     split_row(load_E, expert_GS, quota_GS)
-    for g in range(G):
-        for s in range(num_base, S):
-            if quota_GS[g, s] == 0:
-                expert_GS[g, s] = -1
+    empty_idle(num_base, expert_GS, quota_GS)
 
 
 @kernel
