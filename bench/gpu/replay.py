@@ -1,0 +1,72 @@
+"""Rank replay: the expert loads of every rank of a row, one rank after the other on this GPU, while its replicas arrive.
+
+The slowest rank that is measured is what the row would wait for on as many GPUs. Beside it stands what the cost model says.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import numpy as np
+import torch
+
+import foremoe
+from bench.gpu.experts import Rank
+from bench.gpu.measure import DEVICE, DRY, median_s, table
+from foremoe.base.arrays import Array
+from foremoe.planner.strategies import STRATEGIES
+
+# Letters: G ranks, S slots of a rank, Y pairs of a rank, H hidden size.
+
+MODEL = "qwen3-30b-a3b"
+NUM_RANKS, TOKENS, ROWS, REPEATS = (4, 4, 1, 1) if DRY else (64, 8192, 3, 3)
+
+
+def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: int) -> list[float]:
+    """Seconds of forward and backward of every rank, with a copy from the host for every replica that it serves."""
+    hidden, side = rank.weights_S[0][0].shape[0], None if DRY else torch.cuda.Stream()
+    x_YH = torch.randn(int(quota_GS.sum(axis=1).max()), hidden, device=DEVICE).bfloat16()
+
+    def run(num_S: list[int]) -> None:
+        # The next row's replicas come while this one is computed, into slots of their own.
+        for _ in range(sum(num > 0 for num in num_S[num_base:])):
+            with torch.cuda.stream(side):
+                for to, tensor in zip(rank.weights_S[-1], staged, strict=True):
+                    to.copy_(tensor, non_blocking=True)
+        rank.step(x_YH[: sum(num_S)], num_S)
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+
+    return [median_s({"rank": partial(run, num_S)}, REPEATS)["rank"] for num_S in quota_GS.tolist()]
+
+
+def main() -> int:
+    """Prints the measured and the predicted straggler of each row, by strategy."""
+    work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
+    plans = {name: STRATEGIES[name].plan(problem)[0] for name in ("static", "hierarchical")}
+    base, sizes = problem.B, (64, 32) if DRY else (problem.model.hidden_size, problem.model.ffn_size)
+    rank = Rank(*sizes, base + problem.R + 1)
+    staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.weights_S[0]]
+    staged = staged if DRY else [tensor.pin_memory() for tensor in staged]
+    print(f"{MODEL}, {NUM_RANKS} ranks, {TOKENS} tokens a rank, forward and backward in bf16; medians of {REPEATS}.\n")
+    head = "row | strategy | busiest rank, pairs | slowest rank ms | mean rank ms | x static, measured | by the cost model"
+    table(head)
+    for layer in range(problem.L):
+        even = np.full((1, base), int(problem.load_MLE[0, layer].sum()) // (NUM_RANKS * base))
+        slowest, predicted = {}, {}
+        for name, plan in plans.items():
+            times = replay(rank, staged, plan.quota_MLGS[0, layer], base)
+            slowest[name], predicted[name] = max(times), float(plan.cost_ML.compute_s[0, layer])
+            busiest, mean_ms = int(plan.quota_MLGS[0, layer].sum(axis=1).max()), 1e3 * sum(times) / len(times)
+            ratios = f"{slowest['static'] / slowest[name]:.2f} | {predicted['static'] / predicted[name]:.2f}"
+            print(f"| {layer} | {name} | {busiest} | {1e3 * slowest[name]:.2f} | {mean_ms:.2f} | {ratios} |", flush=True)
+        (even_s,) = replay(rank, staged, even, base)
+        print(f"| {layer} | force-balanced | {even.sum()} | {1e3 * even_s:.2f} | {1e3 * even_s:.2f} "
+              f"| {slowest['static'] / even_s:.2f} | |", flush=True)  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

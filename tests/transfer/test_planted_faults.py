@@ -1,0 +1,23 @@
+"""Every fault of planted_faults.toml is caught by the test that it names."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_every_planted_fault_is_caught():
+    faults = tomllib.loads((HERE / "planted_faults.toml").read_text())["fault"]
+    sound = {**faults[0], "fault": faults[0]["text"]}
+    env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "HYPOTHESIS_PROFILE": "ci"}
+    asked = json.dumps([sound, *faults])
+    run = subprocess.run([sys.executable, str(HERE / "plant.py")], input=asked, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    (passed, text), *results = json.loads(run.stdout)
+    assert passed == 0, text
+    survived = [f"{fault['name']}: {text}" for fault, (code, text) in zip(faults, results, strict=True) if code != 1]
+    assert not survived, "\n".join(survived)
