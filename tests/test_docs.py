@@ -1,7 +1,8 @@
-"""Pages name files and functions that exist."""
+"""Pages name files and functions that exist, and pictures show the newest tables."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import foremoe
+from bench import pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -50,3 +52,39 @@ def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == foremoe.__version__
     assert f"\nversion: {foremoe.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Each package that lists names has a page, unless `foremoe` offers all of them."""
+    listed = re.findall(r"^   (foremoe[\w.]*)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert listed[0] == "foremoe"
+    for path in sorted((ROOT / "foremoe").rglob("__init__.py")):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        found = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.MULTILINE | re.DOTALL)
+        rooms = {path.stem for path in path.parent.iterdir()} | {"levels"}
+        names = set(ast.literal_eval(found[1])) - rooms if found else set()
+        assert package in listed or names <= set(foremoe.__all__), f"docs/reference.md lacks {package}"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in pictures.FOLDER.iterdir()))
+def test_a_picture_is_small_shown_and_up_to_date(name: str) -> None:
+    text = (pictures.FOLDER / f"{name}.svg").read_text()
+    assert len(text) < 60_000
+    assert "prefers-color-scheme:dark" in text
+    assert any(f"pictures/{name}.svg)" in page.read_text() for page in PAGES)
+    if name in pictures.SOURCES:
+        assert pictures.stamp(name) in text, f"python -m bench.pictures {name} draws it from the newest tables"
+
+
+def test_the_picture_of_a_layer_is_that_of_the_readme() -> None:
+    busiest = re.search(r"busiest rank: (\d+) at home -> (\d+) planned", (ROOT / "README.md").read_text())
+    text = (pictures.FOLDER / "layer.svg").read_text()
+    assert busiest and all(f"busiest rank {int(load):,} pairs" in text for load in busiest.groups())
+
+
+def test_tables_are_read_below_their_heading() -> None:
+    one_column = "\n| x |\n| --- |\n| {} |\n\n"
+    text = f"# A\n\n| x | y |\n| --- | --- |\n| 1 | 2.5% (3) |\n\n## B\n{one_column.format('2 to 8')}# C\n{one_column.format(0)}"
+    assert pictures.tables(text, "# A") == [[{"x": "1", "y": "2.5% (3)"}], [{"x": "2 to 8"}]]
+    assert pictures.tables(text, "## B") == [[{"x": "2 to 8"}]]
+    assert (pictures.number("2.5% (3)"), pictures.number("2 to 8")) == (2.5, 4.0)

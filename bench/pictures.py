@@ -1,0 +1,223 @@
+"""Pictures of the README and the docs: one SVG each, of a plan made here and of the tables in bench/results.
+
+Needs matplotlib (`pip install '.[docs]'`). No figure is typed in: what a picture shows is computed, or read from a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import foremoe
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "pictures"
+# Colours in daylight, their names, and the same in a dark scheme; data in those of Okabe and Ito.
+INK, PAPER, FAINT, BLUE, ORANGE, GREEN = "#1c1f24", "#ffffff", "#8b949e", "#0072b2", "#d55e00", "#009e73"
+SCHEME = {
+    INK: ("ink", "#e6e9ed"), PAPER: ("paper", "#131416"), FAINT: ("faint", "#7d8590"), BLUE: ("blue", "#56b4e9"),
+    ORANGE: ("orange", "#e69f00"), GREEN: ("green", "#2bc49a"),
+}  # fmt: skip
+STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "foremoe", "font.size": 11, "axes.titlesize": 11, "axes.titlelocation": "left",
+    "hatch.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True,
+    "figure.facecolor": PAPER, "axes.facecolor": PAPER,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}  # fmt: skip
+
+Lines = list[dict[str, str]]
+
+
+def newest(name: str) -> str:
+    """The text of the newest result file of a benchmark."""
+    return max((ROOT / "bench" / "results").glob(f"{name}_*.md"), key=lambda path: path.stem[-10:]).read_text()
+
+
+def tables(text: str, heading: str = "") -> list[Lines]:
+    """Tables below a heading, down to the next one of its rank or above, as cells by column; of the whole text without one."""
+    if heading:
+        rank = heading.index(" ")
+        text = re.split(rf"^#{{1,{rank}}} ", text.split(f"{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    found = []
+    for block in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        head, _, *rest = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines())
+        found.append([dict(zip(head, cells, strict=True)) for cells in rest])
+    return found
+
+
+def number(cell: str) -> float:
+    """The number that a cell begins with, or the geometric centre of a span ``a to b``."""
+    ends = [float(end) for end in re.findall(r"-?\d+(?:\.\d+)?", cell.split("(")[0])]
+    return math.prod(ends) ** (1 / len(ends))
+
+
+def layer(plt: Any) -> Any:
+    """One layer of the README's example: load of every rank at home and as planned; hatched is waiting."""
+    trace = foremoe.synthetic_trace("qwen3-30b-a3b", seed=0)
+    work = foremoe.Workload.from_trace(trace, num_ranks=16, tokens_per_rank=1024)
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16), redundant=1)
+    plan = foremoe.Planner().plan(problem)[0]
+    m, at = 0, 3
+    rank_G = np.arange(plan.G)
+    home_E = plan.home_LE[at] // plan.B
+    home_G = np.bincount(home_E, plan.load_MLE[m, at], plan.G)
+    replicas_GS, quota_GS = plan.expert_MLGS[m, at, :, plan.B :], plan.quota_MLGS[m, at]
+    copied_G = quota_GS[:, plan.B :].sum(axis=1)
+    taker, slot = np.unravel_index(quota_GS[:, plan.B :].argmax(), replicas_GS.shape)
+    expert = int(replicas_GS[taker, slot])
+    giver, moved = int(home_E[expert]), int(quota_GS[taker, plan.B + slot])
+
+    figure, (before, after) = plt.subplots(2, 1, figsize=(6, 5), sharex=True, sharey=True)
+    for axes, load, copied, name in (
+        (before, home_G, np.where(rank_G == giver, moved, 0), "Experts at home"),
+        (after, quota_GS.sum(axis=1), copied_G, "As planned"),
+    ):
+        axes.bar(rank_G, load - copied, color=BLUE, label="computes experts at home")
+        axes.bar(rank_G, copied, bottom=load - copied, color=ORANGE, label="computes copies")
+        axes.bar(rank_G, load.max() - load, bottom=load, fill=False, edgecolor=FAINT, hatch="////", linewidth=0, label="waits")
+        axes.axhline(load.mean(), color=INK, linewidth=0.8, linestyle="--")
+        skew = load.max() / load.mean()
+        axes.set_title(f"{name}: busiest rank {load.max():,.0f} pairs, {skew:.2f} times the mean")
+        axes.set_ylabel("pairs")
+        axes.yaxis.set_major_locator(plt.MultipleLocator(5000))
+    after.set_xlabel("rank")
+    after.set_xticks(rank_G)
+    after.legend(loc="upper left", ncols=3, frameon=False, fontsize=9, bbox_to_anchor=(0, 0.98), columnspacing=1.2)
+    start, end = (giver + 0.4, home_G[giver] - moved / 2), (taker, quota_GS[taker].sum())
+    arrow = {"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.8, "connectionstyle": "arc3,rad=-0.25", "shrinkA": 0}
+    after.annotate("", xy=end, xytext=start, xycoords=after.transData, textcoords=before.transData, arrowprops=arrow)
+    before.text(giver + 2.6, start[1] + 600, f"copy of expert {expert}", color=ORANGE, fontweight="bold")
+    return figure
+
+
+def frontier(plt: Any) -> Any:
+    """Skew against copies, of every planner of the frontier benchmark."""
+    heading = "## Copies against balance and predicted time (uncalibrated), R = 1, regime mid, M = 4"
+    text = newest("frontier")
+    cases = re.findall(r"^### (.*)$", text.split(f"{heading}\n")[1], re.MULTILINE)
+    figure, panels = plt.subplots(len(cases), 1, figsize=(6, 6.4), sharex=True)
+    for axes, case in zip(panels, cases, strict=True):
+        lines = tables(text, f"### {case}")[0]
+        points = {line["planner"]: (number(line["replicas per rank"]), 100 * (number(line["skew mean"]) - 1)) for line in lines}
+        for suffix, color in (("balance", BLUE), ("time", GREEN)):
+            chain = [points[name] for name in points if name.startswith("Chain(") and name.endswith(f", {suffix}")]
+            axes.plot(*zip(*chain, strict=True), "o-", color=color, markersize=5, label=f"Chain(slack=...), objective {suffix}")
+        for name, (x, y) in points.items():
+            if not name.startswith("Chain("):
+                axes.plot(x, y, "s", color=ORANGE, markersize=5)
+                side = "left" if x < 0.9 else "right"
+                axes.annotate(name, (x, y), xytext=(7, 2), textcoords="offset points", fontsize=9, ha=side, va="bottom")
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_yticks([0, 1, 10, 100], ["0 %", "1 %", "10 %", "100 %"])
+        axes.set_ylim(-0.15, 700)
+        axes.set_title(case)
+        axes.set_ylabel("busiest rank above the mean")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper right")
+    panels[-1].set_xlabel("replicas per rank, micro-step and layer")
+    return figure
+
+
+def balanced(plt: Any) -> Any:
+    """Share of the throughput with forced even routing, by system and EP, under either dispatch."""
+    text, model = newest("dispatches"), "qwen3-235b-a22b"
+    figure, panels = plt.subplots(2, 1, figsize=(6, 7.4), sharex=True)
+    for axes, dispatch in zip(panels, ("pairs", "node"), strict=True):
+        lines = [line for line in tables(text, f"## Dispatch {dispatch}, regime mid")[0] if "force-balanced" not in line.values()]
+        names = [next(iter(line.values())) for line in lines]
+        columns = [name for name in lines[0] if name.startswith(model)]
+        for column, color, marker in zip(columns, (FAINT, BLUE, GREEN, ORANGE), "osD^", strict=True):
+            at = [(number(line[column]), y) for y, line in enumerate(lines) if line[column] != "-"]
+            axes.plot(*zip(*at, strict=True), marker, color=color, markersize=6, label=column.removeprefix(f"{model} "))
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(axis="y", color=FAINT, linewidth=0.4, alpha=0.5)
+        axes.invert_yaxis()
+        axes.axvline(100, color=INK, linewidth=0.8, linestyle="--")
+        axes.set_title(f"dispatch {dispatch}")
+    panels[0].legend(frameon=False, fontsize=9, loc="lower left")
+    panels[1].set_xlabel(f"% of forced even routing, {model}, regime mid, simulated")
+    return figure
+
+
+def predicted(plt: Any) -> Any:
+    """Simulated against published figures, and predicted against measured stages of the demo."""
+    published, validation = newest("published"), tables(newest("validation"))
+    panels: list[tuple[str, str, list[tuple[float, float]]]] = []
+    for title in ("Throughput", "Bandwidth", "Ratios"):
+        lines = tables(published, f"## {title}")[0]
+        panels.append((title, "published", [(number(line["published"]), number(line["simulated"])) for line in lines]))
+    stages = next(lines for lines in validation if "configuration" in lines[0])
+    cells = [line[arm].split(" (")[0].split(" -> ") for line in stages for arm in ("static", "foremoe")]
+    panels.append(("Stages of the demo", "measured", [(float(x), float(y)) for x, y in cells]))
+    units = ("tokens/s/GPU", "GB/s", "ratio", "s")
+    figure, grid = plt.subplots(2, 2, figsize=(6, 6))
+    for axes, (title, known, points), unit in zip(grid.flat, panels, units, strict=True):
+        low, high = min(map(min, points)) / 1.3, max(map(max, points)) * 1.3
+        ends = np.array([low, high])
+        axes.fill_between(ends, ends / 1.15, ends * 1.15, color=FAINT, alpha=0.25, linewidth=0)
+        axes.plot(ends, ends, color=INK, linewidth=0.8)
+        axes.plot(*zip(*points, strict=True), "o", color=BLUE, markersize=5, alpha=0.8)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal", title=title)
+        axes.set_xlabel(f"{known}, {unit}")
+        axes.set_ylabel(f"simulated, {unit}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(plt.NullLocator())
+    return figure
+
+
+PICTURES: dict[str, Callable[[Any], Any]] = {"layer": layer, "frontier": frontier, "balanced": balanced, "predicted": predicted}
+# Benchmarks whose newest tables a picture shows.
+SOURCES = {"layer": (), "frontier": ("frontier",), "balanced": ("dispatches",), "predicted": ("published", "validation")}
+
+
+def stamp(name: str) -> str:
+    """A digest of the tables that a picture shows; the picture holds it, so that a test finds one that has grown old."""
+    return hashlib.sha256("".join(newest(source) for source in SOURCES[name]).encode()).hexdigest()[:16]
+
+
+def themed(svg: str) -> str:
+    """The same picture with colours that follow the reader's scheme, light or dark."""
+    for day, (name, _) in SCHEME.items():
+        svg = svg.replace(day, f"var(--{name})")
+    light, dark = (
+        ";".join(f"--{name}:{color}" for color, name in pairs)
+        for pairs in ([(day, name) for day, (name, _) in SCHEME.items()], [(night, name) for name, night in SCHEME.values()])
+    )
+    style = (
+        f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}text{{font-family:sans-serif!important}}</style>"
+    )
+    return re.sub(r"(<svg[^>]*>)", rf"\1{style}", svg, count=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(PICTURES), help=f"of {', '.join(PICTURES)}; default: all")
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot, ticker
+
+    for name in ("MultipleLocator", "LogLocator", "NullLocator", "FuncFormatter"):
+        setattr(pyplot, name, getattr(ticker, name))
+    for name in parser.parse_args().names:
+        with pyplot.rc_context(STYLE):
+            text = io.StringIO()
+            PICTURES[name](pyplot).savefig(
+                text, format="svg", metadata={"Date": None, "Creator": None, "Identifier": stamp(name)}
+            )
+        file = FOLDER / f"{name}.svg"
+        file.write_text(themed(text.getvalue()))
+        print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
