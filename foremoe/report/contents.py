@@ -12,6 +12,7 @@ from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memo
 from foremoe.plan.plan import Plan
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
+from foremoe.report.runs import StageRuns, late_seconds
 from foremoe.simulate.result import LINKS
 from foremoe.workload.skew import skew
 
@@ -41,9 +42,28 @@ def parts(plan: Plan, static: Mapping[str, Array]) -> dict[str, dict[str, float]
     return {"static": {name: float(part.sum()) for name, part in static.items()}, "planned": planned}
 
 
-def links(bytes_by_link: Mapping[str, Array], simulation: Any) -> dict[str, Any]:
+def simulated(runs: StageRuns | None) -> dict[str, Any] | None:
+    """Parts and gains of the simulated stage."""
+    return None if runs is None else {"parts": runs.parts(), "gains": runs.gains()}
+
+
+def late(posed: Problem, plan: Plan, runs: StageRuns | None) -> dict[str, Any]:
+    """How much every rank keeps the others waiting, at home and as planned: simulated seconds, else pairs above the mean."""
+    if runs is not None:
+        static_G, planned_G = (late_seconds(run, plan.G) for run in (runs.static, runs.planned))
+        return {"unit": "s", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}
+    static_G, planned_G = (_late_pairs(load_NG) for load_NG in (posed.static().load_NG(), plan.load_NG))
+    return {"unit": "pairs", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}
+
+
+def _late_pairs(load_NG: Array) -> Array:
+    above_N = load_NG.max(axis=1) - load_NG.mean(axis=1)
+    return np.bincount(load_NG.argmax(axis=1), above_N, load_NG.shape[1])
+
+
+def links(bytes_by_link: Mapping[str, Array], runs: StageRuns | None) -> dict[str, Any]:
     """Per rank and link class: bytes by the plan, and seconds busy by the simulation if there is one."""
-    busy_s_KG = None if simulation is None else simulation.link_busy_WG.tolist()
+    busy_s_KG = None if runs is None else runs.planned.link_busy_WG.tolist()
     return {"names": LINKS, "bytes_KG": [bytes_by_link[name].tolist() for name in LINKS], "busy_s_KG": busy_s_KG}
 
 

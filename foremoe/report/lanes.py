@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.report.packing import Packer
 from foremoe.report.rows import replica_of_copies, replica_of_returns
+from foremoe.simulate.trace import reforwarded_alone
 
 if TYPE_CHECKING:
     from foremoe.transfer.timeline import Timeline
@@ -70,14 +70,6 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
     packer.add("return_length_A", ticks(simulation.return_end_A)[order_A] - start_A, "int32")
     facts["copies"] = True
     return facts
-
-
-def reforwarded_alone(plan: Plan) -> Array:
-    """bool [L]: layers whose re-forward belongs to their backward use; blocks of several have uses of their own for it."""
-    schedule = plan.header.schedule
-    if not schedule.reforward or schedule.block_L is None:
-        return np.full(plan.L, schedule.reforward)
-    return np.bincount(schedule.block_L)[schedule.block_L] == 1
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:

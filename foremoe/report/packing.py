@@ -11,6 +11,7 @@ from foremoe.base.errors import InputError
 
 # The browser's typed arrays of the same kinds; 64-bit integers are narrowed where they fit.
 DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
+LEVEL = 7  # the levels above take three to six times as long for a hundredth of the size
 
 
 class Packer:
@@ -42,4 +43,4 @@ class Packer:
 
     def text(self) -> str:
         """All blocks, zlib-compressed, as base64."""
-        return base64.b64encode(zlib.compress(b"".join(self._blocks), 9)).decode("ascii")
+        return base64.b64encode(zlib.compress(b"".join(self._blocks), LEVEL)).decode("ascii")

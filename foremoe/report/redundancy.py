@@ -11,7 +11,8 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import memory_figures, plan_fit, stage_seconds
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
-from foremoe.simulate import simulate
+from foremoe.report.runs import end_seconds
+from foremoe.simulate import head_seconds, simulate
 from foremoe.solvers.home.keep import Keep
 
 
@@ -29,11 +30,13 @@ def what_if(
         progress: Called with (what, rows done, rows in all).
 
     Returns:
-        One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``predicted_stage_s``, ``replicas_per_rank`` (mean per row),
-        ``peak_bytes`` (of the fullest rank), ``peak_bytes_with_reforward``, ``fits`` and, simulated, ``simulated_stage_s``.
+        One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``skew_ML`` (float64 [M, L]), ``predicted_stage_s``,
+        ``replicas_per_rank`` (mean per row), ``peak_bytes`` (of the fullest rank), ``peak_bytes_with_reforward``, ``fits`` and,
+        simulated, ``simulated_stage_s`` and ``parts`` (its seconds by part).
     """
     # The problem's homes are decided, whatever R they were decided for.
     settled = dataclasses.replace(planner, home=Keep())
+    head_s_MG, ends_s = head_seconds(problem), end_seconds(problem, trainer or Trainer())
     rows = []
     for slots in redundant:
         # Resident contents are of another number of slots; the stage begins with empty ones.
@@ -41,11 +44,12 @@ def what_if(
         report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
         plan, _ = settled.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
         row = {
-            "redundant": slots, "skew_mean": float(plan.skew_ML.mean()), "skew_p99": float(np.quantile(plan.skew_ML, 0.99)),
-            "predicted_stage_s": stage_seconds(plan)[0], "replicas_per_rank": plan.num_replicas / (plan.N * plan.G),
-            **memory_figures(plan_fit(varied, plan, trainer)),
+            "redundant": slots, "skew_ML": plan.skew_ML, "skew_mean": float(plan.skew_ML.mean()),
+            "skew_p99": float(np.quantile(plan.skew_ML, 0.99)), "predicted_stage_s": stage_seconds(plan)[0],
+            "replicas_per_rank": plan.num_replicas / (plan.N * plan.G), **memory_figures(plan_fit(varied, plan, trainer)),
         }  # fmt: skip
         if simulated:
-            row["simulated_stage_s"] = simulate(varied, plan).total_s
+            parts = simulate(varied, plan, outside_s_MG=head_s_MG).parts.to_dict() | ends_s
+            row |= {"simulated_stage_s": sum(parts.values()), "parts": parts}
         rows.append(row)
     return rows

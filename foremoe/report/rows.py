@@ -12,6 +12,7 @@ from foremoe.plan.transfers import Link
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
+from foremoe.report.reasons import BestCopies
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Z replicas, C copies, A gradients that go home.
 
@@ -68,6 +69,13 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
     packer.add("load_bound_ML", np.ceil(plan.load_bound_ML - 1e-6), "int32")
     packer.add("static_s_ML", static.total_s, "float32")
     packer.add("planned_s_ML", plan.cost_ML.total_s, "float32")
+
+
+def pack_reasons(packer: Packer, copies: BestCopies) -> None:
+    """Puts the best copy of every row that copies nothing into `packer`."""
+    for name, values_W in copies._asdict().items():
+        seconds = name.endswith("_s_W")
+        packer.add(f"best_{name}", values_W, "float32" if seconds else "int32", differences=name == "row_W")
 
 
 def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:

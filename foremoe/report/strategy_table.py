@@ -39,8 +39,8 @@ COLUMNS = (
 
 
 def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns that at least one row has a number for, the rows' cells (None is blank), and their notes."""
-    shown = [figure for figure in COLUMNS if any(_value(row, figure) is not None for row in rows)]
+    """Columns that at least one row has a number other than 0 for, the rows' cells (None is blank), and their notes."""
+    shown = [figure for figure in COLUMNS if any(_value(row, figure) for row in rows)]
     longest_s = max((_value(row, f) or 0.0 for row in rows for f in shown if f.unit == "s"), default=0.0)
     if longest_s < 10.0:
         shown = [f._replace(unit="ms", factor=1e3, digits=2) if f.unit == "s" else f for f in shown]

@@ -10,8 +10,8 @@ from typing import Any
 
 # In this order: each may use what the ones before it define.
 SCRIPTS = (
-    "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "lanes.js", "lanes_source.js",
-    "timeline.js", "charts.js", "tables.js", "page.js",
+    "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "lanes.js", "lanes_source.js",
+    "timeline.js", "charts.js", "experts.js", "tables.js", "whatif.js", "page.js",
 )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ import pytest
 from report_case import small_problem
 
 import foremoe
-from foremoe.report import what_if, write_report
-from foremoe.simulate import simulate
+from foremoe.report import run_stage, what_if, write_report
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +18,7 @@ def case() -> SimpleNamespace:
     problem = small_problem()
     plan, report = foremoe.Planner().plan(problem)
     assert plan.num_replicas > 0 and len(plan.transfers) > 0
-    return SimpleNamespace(problem=problem, plan=plan, report=report, simulation=simulate(problem, plan))
+    return SimpleNamespace(problem=problem, plan=plan, report=report, runs=run_stage(problem, plan))
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +27,7 @@ def page(case: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = tmp_path_factory.mktemp("report") / "report.html"
     rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "hierarchical")})
     write_report(
-        path, case.problem, case.plan, planner_report=case.report, simulation=case.simulation, strategies=rows,
+        path, case.problem, case.plan, planner_report=case.report, runs=case.runs, strategies=rows,
         what_if=what_if(case.problem, foremoe.Planner(), simulated=True), source="counts of a test",
     )  # fmt: skip
     return path

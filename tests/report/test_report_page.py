@@ -17,12 +17,11 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.text import static_load_MLG
-from foremoe.report import write_report
+from foremoe.report import run_stage, write_report
 from foremoe.report.packing import DTYPES, Packer
 from foremoe.report.rows import FROM_HOST, NOT_SENT, executable_problem, link_bytes, sources_of
 from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import script_json
-from foremoe.simulate import simulate
 from foremoe.transfer.timeline import Timeline
 
 
@@ -83,8 +82,9 @@ def test_links_carry_what_leaves_and_arrives(case):
 def test_the_timeline_comes_back_within_a_tick(schedule, tmp_path):
     problem = small_problem(schedule=schedule)
     plan, _ = foremoe.Planner().plan(problem)
-    simulation = simulate(problem, plan)
-    write_report(tmp_path / "r.html", problem, plan, simulation=simulation)
+    runs = run_stage(problem, plan)
+    simulation = runs.planned
+    write_report(tmp_path / "r.html", problem, plan, runs=runs)
     text = (tmp_path / "r.html").read_text()
     arrays, t = arrays_of(text), facts_of(text)["timeline"]
     tick_s = t["tick_s"]
@@ -149,7 +149,7 @@ def test_the_page_asks_nothing_of_a_network(page):
 
 def test_same_arguments_same_bytes(case, page, tmp_path):
     for name in "ab":
-        write_report(tmp_path / name, case.problem, case.plan, simulation=case.simulation)
+        write_report(tmp_path / name, case.problem, case.plan, runs=case.runs)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -163,7 +163,7 @@ def test_a_plan_of_another_problem_is_refused(case, tmp_path):
         turned = dataclasses.replace(case.problem, home_LE=case.problem.home_LE[:, ::-1].copy())
         write_report(tmp_path / "r.html", turned, case.plan)
     with pytest.raises(InputError, match="not both"):
-        write_report(tmp_path / "r.html", case.problem, case.plan, simulation=case.simulation, timelines=measured(case.plan))
+        write_report(tmp_path / "r.html", case.problem, case.plan, runs=case.runs, timelines=measured(case.plan))
     with pytest.raises(InputError, match="one timeline per rank"):
         write_report(tmp_path / "r.html", case.problem, case.plan, timelines=measured(case.plan) * 2)
     with pytest.raises(InputError, match="cannot write"):
@@ -199,6 +199,6 @@ def test_a_large_plan_stays_small(tmp_path):
     work = foremoe.synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=4)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=64), redundant=1)
     plan, _ = foremoe.Planner().plan(problem)
-    write_report(tmp_path / "r.html", problem, plan, simulation=simulate(problem, plan))
+    write_report(tmp_path / "r.html", problem, plan, runs=run_stage(problem, plan))
     text = (tmp_path / "r.html").read_text()
     assert len(packed_of(text)) < 5e6 / 8 and len(json.dumps(facts_of(text))) < 1e5

@@ -17,12 +17,13 @@ function drawArcs(theme, width, { rows, n, rank }) {
   // Dim arcs first, so that the chosen chain lies on top.
   const order = chain === null ? list : [...list].sort((a, b) => chain.has(a.y) - chain.has(b.y));
   for (const replica of order) root.append(arc(theme, scale, replica, base, low, most, chain !== null && !chain.has(replica.y)));
-  if (rank !== null) root.append(svg("circle", { cx: scale.middle(rank), cy: base, r: 4, fill: theme.orange, stroke: theme.ink }));
+  if (rank !== null) root.append(svg("circle", { cx: scale.middle(rank), cy: base, r: 4, fill: theme.chosen, stroke: theme.ink }));
   if (!list.length) root.append(label((width - ROW.right + ROW.left) / 2, (base + low) / 2, "no replicas in this row", theme, { anchor: "middle", colour: theme.muted }));
   const used = [...new Set(list.map((replica) => replica.way))];
-  const names = legend(theme, ROW.left, height - 8, Object.keys(WAYS).filter((way) => used.includes(way)).map((way) => ({ colour: theme[way], name: `weights ${WAYS[way]}` })));
+  const names = legend(theme, width < 560 ? 4 : ROW.left, height - 8, Object.keys(WAYS).filter((way) => used.includes(way)).map((way) => ({ colour: theme[way], name: `weights ${WAYS[way]}` })));
   root.append(names.group);
-  if (list.length) root.append(label(ROW.left + names.width + 4, height - 8, `width: pairs moved, up to ${whole(most)}`, theme, { colour: theme.muted }));
+  const words = `width: pairs moved, up to ${whole(most)}`;
+  if (list.length && ROW.left + names.width + measure(words) < width) root.append(label(ROW.left + names.width + 4, height - 8, words, theme, { colour: theme.muted }));
   return root;
 }
 
@@ -36,18 +37,4 @@ function arc(theme, scale, replica, base, low, most, dim) {
   const tipHalf = Math.min(2 + wide / 2, Math.max(scale.each / 2, 1.5));
   group.append(svg("path", { d: `M${to},${base} l${-tipHalf},7 l${2 * tipHalf},0 z`, fill: theme[replica.way] }));
   return group;
-}
-
-/** The row's replicas as a table, those of the chosen rank's chain alone if there is one. */
-function replicaTable(rows, n, rank) {
-  const chain = rank === null ? null : rows.chain(n, rank);
-  const list = rows.replicas(n).filter((replica) => chain === null || chain.has(replica.y)).sort((a, b) => b.quota - a.quota || a.y - b.y);
-  const columns = [
-    { heading: "expert" }, { heading: "home", unit: "rank" }, { heading: "replica", unit: "rank" }, { heading: "quota", unit: "pairs" },
-    { heading: "share", unit: "% of load" }, { heading: "weights", left: true },
-  ];
-  const cells = list.map((r) => [String(r.expert), String(r.home), String(r.rank), whole(r.quota), fixed(100 * r.quota / Math.max(r.load, 1), 1),
-    r.source >= 0 && r.source !== r.home ? `relayed by ${r.source}` : { peer: "peer", rdma: "RDMA", host: "host", held: facts.executable ? "held" : "-" }[r.way]]);
-  const what = rank === null ? `${plural(list.length, "replica")} in this row` : `${plural(list.length, "replica")} in the chain through rank ${rank}`;
-  return table(columns, cells, what);
 }

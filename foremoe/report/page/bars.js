@@ -44,16 +44,16 @@ function drawBars(theme, width, { rows, n, rank }) {
   const inset = Math.min(scale.each * 0.15, 3), wide = Math.max(scale.each - 2 * inset, 0.8);
   for (let g = 0; g < G; g++) {
     const x = scale.x(g) + inset;
-    root.append(svg("rect", { x, y: y(after_G[g]), width: wide, height: bottom - y(after_G[g]), fill: g === rank ? theme.orange : theme.sky, class: "after" }));
+    root.append(svg("rect", { x, y: y(after_G[g]), width: wide, height: bottom - y(after_G[g]), fill: g === rank ? theme.chosen : theme.planned, class: "after" }));
     root.append(svg("rect", { x: x + 0.5, y: y(before_G[g]), width: Math.max(wide - 1, 0.3), height: bottom - y(before_G[g]), fill: "none", stroke: theme.ink, "stroke-width": scale.each < 4 ? 0.5 : 1, class: "before" }));
   }
   root.append(svg("line", { x1: ROW.left, x2: width - ROW.right, y1: bottom, y2: bottom, stroke: theme.line }));
   for (const g of indexTicks(G, scale.each, 24)) root.append(label(scale.middle(g), bottom + 14, g, theme, { anchor: "middle", colour: theme.muted }));
   root.append(label(ROW.left - 6, bottom + 14, "rank", theme, { anchor: "end", colour: theme.muted }));
   barLines(root, theme, width, y, mean, bound);
-  root.append(legend(theme, width - ROW.right - 270, 14, [
-    { colour: theme.ink, name: "before", outline: true }, { colour: theme.sky, name: "after" },
-    { colour: theme.ink, name: "mean", line: "dashed" }, { colour: theme.red, name: "bound", line: true },
+  root.append(legend(theme, width < 560 ? 4 : width - ROW.right - 300, 14, [
+    { colour: theme.ink, name: "at home", outline: true }, { colour: theme.planned, name: "planned" },
+    { colour: theme.ink, name: "mean", line: "dashed" }, { colour: theme.bound, name: "bound", line: true },
   ]).group);
   return root;
 }
@@ -61,10 +61,10 @@ function drawBars(theme, width, { rows, n, rank }) {
 /** Mean and lower bound, with their names at the right and kept apart. */
 function barLines(root, theme, width, y, mean, bound) {
   const edge = width - ROW.right, apart = Math.max(0, 26 - (y(mean) - y(bound))) / 2;
-  const lines = [[bound, theme.red, null, `bound ${whole(bound)}`, y(bound) - apart], [mean, theme.ink, "4 3", `mean ${whole(mean)}`, y(mean) + apart]];
+  const lines = [[bound, theme.bound, null, `bound ${whole(bound)}`, y(bound) - apart], [mean, theme.ink, "4 3", `mean ${whole(mean)}`, y(mean) + apart]];
   for (const [value, colour, dash, text, at] of lines) {
     root.append(svg("line", { x1: ROW.left, x2: edge, y1: y(value), y2: y(value), stroke: colour, "stroke-width": 1.4, "stroke-dasharray": dash }));
-    root.append(label(edge + 6, at + 4, text, theme, { colour }));
+    root.append(label(edge + 6, at + 4, text, theme));
   }
 }
 

@@ -3,38 +3,47 @@
 
 const PART_NAMES = {
   window_s: ["attention", "attention"], dispatch_s: ["tokens to experts", "dispatch"], compute_s: ["expert compute", "compute"],
-  combine_s: ["tokens back", "combine"], transfer_s: ["weights, exposed", "weights"], gradient_s: ["gradients, exposed", "orange"],
-  planning_s: ["planning, exposed", "rdma"], outside_s: ["outside the layers", "host"], bubble_s: ["pipeline bubble", "wait"],
+  combine_s: ["tokens back", "combine"], transfer_s: ["weights, exposed", "weights"], gradient_s: ["gradients, exposed", "gradient"],
+  moves_s: ["homes move", "moves"], outside_s: ["head", "outside"], reduction_s: ["gradient reduction", "outside"], optimizer_s: ["optimizer", "outside"],
+  planning_s: ["planning, exposed", "moves"], bubble_s: ["pipeline bubble", "wait"], stage_s: ["stage", "amount"],
 };
 
-/** Stage time by part: one stacked bar per way of running the stage. */
-function drawParts(theme, width) {
-  const label_ = facts.standing;
-  const bars = [["static", label_, facts.parts.static], ["planned", label_, facts.parts.planned]];
-  if (facts.simulated) bars.push(["planned", "simulated", facts.simulated.parts]);
-  const used = Object.entries(PART_NAMES).filter(([part]) => bars.some(([, , p]) => (p[part] || 0) > 0));
-  const left = Math.max(136, measure(label_, 10) + 16), right = 64;
-  const names = legend(theme, 8, 14, used.map(([, [title, colour]]) => ({ name: title, colour: theme[colour] })), { room: width - 16 });
-  const each = 34, top = 18 + names.lines * 16, height = top + bars.length * each + 34, totals = bars.map(([, , p]) => Object.values(p).reduce((a, b) => a + b, 0));
+const total = (parts) => Object.values(parts).reduce((sum, value) => sum + value, 0);
+const usedParts = (bars) => Object.entries(PART_NAMES).filter(([part]) => bars.some(({ parts }) => (parts[part] || 0) > 0));
+
+/** The ways of running the stage that the page knows the parts of. */
+function stageBars() {
+  const bars = [{ name: "static", how: "predicted", parts: facts.parts.static }, { name: "planned", how: "predicted", parts: facts.parts.planned }];
+  if (facts.simulated) for (const [name, parts] of Object.entries(facts.simulated.parts)) bars.push({ name: name === "balanced" ? "even routing" : name, how: "simulated", parts });
+  return bars;
+}
+
+/** Stage time by part: one stacked bar per way of running the stage; all but the `chosen` one are pale. */
+function drawParts(theme, width, bars, chosen = null) {
+  const used = usedParts(bars), left = 104, right = 64;
+  // Parts of one colour stand in the legend once.
+  const kinds = [...new Set(used.map(([, [, colour]]) => colour))].map((colour) => ({ colour: theme[colour], name: used.filter(([, [, c]]) => c === colour).map(([, [title]]) => title).join(", ") }));
+  const names = legend(theme, 8, 14, kinds, { room: width - 16 });
+  const each = 34, top = 18 + names.lines * 16, height = top + bars.length * each + 34, totals = bars.map(({ parts }) => total(parts));
   const most = Math.max(...totals, 1e-12), [factor, unit] = unitOf(most, TIME_UNITS), x = (value) => left + value / most * (width - left - right);
   const root = canvasOf(width, height, theme, "Stage time by part");
   for (const value of ticks(0, most / factor, Math.max(2, Math.floor((width - left - right) / 90)))) {
     root.append(svg("line", { x1: x(value * factor), x2: x(value * factor), y1: top - 4, y2: height - 30, stroke: theme.grid }));
     root.append(label(x(value * factor), height - 14, `${value.toLocaleString("en-US")} ${unit}`, theme, { anchor: "middle", colour: theme.muted }));
   }
-  bars.forEach(([name, how, parts], i) => {
-    const y = top + i * each;
+  bars.forEach(({ name, how, parts }, i) => {
+    const y = top + i * each, group = svg("g", { opacity: chosen === null || i === chosen ? 1 : 0.4, class: i === chosen ? "picked" : null });
     root.append(label(left - 8, y + 11, name, theme, { anchor: "end", weight: "600" }), label(left - 8, y + 24, how, theme, { anchor: "end", size: 10, colour: theme.muted }));
     let at = 0;
-    for (const [part, [title, colour]] of Object.entries(PART_NAMES)) {
+    for (const [part, [title, colour]] of used) {
       const value = parts[part] || 0;
       if (value <= 0) continue;
-      const bar = svg("rect", { x: x(at), y, width: x(at + value) - x(at), height: each - 10, fill: theme[colour] });
+      const bar = svg("rect", { x: x(at), y, width: x(at + value) - x(at), height: each - 10, fill: theme[colour], stroke: theme.paper, "stroke-width": 0.5 });
       bar.append(svg("title", {}, `${title}: ${seconds(value)}`));
-      root.append(bar);
+      group.append(bar);
       at += value;
     }
-    root.append(label(x(at) + 6, y + 16, seconds(totals[i]), theme, { weight: "600" }));
+    root.append(group, label(x(at) + 6, y + 16, seconds(totals[i]), theme, { weight: "600" }));
   });
   root.append(names.group);
   return root;
@@ -46,23 +55,25 @@ const LINK_COLOURS = { peer: "peer", rdma: "rdma", host: "host" };
 function drawByRank(theme, width, charts, description, each = 62) {
   const G = facts.G, left = 58, right = 16, gap = 36, height = charts.length * (each + gap) + 26;
   const root = canvasOf(width, height, theme, description), wide = (width - left - right) / G;
-  charts.forEach(({ name, values_G, units, colour, line, lineName }, i) => {
-    const top = 24 + i * (each + gap), bottom = top + each, most = Math.max(...values_G, line || 0, 1e-12) * 1.02, [factor, unit] = unitOf(most, units);
+  charts.forEach(({ name, values_G, units, colour, line, lineName, most: given = 0 }, i) => {
+    const top = 24 + i * (each + gap), bottom = top + each, most = Math.max(...values_G, line || 0, given, 1e-12) * 1.02, [factor, unit] = unitOf(most, units);
     nodeRuns().forEach(([first, last], k) => {
       if (k % 2 === 0) root.append(svg("rect", { x: left + first * wide, y: top, width: (last - first + 1) * wide, height: each, fill: theme.band }));
     });
     const busiest = values_G.indexOf(Math.max(...values_G)), mean = values_G.reduce((a, b) => a + b, 0) / G;
     root.append(yAxis(theme, { left, right: width - right, top, bottom, most, factor, name: "", count: Math.max(3, Math.round(each / 40)) }));
     root.append(label(left, top - 8, name, theme, { weight: "600" }));
-    root.append(label(width - right, top - 8, `${unit}; mean ${scaled(mean, units)}, most ${scaled(values_G[busiest], units)} (rank ${busiest})`, theme, { anchor: "end", colour: theme.muted }));
+    const words = `${unit}; mean ${scaled(mean, units)}, most ${scaled(values_G[busiest], units)} (rank ${busiest})`;
+    const room = width - right - left - measure(name) * 1.1 - 12;
+    root.append(label(width - right, top - 8, measure(words) < room ? words : unit, theme, { anchor: "end", colour: theme.muted }));
     for (let g = 0; g < G; g++) {
       const high = values_G[g] / most * each;
       root.append(svg("rect", { x: left + (g + 0.12) * wide, y: bottom - high, width: Math.max(wide * 0.76, 0.6), height: high, fill: theme[colour] }));
     }
     if (line) {
       const y = bottom - line / most * each;
-      root.append(svg("line", { x1: left, x2: width - right, y1: y, y2: y, stroke: theme.red, "stroke-width": 1.5 }));
-      root.append(label(left + 4, y + 15, lineName, theme, { colour: theme.red, halo: theme.paper }));
+      root.append(svg("line", { x1: left, x2: width - right, y1: y, y2: y, stroke: theme.bound, "stroke-width": 1.5 }));
+      root.append(label(left + 4, y + 15, lineName, theme, { halo: theme.paper }));
     }
     root.append(svg("line", { x1: left, x2: width - right, y1: bottom, y2: bottom, stroke: theme.line }));
   });
@@ -80,7 +91,7 @@ function drawLinks(theme, width) {
 }
 
 function drawMemory(theme, width) {
-  const chart = { name: facts.memory.fits === false ? "peak memory, does not fit" : "peak memory", values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "blue", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
+  const chart = { name: facts.memory.fits === false ? "peak memory, does not fit" : "peak memory", values_G: facts.memory.peak_bytes_G, units: BYTE_UNITS, colour: "planned", line: facts.memory_bytes, lineName: `memory of one rank: ${bytes(facts.memory_bytes)}` };
   return drawByRank(theme, width, [chart], `Peak memory by rank: ${facts.memory.verdict}`, 190);
 }
 
@@ -94,57 +105,20 @@ function sentence(theme, width, text) {
 function drawGap(theme, width, rows) {
   const { M, L } = facts, mean_L = new Float64Array(L), most_L = new Float64Array(L);
   for (let n = 0; n < M * L; n++) { mean_L[n % L] += rows.gap_N[n] / M; most_L[n % L] = Math.max(most_L[n % L], rows.gap_N[n]); }
-  const left = 50, right = 12, top = 42, height = 210, bottom = height - 36, most = Math.max(...most_L, 1e-3) * 1.05, wide = (width - left - right) / L;
+  const left = 50, right = 12, names = legend(theme, left, 14, [{ colour: theme.planned, name: `mean over micro-steps (of all rows ${percent(facts.headline.gap_mean)})` }, { colour: theme.bound, name: `worst (of all rows ${percent(facts.headline.gap_max)})` }], { room: width - left });
+  const top = 26 + 16 * names.lines, height = top + 168, bottom = height - 36, most = Math.max(...most_L, 1e-3) * 1.05, wide = (width - left - right) / L;
   const root = canvasOf(width, height, theme, "Load gap by layer"), y = (value) => bottom - value / most * (bottom - top);
   root.append(yAxis(theme, { left, right: width - right, top, bottom, most, factor: 0.01, name: "load gap, %" }));
   for (let l = 0; l < L; l++) {
     const x = left + l * wide, inset = wide * 0.12;
-    root.append(svg("rect", { x: x + inset, y: y(mean_L[l]), width: Math.max(wide - 2 * inset, 0.6), height: bottom - y(mean_L[l]), fill: theme.blue }));
-    root.append(svg("rect", { x: x + inset, y: y(most_L[l]) - 1, width: Math.max(wide - 2 * inset, 1), height: 2, fill: theme.red }));
+    root.append(svg("rect", { x: x + inset, y: y(mean_L[l]), width: Math.max(wide - 2 * inset, 0.6), height: bottom - y(mean_L[l]), fill: theme.planned }));
+    root.append(svg("rect", { x: x + inset, y: y(most_L[l]) - 1, width: Math.max(wide - 2 * inset, 1), height: 2, fill: theme.bound }));
   }
   root.append(svg("line", { x1: left, x2: width - right, y1: bottom, y2: bottom, stroke: theme.line }));
-  for (const l of indexTicks(L, wide, 28)) root.append(label(left + (l + 0.5) * wide, bottom + 14, facts.moe_layer_L[l], theme, { anchor: "middle", colour: theme.muted }));
-  root.append(label((left + width - right) / 2, height - 6, "layer of the model", theme, { anchor: "middle", colour: theme.muted }));
-  root.append(legend(theme, left, 14, [{ colour: theme.blue, name: `mean over micro-steps (of all rows ${percent(facts.headline.gap_mean)})` }, { colour: theme.red, name: `worst (of all rows ${percent(facts.headline.gap_max)})` }]).group);
+  for (const l of indexTicks(L, wide, 28)) root.append(label(left + (l + 0.5) * wide, bottom + 14, l, theme, { anchor: "middle", colour: theme.muted }));
+  root.append(label((left + width - right) / 2, height - 6, layerAxis(), theme, { anchor: "middle", colour: theme.muted }));
+  root.append(names.group);
   return root;
-}
-
-/** Bars side by side in panels: [{title, groups: [{name, values: [{value, colour}]}], show}]. */
-function drawPanels(theme, width, panels, description, names = []) {
-  const gap = 26, each = (width - gap * (panels.length - 1)) / panels.length, height = 216, top = 54, bottom = height - 34;
-  const root = canvasOf(width, height, theme, description);
-  panels.forEach(({ title, groups, show, floor = 0 }, i) => {
-    const x0 = i * (each + gap), most = Math.max(...groups.flatMap((g) => g.values.map((v) => v.value)), 1e-12), wide = each / groups.length;
-    root.append(label(x0, 30, title, theme, { weight: "600" }));
-    root.append(svg("line", { x1: x0, x2: x0 + each, y1: bottom, y2: bottom, stroke: theme.line }));
-    groups.forEach((group, k) => {
-      const bar = Math.min(wide * 0.8 / group.values.length, 46), from = x0 + (k + 0.5) * wide - bar * group.values.length / 2;
-      group.values.forEach(({ value, colour }, j) => {
-        const high = Math.max((value - floor) / Math.max(most - floor, 1e-12) * (bottom - top), 0);
-        root.append(svg("rect", { x: from + j * bar, y: bottom - high, width: Math.max(bar - 2, 1), height: high, fill: theme[colour] }));
-        // Numbers wider than their bars would run into each other; the table below has them all.
-        if (measure(show(value), 10) < bar + 1) root.append(label(from + j * bar + bar / 2 - 1, bottom - high - 4, show(value), theme, { anchor: "middle", size: 10 }));
-      });
-      root.append(label(x0 + (k + 0.5) * wide, bottom + 15, group.name, theme, { anchor: "middle", colour: theme.muted }));
-    });
-  });
-  if (names.length) root.append(legend(theme, 0, 12, names.map(([colour, name]) => ({ colour: theme[colour], name }))).group);
-  return root;
-}
-
-function drawWhatIf(theme, width) {
-  const list = facts.what_if, group = (pick) => list.map((row) => ({ name: list.length > 5 ? String(row.redundant) : `R = ${row.redundant}`, values: pick(row) }));
-  const simulated = list.every((row) => row.simulated_stage_s != null);
-  const stage = (row) => [{ value: row.predicted_stage_s, colour: "blue" }, ...(simulated ? [{ value: row.simulated_stage_s, colour: "sky" }] : [])];
-  const most = Math.max(...list.flatMap((row) => stage(row).map((v) => v.value))), [factor, unit] = unitOf(most, TIME_UNITS);
-  const panels = [
-    { title: "skew: mean and p99", groups: group((row) => [{ value: row.skew_mean, colour: "green" }, { value: row.skew_p99, colour: "orange" }]), show: (v) => fixed(v, 2) },
-    { title: `stage time, ${unit}`, groups: group(stage), show: (v) => Number((v / factor).toPrecision(3)).toLocaleString("en-US") },
-    { title: "replicas per rank and row", groups: group((row) => [{ value: row.replicas_per_rank, colour: "pink" }]), show: (v) => fixed(v, 2) },
-    { title: "peak memory, GB", groups: group((row) => [{ value: row.peak_bytes / 1e9, colour: "host" }]), show: (v) => fixed(v, v < 100 ? 1 : 0) },
-  ];
-  const names = [["green", "skew mean"], ["orange", "skew p99"], ["blue", `predicted (${facts.standing})`], ...(simulated ? [["sky", "simulated"]] : [])];
-  return drawPanels(theme, width, panels, "What other numbers of redundant slots give", names);
 }
 
 /** Horizontal bars with names at the left: [{name, value, text}]. */
@@ -166,7 +140,7 @@ function drawStrategies(theme, width) {
   const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor) }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
   const how = at("simulated") >= 0 ? "simulated" : `predicted (${facts.standing})`;
-  return drawNamedBars(theme, width, list, "Stage time by strategy", "green", `stage time, ${how}; where homes move, without the way of their weights`);
+  return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `stage time, ${how}; where homes move, without the way of their weights`);
 }
 
 function drawPlanning(theme, width) {
@@ -174,5 +148,5 @@ function drawPlanning(theme, width) {
   const list = levels.filter((level) => level.seconds > 0).map((level) => ({ name: level.solver, value: level.seconds, text: seconds(level.seconds) }));
   list.push({ name: "checks, bounds, transfers, paths", value: Math.max(plan_s - spent, 0), text: seconds(Math.max(plan_s - spent, 0)) });
   list.push({ name: "whole plan", value: plan_s, text: seconds(plan_s) });
-  return drawNamedBars(theme, width, list, "Planning time by level", "blue", `wall time, ${plural(facts.planning.rows, "row")}`);
+  return drawNamedBars(theme, width, list, "Planning time by level", "amount", `wall time, ${plural(facts.planning.rows, "row")}`);
 }

@@ -1,5 +1,5 @@
 "use strict";
-// Viridis for amounts, Okabe-Ito (and a wine red) for kinds: they hold for readers with any colour vision.
+// Viridis for amounts, and a table of colours with one meaning each.
 
 const VIRIDIS = ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"].map((hex) =>
   [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
@@ -10,21 +10,37 @@ function viridis(share) {
   return VIRIDIS[i].map((low, c) => Math.round(low + rest * (VIRIDIS[i + 1][c] - low)));
 }
 
-const KINDS = {
-  attention: "#0072B2", dispatch: "#56B4E9", compute: "#009E73", combine: "#CC79A7", weights: "#D55E00",
-  peer: "#E69F00", blue: "#0072B2", sky: "#56B4E9", green: "#009E73", pink: "#CC79A7", red: "#D55E00", orange: "#E69F00",
+// One meaning a colour, on light and on dark paper. What must be told apart differs enough for readers with any colour vision:
+// tests/report/test_report_colours.py holds that.
+const MEANINGS = {
+  attention: ["#494fcf", "#0576b7"], // attention
+  dispatch: ["#4a88a8", "#49b0fd"], // tokens on their way to experts
+  compute: ["#51b480", "#a3e49f"], // expert compute
+  combine: ["#f6aeff", "#cc4c7e"], // tokens on their way back
+  weights: ["#f74f2e", "#f67c1e"], // waiting for weights
+  gradient: ["#66286d", "#f2c5e6"], // gradients: on their way home, or waited for
+  wait: ["#bdc3ca", "#495059"], // waiting for other ranks
+  again: ["#c1c009", "#bdaa6d"], // re-forward
+  outside: ["#747474", "#b5b5b5"], // head, reduction, optimizer
+  moves: ["#683108", "#977a5a"], // homes that move
+  peer: ["#e0a030", "#f89f2a"], // copies by peer links
+  rdma: ["#1065e3", "#1c32a8"], // copies by RDMA
+  host: ["#5f5f5f", "#9a9a9a"], // copies from host memory
+  held: ["#9ea6ae", "#646d78"], // weights still in their buffer
+  planned: ["#4986cf", "#59829c"], // a value as planned
+  chosen: ["#f2b705", "#eeb918"], // the chosen rank
+  bound: ["#cf291f", "#da1b11"], // a limit: the proven bound, the memory of a rank
+  amount: ["#484848", "#d5d5d5"], // a value of no kind
 };
-const LIGHT = {
-  ...KINDS, ink: "#1c1f24", muted: "#59616b", grid: "#dfe3e8", band: "#f3f5f7", paper: "#ffffff", line: "#9aa3ad",
-  wait: "#c9cfd6", rdma: "#C9B400", host: "#4d545c", held: "#a7afb8", gradient: "#882255", outside: "#e9ecef",
+const GROUND = {
+  ink: ["#1c1f24", "#e6e9ed"], muted: ["#59616b", "#a4adb8"], grid: ["#dfe3e8", "#343a42"], band: ["#f3f5f7", "#21252b"],
+  paper: ["#ffffff", "#181b20"], line: ["#9aa3ad", "#6b7480"],
 };
-const DARK = {
-  ...KINDS, ink: "#e6e9ed", muted: "#a4adb8", grid: "#343a42", band: "#21252b", paper: "#181b20", line: "#6b7480",
-  wait: "#4a515a", rdma: "#F0E442", host: "#c3cad2", held: "#666f7a", gradient: "#C06FB5", outside: "#262b31",
-};
+const themeOf = (k) => Object.fromEntries(Object.entries({ ...MEANINGS, ...GROUND }).map(([name, pair]) => [name, pair[k]]));
+const LIGHT = themeOf(0), DARK = themeOf(1);
 
 const darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
-const themeNow = () => (darkScheme.matches ? DARK : LIGHT);
+const themeNow = () => (darkScheme.matches && !printing ? DARK : LIGHT);
 
 const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 

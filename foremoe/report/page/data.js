@@ -3,6 +3,19 @@
 
 const TYPES = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };
 
+/** A row's name, here and in every other place: both numbers from 0, as `foremoe inspect --explain` takes them. */
+function rowName(n) {
+  const l = n % facts.L;
+  return `micro-step ${Math.floor(n / facts.L)}, layer ${l} (model layer ${facts.moe_layer_L[l]})`;
+}
+
+/** What the axis of layers says; layers of the plan count from 0. */
+function layerAxis() {
+  const more = facts.moe_layer_L[0];
+  if (facts.moe_layer_L.some((number, l) => number !== l + more)) return "layer of the plan";
+  return more === 0 ? "layer" : `layer (model layer: ${more} more)`;
+}
+
 const facts = JSON.parse(document.getElementById("facts").textContent);
 
 /** Inflates the packed block and cuts it into named typed arrays. */
@@ -109,6 +122,18 @@ class Rows {
       }
     }
     return found;
+  }
+
+  /** Why a row has no replicas, in a sentence; null where it has some. */
+  reason(n) {
+    if (this.first_N[n + 1] > this.first_N[n]) return null;
+    if (!facts.executable) return "No expert leaves its home here.";
+    if (facts.R === 0) return "No copies: the plan has no redundant slots (R = 0).";
+    const a = this.arrays, w = a.best_row_W.indexOf(n);
+    if (w < 0) return "No copies: ranks are even, so none would help.";
+    const saved = a.best_saved_s_W[w], cost = a.best_cost_s_W[w], pays = saved > cost;
+    return `No copies: ${pays ? "the planner left one that may pay" : "none pays"}. The best one tried, expert ${a.best_expert_W[w]} from rank ${a.best_from_W[w]} to ${a.best_to_W[w]} (${whole(a.best_quota_W[w])} pairs), ` +
+      `${saved < 0 ? `adds ${seconds(-saved)} to` : `saves ${seconds(saved)} of`} experts and exchanges and adds ${seconds(cost)} of exposed weights and gradients (closed form).`;
   }
 
   /** Row with the largest value. */

@@ -1,7 +1,10 @@
 "use strict";
 // Every figure can be saved as SVG and PNG, always on white paper, at a width that suits print.
 
-const PAPER_WIDTH = 1000, PNG_SCALE = 3;
+const PAPER_WIDTH = 1000, PNG_SCALE = 3, TITLE_HEIGHT = 46;
+const PRINT_WIDTH = 700;
+const ROW_FIGURES = ["bars", "arcs"];
+let printing = false;
 const figures = new Map();
 
 /**
@@ -21,7 +24,7 @@ function figure(id, draw, { afterDraw = () => {}, paperWidth = PAPER_WIDTH } = {
   const entry = {
     paper: () => draw(LIGHT, paperWidth, true),
     redraw: () => {
-      const width = Math.floor(plot.getBoundingClientRect().width);
+      const width = printing ? PRINT_WIDTH : Math.floor(plot.getBoundingClientRect().width);
       if (width < 50) return;
       const focused = plot.contains(document.activeElement);
       plot.replaceChildren(draw(themeNow(), width, false));
@@ -34,12 +37,30 @@ function figure(id, draw, { afterDraw = () => {}, paperWidth = PAPER_WIDTH } = {
   return entry;
 }
 
+/** A figure under its own title and the case it shows, as it goes into a paper or a talk. */
+function titled(id, figure_) {
+  const width = Number(figure_.getAttribute("width")), height = Number(figure_.getAttribute("height"));
+  const title = figureTitle(id), about = [caseWords(), facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · ");
+  const root = canvasOf(width, height + TITLE_HEIGHT, LIGHT, title);
+  root.append(svg("title", {}, `${title}: ${about}`), label(8, 18, fitted(title, width - 16, 14), LIGHT, { size: 14, weight: "600" }), label(8, 34, fitted(about, width - 16), LIGHT, { colour: LIGHT.muted }));
+  figure_.setAttribute("y", TITLE_HEIGHT);
+  root.append(figure_);
+  return root;
+}
+
+/** What a figure's caption says, and which row it shows if it shows one. */
+function figureTitle(id) {
+  const text = document.querySelector(`#${id} figcaption`).firstChild.textContent;
+  return ROW_FIGURES.includes(id) ? `${text}: ${rowName(state.row)}` : text;
+}
+
+const caseWords = () => `${facts.model}, ${facts.stage}, ${plural(facts.G, "rank")} on ${plural(facts.num_nodes, "node")} of ${facts.cluster}, R = ${facts.R}`;
+
 const fileStem = () => `foremoe-${facts.model}-${facts.stage}`.replace(/[^\w.-]+/g, "-").slice(0, 80);
 
 /** A figure's file as a Blob. */
 async function exported(id, kind) {
-  const node = figures.get(id).paper();
-  node.prepend(svg("title", {}, `${facts.model}, ${facts.stage}: ${id} (foremoe ${facts.version})`));
+  const node = titled(id, figures.get(id).paper());
   const text = new XMLSerializer().serializeToString(node);
   if (kind === "svg") return new Blob([text], { type: "image/svg+xml" });
   const image = new Image();
@@ -60,6 +81,11 @@ function save(name, blob) {
 
 function redrawAll() {
   for (const entry of figures.values()) entry.redraw();
+}
+
+// On paper everything is drawn anew: light colours, at the width of a sheet.
+for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) {
+  window.addEventListener(event, () => { printing = on; redrawAll(); });
 }
 
 // The tip that follows the pointer; what it says also stands in tables and in the line above the figures.

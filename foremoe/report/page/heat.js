@@ -1,18 +1,23 @@
 "use strict";
 // Letters: M micro-steps, L layers, N = M*L rows.
 
+const heatImages = new WeakMap();
 const HEAT = { left: 44, right: 78, top: 20, bottom: 36 };
 
-/** Colours of all rows as a bitmap with whole pixels per cell, so that no renderer blurs the edges of cells. */
-function heatImage(values_N, M, L, most) {
-  const px = Math.max(1, Math.min(8, Math.floor(1600 / L))), py = Math.max(1, Math.min(8, Math.floor(1200 / M)));
-  const canvas = html("canvas", { width: L * px, height: M * py }), context = canvas.getContext("2d");
-  for (let n = 0; n < M * L; n++) {
-    const [r, g, b] = viridis(most > 1 ? (values_N[n] - 1) / (most - 1) : 0);
+/** Colours of a table of shares (0 to 1) as a bitmap with whole pixels per cell, so that no renderer blurs the edges of cells. */
+function heatImage(lines, columns, values, most, shareOf) {
+  // A step of the arrow keys draws the same maps again; making the bitmaps is most of that.
+  const kept = heatImages.get(values);
+  if (kept?.most === most) return kept.href;
+  const px = Math.max(1, Math.min(8, Math.floor(1600 / columns))), py = Math.max(1, Math.min(8, Math.floor(1200 / lines)));
+  const canvas = html("canvas", { width: columns * px, height: lines * py }), context = canvas.getContext("2d");
+  for (let n = 0; n < lines * columns; n++) {
+    const [r, g, b] = viridis(shareOf(n));
     context.fillStyle = `rgb(${r},${g},${b})`;
-    context.fillRect((n % L) * px, Math.floor(n / L) * py, px, py);
+    context.fillRect((n % columns) * px, Math.floor(n / columns) * py, px, py);
   }
-  return canvas.toDataURL("image/png");
+  heatImages.set(values, { most, href: canvas.toDataURL("image/png") });
+  return heatImages.get(values).href;
 }
 
 /** The skew map. `most` is the upper end of the shared colour scale; `chosen` a row or null. */
@@ -20,16 +25,16 @@ function drawHeat(theme, width, { values_N, most, chosen, name }) {
   const { M, L } = facts, wide = width - HEAT.left - HEAT.right;
   const high = Math.max(M > 32 ? Math.min(M * 9, 380) : Math.min(M * 22, 288), 26), height = HEAT.top + high + HEAT.bottom;
   const root = canvasOf(width, height, theme, `Skew ${name}, ${M} micro-steps by ${L} layers`);
-  root.append(svg("image", { x: HEAT.left, y: HEAT.top, width: wide, height: high, preserveAspectRatio: "none", href: heatImage(values_N, M, L, most), "image-rendering": "pixelated", "data-cells": M * L, class: "cells" }));
+  root.append(svg("image", { x: HEAT.left, y: HEAT.top, width: wide, height: high, preserveAspectRatio: "none", href: heatImage(M, L, values_N, most, (n) => (most > 1 ? (values_N[n] - 1) / (most - 1) : 0)), "image-rendering": "pixelated", "data-cells": M * L, class: "cells" }));
   for (const l of indexTicks(L, wide / L, 28)) {
-    root.append(label(HEAT.left + (l + 0.5) * wide / L, HEAT.top + high + 14, facts.moe_layer_L[l], theme, { anchor: "middle", colour: theme.muted }));
+    root.append(label(HEAT.left + (l + 0.5) * wide / L, HEAT.top + high + 14, l, theme, { anchor: "middle", colour: theme.muted }));
   }
   for (const m of indexTicks(M, high / M, 16)) {
     root.append(label(HEAT.left - 6, HEAT.top + (m + 0.5) * high / M + 4, m, theme, { anchor: "end", colour: theme.muted }));
   }
-  root.append(label(HEAT.left + wide / 2, height - 6, "layer of the model", theme, { anchor: "middle", colour: theme.muted }));
+  root.append(label(HEAT.left + wide / 2, height - 6, layerAxis(), theme, { anchor: "middle", colour: theme.muted }));
   root.append(label(4, HEAT.top - 7, "micro-step", theme, { colour: theme.muted }));
-  root.append(heatScale(theme, width - HEAT.right + 12, Math.min(high, 200), most));
+  root.append(heatScale(theme, width - HEAT.right + 12, Math.min(high, 200), { least: 1, most, name: "max / mean" }));
   if (chosen !== null) {
     const cw = wide / L, ch = high / M, x = HEAT.left + (chosen % L) * cw, y = HEAT.top + Math.floor(chosen / L) * ch;
     // Black inside white stays visible on every colour of the map.
@@ -39,20 +44,24 @@ function drawHeat(theme, width, { values_N, most, chosen, name }) {
   return root;
 }
 
-/** Colour bar from 1 to `most`. */
-function heatScale(theme, x, high, most) {
-  const group = svg("g", {}), strips = 64, top = HEAT.top;
+/** Colour bar from `least` to `most`; `bend` is the power that colours go by, 1 for even steps. */
+function heatScale(theme, x, high, { least, most, name, bend = 1 }) {
+  const group = svg("g", {}), strips = 64, top = HEAT.top, span = most - least;
   for (let i = 0; i < strips; i++) {
     group.append(svg("rect", { x, y: top + high * (1 - (i + 1) / strips), width: 10, height: high / strips + 0.5, fill: `rgb(${viridis((i + 0.5) / strips).join(",")})` }));
   }
-  // 1 is always named; a round number too close to it would overlap.
-  const marks = [1, ...(most > 1.0001 ? ticks(1, most, Math.max(1, Math.min(5, Math.floor(high / 24)))) : []).filter((value) => (value - 1) / (most - 1) * high > 13)];
-  for (const value of marks) {
-    const y = top + high * (1 - (most > 1 ? (value - 1) / (most - 1) : 0));
-    group.append(svg("line", { x1: x + 10, x2: x + 13, y1: y, y2: y, stroke: theme.muted }));
-    group.append(label(x + 16, y + 4, String(value), theme, { colour: theme.muted }));
+  const at = (value) => (span > 0 ? ((value - least) / span) ** bend : 0);
+  // The lower end is always named; a round number too close to a named one would overlap.
+  const marks = [least];
+  for (const value of span > 1e-4 ? ticks(least, most, Math.max(1, Math.min(5, Math.floor(high / 24)))) : []) {
+    if ((at(value) - at(marks[marks.length - 1])) * high > 13) marks.push(value);
   }
-  group.append(label(x - 8, top - 7, "max / mean", theme, { colour: theme.muted }));
+  for (const value of marks) {
+    const y = top + high * (1 - at(value));
+    group.append(svg("line", { x1: x + 10, x2: x + 13, y1: y, y2: y, stroke: theme.muted }));
+    group.append(label(x + 16, y + 4, value.toLocaleString("en-US"), theme, { colour: theme.muted }));
+  }
+  group.append(label(x - 8, top - 7, name, theme, { colour: theme.muted }));
   return group;
 }
 
@@ -67,7 +76,7 @@ function heatControls(plot, rows, values_N, name, choose) {
   };
   root.addEventListener("pointermove", (event) => {
     const n = rowAt(event);
-    showTip(event, n === null ? "" : `micro-step ${Math.floor(n / facts.L)}, layer ${facts.moe_layer_L[n % facts.L]}: skew ${fixed(values_N[n], 3)} ${name}`);
+    showTip(event, n === null ? "" : `${rowName(n)}: skew ${fixed(values_N[n], 3)} ${name}`);
   });
   root.addEventListener("pointerleave", hideTip);
   root.addEventListener("click", (event) => { const n = rowAt(event); if (n !== null) choose(n); });

@@ -3,8 +3,8 @@
 // Letters: U uses, G ranks, C copies, A gradient returns, V events.
 
 const PHASES = ["forward", "backward", "re-forward"];
-const SIM_KINDS = ["attention", "dispatch", "compute", "combine", "weights", "wait", "outside", "peer", "rdma", "host", "gradient"];
-const [ATTENTION, DISPATCH, COMPUTE, COMBINE, WEIGHTS, WAIT, OUTSIDE, PEER] = SIM_KINDS.keys();
+const SIM_KINDS = ["attention", "dispatch", "compute", "combine", "weights", "wait", "again", "peer", "rdma", "host", "gradient"];
+const [ATTENTION, DISPATCH, COMPUTE, COMBINE, WEIGHTS, WAIT, AGAIN, PEER] = SIM_KINDS.keys();
 const GRADIENT = SIM_KINDS.indexOf("gradient");
 const MAX_LEVELS = 4;
 
@@ -65,7 +65,7 @@ class SimulatedSource {
     }
     this.names = [["attention", "attention"], ["dispatch", "tokens to experts"], ["compute", "expert compute"], ["combine", "tokens back"], ["weights", "waiting for weights"], ["wait", "waiting for other ranks"]];
     if (t.copies) this.names.push(["peer", "copy by peer link"], ["rdma", "by RDMA"], ["host", "from host"], ["gradient", "gradient home"]);
-    if (t.again_L.some(Boolean)) this.names.splice(6, 0, ["outside", "re-forward"]);
+    if (t.again_L.some(Boolean)) this.names.splice(6, 0, ["again", "re-forward"]);
   }
 
   /** Copies are sorted on first use: the page opens before anybody asks for them. */
@@ -112,7 +112,7 @@ class SimulatedSource {
       const begin = Math.min(start[u], window[u] - attention);
       emit(begin, begin + attention, ATTENTION, 0);
       emit(begin + attention, window[u], WAIT, 0);
-    } else emit(start[u], window[u], again ? OUTSIDE : WEIGHTS, 0);
+    } else emit(start[u], window[u], again ? AGAIN : WEIGHTS, 0);
     emit(window[u], ready[u], WEIGHTS, 0);
     emit(ready[u], dispatched[u], DISPATCH, 0);
     emit(dispatched[u], Math.min(dispatched[u] + compute, computed[u]), COMPUTE, 0);
@@ -182,9 +182,9 @@ class SimulatedSource {
     for (let u = first; u <= last; u++) {
       const m = a.use_micro_step_U[u], phase = a.use_phase_U[u], before = list[list.length - 1];
       if (narrow && before && before.m === m && before.phase === phase) { before.to = this.at[5][u]; continue; }
-      const layer = facts.moe_layer_L[a.use_layer_U[u]], verb = ["fwd", "bwd", "re-fwd"][phase];
-      list.push({ m, phase, from: this.at[0][u], to: this.at[5][u], odd: narrow ? list.length % 2 : u % 2, short: narrow ? String(m) : `L${layer} ${verb}`,
-        name: narrow ? `${m} ${PHASES[phase]}` : `${m * facts.L + a.use_layer_U[u] === state.row ? "▸ " : ""}m ${m} · layer ${layer} ${verb}` });
+      const l = a.use_layer_U[u], n = m * facts.L + l, verb = ["fwd", "bwd", "re-fwd"][phase];
+      list.push({ m, phase, from: this.at[0][u], to: this.at[5][u], odd: narrow ? list.length % 2 : u % 2, short: narrow ? String(m) : `${m}, ${l} ${verb}`,
+        name: narrow ? `micro-step ${m} ${PHASES[phase]}` : `${n === state.row ? "▸ " : ""}micro-step ${m}, layer ${l} ${verb}` });
     }
     return list;
   }
@@ -205,12 +205,12 @@ class SimulatedSource {
     }
     this.work(g, t, t, (start, end, kind) => { if (start <= t && t < end) list.push(`${this.names.find(([k]) => k === SIM_KINDS[kind])?.[1] ?? SIM_KINDS[kind]}, ${seconds(end - start)}`); });
     const u = this.useAt(t), a = this.arrays;
-    return `rank ${g}, micro-step ${a.use_micro_step_U[u]}, layer ${facts.moe_layer_L[a.use_layer_U[u]]}, ${PHASES[a.use_phase_U[u]]}\n${list[list.length - 1] || "outside the layers"}`;
+    return `rank ${g}, ${rowName(a.use_micro_step_U[u] * facts.L + a.use_layer_U[u])}, ${PHASES[a.use_phase_U[u]]}\n${list[list.length - 1] || "outside the layers"}`;
   }
 
   copyWords(i, length) {
     const y = i >= this.C ? this.arrays.return_replica_A[i - this.C] : this.arrays.copy_replica_C[i], r = this.rows.replica(y);
-    const row = `micro-step ${r.m}, layer ${facts.moe_layer_L[r.l]}`;
+    const row = rowName(r.n);
     if (i >= this.C) return `gradient of expert ${r.expert}, rank ${r.rank} to ${r.home}, ${row}, ${seconds(length)}`;
     const source = this.arrays.copy_source_C[i];
     return `expert ${r.expert}, ${source < 0 ? "host" : `rank ${source}`} to rank ${r.rank}, ${row}, ${seconds(length)}`;
@@ -220,7 +220,7 @@ class SimulatedSource {
 class MeasuredSource {
   constructor(arrays) {
     const t = facts.timeline, tick = t.tick_s, V = arrays.event_rank_V.length;
-    const colours = ["peer", "attention", "host", "rdma", "compute", "combine"];
+    const colours = ["peer", "host", "rdma", "held"];
     Object.assign(this, { arrays, total: t.total_s, ranks: t.ranks, copies: true });
     this.kinds = [...t.backends.map((_, i) => colours[i % colours.length]), "weights"];
     this.names = [...t.backends.map((name, i) => [this.kinds[i], `by ${name}`]), ["weights", "rank stalls for it"]];
@@ -268,7 +268,7 @@ class MeasuredSource {
     this.parts[lane.part].each(lane.rank, t, t, (start, end, i) => {
       if (list.length > 3) return;
       const source = a.event_src_rank_V[i] < 0 ? "host" : `rank ${a.event_src_rank_V[i]}`;
-      list.push(`${a.event_gradient_V[i] ? "gradient of expert" : "expert"} ${a.event_expert_V[i]} from ${source}, micro-step ${a.event_micro_step_V[i]}, layer ${facts.moe_layer_L[a.event_layer_V[i]]}, ${bytes(a.event_bytes_V[i])} in ${seconds(a.event_length_V[i] * facts.timeline.tick_s)}, stood still ${seconds(a.event_exposed_V[i] * facts.timeline.tick_s)}, ${facts.timeline.outcomes[a.event_outcome_V[i]]}`);
+      list.push(`${a.event_gradient_V[i] ? "gradient of expert" : "expert"} ${a.event_expert_V[i]} from ${source}, ${rowName(a.event_micro_step_V[i] * facts.L + a.event_layer_V[i])}, ${bytes(a.event_bytes_V[i])} in ${seconds(a.event_length_V[i] * facts.timeline.tick_s)}, stood still ${seconds(a.event_exposed_V[i] * facts.timeline.tick_s)}, ${facts.timeline.outcomes[a.event_outcome_V[i]]}`);
     });
     return `rank ${lane.rank}, ${lane.title}\n${list.join("\n") || "none"}`;
   }

@@ -3,38 +3,43 @@
 
 const state = { row: 0, rank: null };
 let rows = null, timeline = null;
+// Called after another row or rank was chosen.
+const onChosen = [];
+const ROW_LINK = /^#row=(\d+),(\d+)(?:&rank=(\d+))?$/;
 
 function headWords() {
   const h = facts.headline, moves_s = facts.moves ? facts.moves.seconds : 0, planned_s = h.planned_s + moves_s, speed = planned_s > 0 ? h.static_s / planned_s : 1;
-  const moving = facts.moves ? ", moves of homes included" : "";
+  const moving = facts.moves ? ", moves of homes included" : "", v = facts.verdict;
   document.getElementById("title").textContent = `${facts.model}, ${facts.stage} stage`;
   const badges = [facts.standing];
   if (facts.timeline) badges.push(facts.timeline.kind);
   if (facts.moves) badges.push(`homes moved first: ${plural(facts.moves.experts, "expert")}, ${seconds(moves_s)}`);
   if (!facts.executable) badges.push("homes move: scored, never executed");
   document.getElementById("badges").append(...badges.map((text) => html("span", { class: "badge" }, text)));
+  Object.assign(document.getElementById("verdict").dataset, { gains: v.gains, fits: facts.memory.fits });
+  document.getElementById("verdict").append(html("strong", {}, v.gain), html("span", {}, v.details.join(" ")), html("span", { class: "muted" }, v.sure));
   const about = [
     `${plural(facts.G, "rank")} of ${facts.cluster} on ${plural(facts.num_nodes, "node")}`, `${plural(facts.M, "micro-step")} × ${plural(facts.L, "layer")}`,
     plural(facts.E, "expert"), `R = ${facts.R}, ${facts.slots}`, `objective ${facts.objective}`, `planner ${facts.planner}`,
-    facts.source, facts.date, `foremoe ${facts.version}`,
   ];
   document.getElementById("about").textContent = about.filter(Boolean).join(" · ");
+  document.getElementById("made").append(...[facts.source, facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · "), ...(facts.command ? [" · ", html("code", {}, facts.command)] : []));
   const tiles = [
     ["skew, mean", `${fixed(h.before.mean, 3)} → ${fixed(h.after.mean, 3)}`, `p99 ${fixed(h.before.p99, 2)} → ${fixed(h.after.p99, 2)}`],
-    ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "before → after"],
+    ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "at home → planned"],
     ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`],
     ["replicas per rank", h.replicas_per_rank === null ? "-" : fixed(h.replicas_per_rank, 2), `mean of a row, R = ${facts.R}`],
     ["copies and gradients", bytes(h.bytes.peer + h.bytes.rdma + h.bytes.host), `peer ${bytes(h.bytes.peer)}, RDMA ${bytes(h.bytes.rdma)}, host ${bytes(h.bytes.host)}`],
     ["load gap, mean", percent(h.gap_mean), `worst ${percent(h.gap_max)}; above the proven bound`],
   ];
-  const simulated_s = facts.simulated ? facts.simulated.total_s + moves_s : 0;
-  if (facts.simulated) tiles.splice(3, 0, facts.static_simulated_s
-    ? ["stage, simulated", change(facts.static_simulated_s, simulated_s), `${fixed(facts.static_simulated_s / simulated_s, 2)} x, static → planned${moving}`]
-    : ["stage, simulated", seconds(simulated_s), `as planned${moving}`]);
+  if (facts.simulated) {
+    const { static_s, planned_s: simulated_s, speedup } = facts.simulated.gains;
+    tiles.splice(3, 0, ["stage, simulated", change(static_s, simulated_s), `${fixed(speedup, 2)} x, static → planned${moving}`]);
+  }
   if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
   document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
   document.title = `foremoe report: ${facts.model}, ${facts.stage}`;
-  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "model" come from the closed form of the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
+  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "predicted" come from the closed form of the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
 }
 
 function contentsWords() {
@@ -44,38 +49,55 @@ function contentsWords() {
 
 function choose(n) {
   state.row = n;
-  update();
+  remember();
 }
 
 function chooseRank(rank) {
   state.rank = rank;
+  remember();
+}
+
+/** The part of the page's address that opens it on the chosen row and rank. */
+const rowLink = () => `#row=${Math.floor(state.row / facts.L)},${state.row % facts.L}${state.rank === null ? "" : `&rank=${state.rank}`}`;
+
+function remember() {
+  history.replaceState(null, "", rowLink());
   update();
+}
+
+/** Takes row and rank from the page's address; false where it names none that exist. */
+function chosenByAddress() {
+  const [, m, l, rank] = (location.hash.match(ROW_LINK) || []).map(Number);
+  if (!(m < facts.M && l < facts.L)) return false;
+  state.row = m * facts.L + l;
+  state.rank = rank < facts.G ? rank : null;
+  return true;
 }
 
 /** Redraws what depends on the chosen row or rank. */
 function update() {
   const { row: n, rank } = state, m = Math.floor(n / facts.L), l = n % facts.L;
   document.getElementById("choose-m").value = m;
-  document.getElementById("choose-l").value = facts.moe_layer_L[l];
+  document.getElementById("choose-l").value = l;
   document.getElementById("choose-rank").value = rank === null ? "" : String(rank);
   const a = rows.arrays, { before_G, after_G } = rows.loads(n);
-  document.getElementById("row-words").textContent = `skew ${fixed(rows.before_N[n], 3)} → ${fixed(rows.after_N[n], 3)}; busiest rank ${whole(Math.max(...before_G))} → ${whole(Math.max(...after_G))} pairs; ` +
+  document.getElementById("row-link").href = rowLink();
+  document.getElementById("row-words").textContent = `${rowName(n)}: skew ${fixed(rows.before_N[n], 3)} → ${fixed(rows.after_N[n], 3)}; busiest rank ${whole(Math.max(...before_G))} → ${whole(Math.max(...after_G))} pairs; ` +
     `load gap ${percent(rows.gap_N[n])}; predicted ${change(a.static_s_ML[n], a.planned_s_ML[n])}`;
-  document.getElementById("replicas").replaceChildren(replicaTable(rows, n, rank));
+  const reason = rows.reason(n);
+  document.getElementById("replicas").replaceChildren(...(reason === null ? [replicaTable(rows, n, rank)] : [html("p", { class: "reason" }, reason)]));
   for (const id of ["heat-before", "heat-after", "bars", "arcs"]) figures.get(id).redraw();
+  for (const act of onChosen) act();
   if (timeline && timeline.follow && timeline.shownRow !== n) { timeline.shownRow = n; timeline.show(timeline.source.around(n)); }
 }
 
 function rowControls() {
   const byM = document.getElementById("choose-m"), byL = document.getElementById("choose-l"), byRank = document.getElementById("choose-rank");
   byM.max = facts.M - 1;
-  byL.min = facts.moe_layer_L[0];
-  byL.max = facts.moe_layer_L[facts.L - 1];
+  byL.max = facts.L - 1;
   byRank.append(html("option", { value: "" }, "none"), ...facts.node_of_rank_G.map((node, g) => html("option", { value: g }, `${g} (node ${node})`)));
   const take = () => {
-    const m = Math.min(Math.max(Math.round(Number(byM.value)) || 0, 0), facts.M - 1), wanted = Number(byL.value);
-    // A layer of the model that has no experts takes the nearest one that has.
-    const l = facts.moe_layer_L.reduce((best, number, i) => (Math.abs(number - wanted) < Math.abs(facts.moe_layer_L[best] - wanted) ? i : best), 0);
+    const [m, l] = [[byM, facts.M], [byL, facts.L]].map(([input, count]) => Math.min(Math.max(Math.round(Number(input.value)) || 0, 0), count - 1));
     choose(m * facts.L + l);
   };
   byM.addEventListener("change", take);
@@ -99,13 +121,18 @@ function rowFigures() {
     figure(id, (theme, width, paper) => drawHeat(theme, width, { values_N, most: name === "after" && own.checked ? after : Math.max(before, after), name, chosen: paper ? null : state.row }),
       { afterDraw: (plot) => heatControls(plot, rows, values_N, name, choose), paperWidth: 700 });
   }
-  for (const [id, draw] of [["bars", drawBars], ["arcs", drawArcs]]) {
-    figure(id, (theme, width) => draw(theme, width, { rows, n: state.row, rank: state.rank }), { afterDraw: (plot) => rankControls(plot, rows, chooseRank, rankWords) });
+  const few = facts.G <= MAX_ARC_RANKS;
+  if (!few) document.querySelector("#arcs figcaption").firstChild.textContent = `Copies by ${blocksOfRanks().what}: number, and pairs moved as colour`;
+  for (const [id, draw] of [["bars", drawBars], ["arcs", few ? drawArcs : drawMatrix]]) {
+    const afterDraw = draw === drawMatrix ? () => {} : (plot) => rankControls(plot, rows, chooseRank, rankWords);
+    figure(id, (theme, width) => draw(theme, width, { rows, n: state.row, rank: state.rank }), { afterDraw });
   }
 }
 
 function stageFigures() {
-  figure("parts", drawParts);
+  const bars = stageBars();
+  figure("parts", (theme, width) => drawParts(theme, width, bars), { paperWidth: 700 });
+  document.getElementById("parts-table").append(partsTable(bars));
   figure("links", drawLinks, { paperWidth: 700 });
   figure("memory", drawMemory, { paperWidth: 700 });
   figure("gap", (theme, width) => drawGap(theme, width, rows), { paperWidth: 700 });
@@ -118,10 +145,7 @@ function stageFigures() {
     figure("strategies", drawStrategies);
     document.getElementById("strategy-table").append(...strategyTable(facts.strategies));
   }
-  if (facts.what_if) {
-    figure("what-if", drawWhatIf);
-    document.getElementById("what-if-table").append(whatIfTable(facts.what_if));
-  }
+  if (facts.what_if) whatIfFigures();
 }
 
 function timelineFigure() {
@@ -138,11 +162,15 @@ async function open() {
   for (const [id, value] of [["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
   contentsWords();
   rowControls();
-  state.row = rows.worst(rows.before_N);
+  const linked = chosenByAddress();
+  if (!linked) state.row = rows.worst(rows.before_N);
   rowFigures();
   update();
+  expertFigures();
   if (facts.timeline) timelineFigure();
   stageFigures();
+  if (linked) document.getElementById("row").scrollIntoView();
+  window.addEventListener("hashchange", () => { if (chosenByAddress()) update(); });
   let width = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redrawAll(); } });
   darkScheme.addEventListener("change", redrawAll);

@@ -106,7 +106,7 @@ class TimelineView {
   }
 
   redraw() {
-    const theme = themeNow(), width = Math.floor(this.scroll.clientWidth);
+    const theme = themeNow(), width = printing ? PRINT_WIDTH : Math.floor(this.scroll.clientWidth);
     if (width < 100) return;
     const began = performance.now();
     this.legend.replaceChildren(this.legendOf(theme, width));

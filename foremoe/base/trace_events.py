@@ -1,0 +1,90 @@
+"""Chrome's trace event format, as Perfetto and profilers of training programs read and write it."""
+
+import gzip
+import heapq
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foremoe.base.errors import InputError
+from foremoe.base.files import write_file
+
+# Viewers keep a whole trace in memory; well above this they no longer open it.
+MAX_EVENTS = 2_000_000
+
+
+class TraceEvents:
+    """Events of one trace; seconds go in, microseconds come out, rounded to nanoseconds.
+
+    Slices of one track nest or follow each other: a caller puts what overlaps on several tracks (see `levels`).
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._flows = 0
+
+    def process(self, pid: int, name: str) -> None:
+        """Names a group of tracks; groups stand in the order of their numbers."""
+        self._add(ph="M", pid=pid, tid=0, ts=0, name="process_name", args={"name": name})
+        self._add(ph="M", pid=pid, tid=0, ts=0, name="process_sort_index", args={"sort_index": pid})
+
+    def track(self, pid: int, tid: int, name: str) -> None:
+        """Names a track of a group; tracks stand in the order of their numbers."""
+        self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_name", args={"name": name})
+        self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_sort_index", args={"sort_index": tid})
+
+    def slice(self, at: tuple[int, int], name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None) -> None:
+        """One stretch of the track `at`, a pair (group, track); nothing where it is shorter than a nanosecond."""
+        start, end = _microseconds(start_s), _microseconds(end_s)
+        if end <= start:
+            return
+        event = {"ph": "X", "pid": at[0], "tid": at[1], "ts": start, "dur": round(end - start, 3), "name": name, "cat": "foremoe"}
+        self._add(**event, **({} if args is None else {"args": dict(args)}))
+
+    def flow(self, name: str, begin: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]) -> None:
+        """An arrow between the slices that two tracks have at two times in seconds."""
+        self._flows += 1
+        for ph, ((pid, tid), at_s) in (("s", begin), ("f", end)):
+            bound = {"bp": "e"} if ph == "f" else {}
+            ts = _microseconds(at_s)
+            self._add(ph=ph, pid=pid, tid=tid, ts=ts, name=name, cat="foremoe", id=self._flows, **bound)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as JSON values."""
+        return {"traceEvents": self.events, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace as JSON, compressed where the name ends in ``.gz``; the same events give the same bytes.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False).encode()
+        write_file(path, gzip.compress(text, 6, mtime=0) if str(path).endswith(".gz") else text)
+
+    def _add(self, **event: Any) -> None:
+        if len(self.events) >= MAX_EVENTS:
+            raise InputError(f"a trace of more than {MAX_EVENTS:,} events opens in no viewer; give fewer micro-steps or layers.")
+        self.events.append(event)
+
+
+def levels(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """The first level that is free for every span (start, end); spans of one level do not overlap. Spans begin in order."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    out, count = [], 0
+    for start, end in spans:
+        while busy and _microseconds(busy[0][0]) <= _microseconds(start):
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            heapq.heappush(free, count)
+            count += 1
+        level = heapq.heappop(free)
+        heapq.heappush(busy, (end, level))
+        out.append(level)
+    return out
+
+
+def _microseconds(seconds: float) -> float:
+    return round(float(seconds) * 1e6, 3)

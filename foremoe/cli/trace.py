@@ -1,0 +1,44 @@
+"""``--trace`` of ``foremoe simulate``: a stage with static placement and as planned, for Perfetto."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.simulate.stage import simulate
+from foremoe.simulate.step import head_seconds
+from foremoe.simulate.systems import System
+from foremoe.simulate.trace import trace
+
+PREFERRED = "hierarchical"
+
+
+def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: Mapping[str, System]) -> str:
+    """Writes the trace of one EP group; returns a line that says what it shows.
+
+    Args:
+        systems: The hierarchical one is shown if it is among them, else the first that plans.
+
+    Raises:
+        InputError: No system plans, or the file cannot be written.
+    """
+    planned = {name: system for name, system in systems.items() if name != "static" and not system.even}
+    if not planned:
+        raise InputError("--trace needs a strategy other than static to show; add one to --solvers.")
+    name = PREFERRED if PREFERRED in planned else next(iter(planned))
+    system = planned[name]
+    reason = system.planner.refusal(problem)
+    if reason is not None:
+        raise InputError(f"--trace cannot show {name}: {reason}.")
+    static, _ = Planner(rank=()).plan(problem)
+    moved = dataclasses.replace(problem, **system.changes, home_LE=system.planner.homes(problem))
+    plan, _ = system.planner.plan(moved, history_LE=history_LE)
+    head_s_MG = head_seconds(problem)
+    runs = {
+        "static": (static, simulate(problem, static, outside_s_MG=head_s_MG)),
+        name: (plan, simulate(moved, plan, prefetch=system.prefetch, outside_s_MG=head_s_MG)),
+    }
+    trace(runs).save(path)
+    return f"trace: static and {name} of the first EP group; open it at ui.perfetto.dev"

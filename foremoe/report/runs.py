@@ -1,0 +1,88 @@
+"""The stage simulated three times: experts at home, as planned, and with even routing; what the verdict rests on."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.simulate.result import Simulation
+from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
+
+# Letters: U uses, G ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRuns:
+    """One stage of one EP group, simulated three times on the same tokens.
+
+    Attributes:
+        static: Every expert at home.
+        planned: As planned.
+        balanced: Even routing: what perfect balance alone would give.
+        ends_s: Seconds by part that end every stage, whatever its plan.
+        moves_s: Seconds in which homes move before the planned stage.
+        trainer: What lies around the stage.
+    """
+
+    static: Simulation
+    planned: Simulation
+    balanced: Simulation
+    ends_s: dict[str, float]
+    moves_s: float = 0.0
+    trainer: Trainer = field(default_factory=Trainer)
+
+    def parts(self) -> dict[str, dict[str, float]]:
+        """Seconds by part of the three runs; each adds up to its stage."""
+        runs = {"static": self.static, "planned": self.planned, "balanced": self.balanced}
+        parts = {name: {**run.parts.to_dict(), **self.ends_s} for name, run in runs.items()}
+        parts["planned"]["moves_s"] = self.moves_s
+        return parts
+
+    def gains(self) -> dict[str, float]:
+        """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
+        static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
+        return {
+            "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,
+            "step_speedup": self.trainer.step_speedup(planned_s, static_s), "share_of_balanced": balanced_s / planned_s,
+            "outside_share": self.trainer.outside_s(static_s) / (self.trainer.outside_s(static_s) + static_s),
+        }  # fmt: skip
+
+
+def run_stage(
+    problem: Problem, plan: Plan, *, posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None
+) -> StageRuns:
+    """Simulates a plan's stage, the same stage with experts at home, and with even routing.
+
+    Args:
+        plan: A plan of `problem`.
+        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
+        moves_s: Seconds that moving those homes takes once per step; the stage bears its share of them.
+        trainer: What lies around the stage. Default: ``Trainer()``.
+
+    Raises:
+        InputError: As for `simulate`.
+    """
+    posed, trainer, head_s_MG = posed or problem, trainer or Trainer(), head_seconds(problem)
+    return StageRuns(
+        static=simulate(posed, Planner(rank=()).plan(posed)[0], outside_s_MG=head_s_MG),
+        planned=simulate(problem, plan, outside_s_MG=head_s_MG), balanced=force_balanced(posed, outside_s_MG=head_s_MG),
+        ends_s=end_seconds(problem, trainer),
+        moves_s=moves_s * trainer.share_of_step(problem.M), trainer=trainer,
+    )  # fmt: skip
+
+
+def late_seconds(simulation: Simulation, num_ranks: int) -> Array:
+    """float64 [G]: seconds that the others' mean waits because this rank's experts compute longest."""
+    compute_UG = simulation.compute_UG.astype(np.float64)
+    waited_s_U = compute_UG.max(axis=1) - compute_UG.mean(axis=1)
+    return np.bincount(compute_UG.argmax(axis=1), waited_s_U, num_ranks)
+
+
+def end_seconds(problem: Problem, trainer: Trainer) -> dict[str, float]:
+    """Seconds by part that end a stage, whatever its plan."""
+    return {"reduction_s": reduction_seconds(problem, trainer), "optimizer_s": optimizer_seconds(problem, trainer)}

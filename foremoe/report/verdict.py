@@ -1,0 +1,79 @@
+"""The sentences on top of the page: what the plan gains, whether it fits, and how sure that is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from foremoe.machine.cluster import Cluster
+
+EVEN = 1.005  # gains below this count as none
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """What a reader should take home, in words.
+
+    Returns:
+        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on what the figures rest on) and ``gains``: True where
+        the plan is faster than static placement and fits.
+    """
+    gains, memory = _gains(facts), facts["memory"]
+    details = []
+    if gains.get("share_of_balanced") is not None:
+        details.append(f"{gains['share_of_balanced']:.0%} of the speed of force-balanced routing.")
+    details.append(_exposed(facts))
+    # What makes all else idle talk comes first.
+    details.insert(len(details) if memory["fits"] else 0, f"Memory {memory['verdict']}.")
+    if gains.get("step_speedup") is not None:
+        details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (--rollout-share).")
+    return {
+        "gain": _gain(facts, gains), "details": details, "sure": _sure(facts, cluster),
+        "gains": bool(gains["speedup"] >= EVEN and memory["fits"] and facts["executable"]),
+    }  # fmt: skip
+
+
+def _gains(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the simulated stage where there is one, else predicted."""
+    if facts["simulated"] is not None:
+        return dict(facts["simulated"]["gains"])
+    head, moves_s = facts["headline"], (facts["moves"] or {"seconds": 0.0})["seconds"]
+    planned_s = head["planned_s"] + moves_s
+    return {"static_s": head["static_s"], "planned_s": planned_s, "speedup": head["static_s"] / planned_s if planned_s else 1.0}
+
+
+def _gain(facts: Mapping[str, Any], gains: Mapping[str, Any]) -> str:
+    stage, how = facts["stage"], "simulated" if facts["simulated"] else "predicted"
+    change = f"{_seconds(gains['static_s'])} → {_seconds(gains['planned_s'])} {how}"
+    if not facts["executable"]:
+        return f"Homes move, so this plan is scored and never executed: {stage} stage {gains['speedup']:.2f}x ({change})."
+    if gains["speedup"] < EVEN:
+        return f"Nothing to gain here: the {stage} stage stays at {gains['speedup']:.2f}x ({change})."
+    step = "" if gains.get("step_speedup") is None else f"; whole training step {gains['step_speedup']:.2f}x"
+    return f"{stage.capitalize()} stage {gains['speedup']:.2f}x as fast as with experts at home ({change}){step}."
+
+
+def _exposed(facts: Mapping[str, Any]) -> str:
+    measured = facts["timeline"] is not None and facts["timeline"]["kind"] == "measured"
+    if measured:
+        waits = [total["exposed_s"] for total in facts["timeline"]["totals"]]
+        return f"Exposed: the slowest rank waited {_seconds(max(waits, default=0.0))} for copies, measured."
+    if facts["headline"]["replicas_per_rank"] == 0:
+        return "Nothing is copied."
+    simulated = facts["simulated"]
+    parts = simulated["parts"]["planned"] if simulated else facts["parts"]["planned"]
+    exposed_s, how = parts["transfer_s"] + parts["gradient_s"], "simulated" if simulated else "predicted"
+    return f"{_seconds(exposed_s)} of weights and gradients exposed, {how}; all other copies hide."
+
+
+def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
+    if cluster.residual is not None and cluster.calibrated:
+        return f"How sure: constants measured on this machine; their fit misses a measurement by at most {cluster.residual:.0%}."
+    if cluster.calibrated or cluster.residual is not None:
+        return f"How sure: constants of the machine are {cluster.standing}."
+    return "How sure: data-sheet constants, uncalibrated, so trust ratios more than seconds. `foremoe calibrate` measures them."
+
+
+def _seconds(value: float) -> str:
+    """Three digits with a unit."""
+    factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
+    number = value / factor
+    return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"

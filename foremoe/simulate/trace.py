@@ -1,0 +1,153 @@
+"""Simulated stages as a trace for Perfetto: ranks, links, and arrows from every copy to its use."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.trace_events import TraceEvents, levels
+from foremoe.plan.plan import Plan
+from foremoe.plan.text import row_name
+from foremoe.plan.transfers import Link
+from foremoe.problem.schedule import Phase
+from foremoe.simulate.result import Simulation
+
+# Letters: U uses, G ranks, C weight copies, A gradient returns.
+
+WAIT, WEIGHTS = "wait for other ranks", "wait for weights"
+FORWARD = ("attention", WAIT, WEIGHTS, "tokens to experts", "expert compute", WAIT, "tokens back")
+BACKWARD = (WEIGHTS, "tokens to experts", "expert compute", WAIT, "tokens back", "attention", WAIT)
+
+
+class _Arrival(NamedTuple):
+    """A copy or a gradient that comes to a rank."""
+
+    start_s: float
+    end_s: float
+    name: str
+    use: int  # that needs it; -1 for a gradient
+
+
+def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
+    """Simulated stages as one trace: a group for each name, a track for each rank, and below it the copies that come to it.
+
+    Args:
+        runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.
+
+    Raises:
+        InputError: A simulation is not of its plan, or there are too many events for a viewer.
+    """
+    out = TraceEvents()
+    for pid, (name, (plan, simulation)) in enumerate(runs.items(), 1):
+        if len(simulation.copy_start_C) != len(plan.transfers) or simulation.compute_UG.shape[1] != plan.G:
+            raise InputError(f"the simulation of {name!r} is of another plan; give each plan with its own simulation.")
+        out.process(pid, name)
+        _Run(out, pid, plan, simulation).write()
+    return out
+
+
+class _Run:
+    """One simulation on its way into a trace."""
+
+    def __init__(self, out: TraceEvents, pid: int, plan: Plan, simulation: Simulation) -> None:
+        self.out, self.pid, self.plan, self.simulation = out, pid, plan, simulation
+        self.again_L = reforwarded_alone(plan)
+        ratio = plan.header.cluster.window_backward_ratio
+        self.backward_share = ratio / (1.0 + ratio)
+
+    def write(self) -> None:
+        """A rank's own track, then the tracks of each link class that brings something to it."""
+        arrivals = self._arrivals()
+        at_G, tid = [], 0
+        for g in range(self.plan.G):
+            at_G.append((self.pid, tid))
+            self.out.track(*at_G[-1], f"rank {g}")
+            tid += 1
+            for link in sorted(name for rank, name in arrivals if rank == g):
+                tid = self._link(arrivals[g, link], at_G[g], tid, f"rank {g}, {link}", g)
+        for u in range(len(self.simulation.start_U)):
+            self._use(u, at_G)
+
+    def _arrivals(self) -> dict[tuple[int, str], list[_Arrival]]:
+        """What comes to every rank, by rank and link."""
+        s, plan, t = self.simulation, self.plan, self.plan.transfers
+        node_G = plan.header.cluster.node_of_rank_G
+        found: dict[tuple[int, str], list[_Arrival]] = {}
+        for c in range(len(t)):
+            link = Link(int(t.link_C[c]))
+            source = "host" if link == Link.HOST else f"rank {t.src_C[c]}"
+            name = f"expert {t.expert_C[c]} from {source}, {row_name(plan, int(t.micro_step_C[c]), int(t.layer_C[c]))}"
+            copy = _Arrival(float(s.copy_start_C[c]), float(s.copy_end_C[c]), name, int(t.need_C[c]))
+            found.setdefault((int(t.dst_C[c]), f"{link.name.lower()} in"), []).append(copy)
+        near_A = node_G[s.return_src_A] == node_G[s.return_dst_A]
+        for a in range(len(s.return_start_A)):
+            row = row_name(plan, int(s.return_micro_step_A[a]), int(s.return_layer_A[a]))
+            name = f"gradient of expert {s.return_expert_A[a]} from rank {s.return_src_A[a]}, {row}"
+            gradient = _Arrival(float(s.return_start_A[a]), float(s.return_end_A[a]), name, -1)
+            key = (int(s.return_dst_A[a]), f"{'peer' if near_A[a] else 'rdma'} in, gradients")
+            found.setdefault(key, []).append(gradient)
+        return found
+
+    def _link(self, arrivals: list[_Arrival], at: tuple[int, int], tid: int, title: str, rank: int) -> int:
+        """One link of one rank, on as many tracks as things come at once; returns the next free track."""
+        s = self.simulation
+        arrivals.sort()
+        level_X = levels([(one.start_s, one.end_s) for one in arrivals])
+        for level in range(max(level_X) + 1):
+            self.out.track(self.pid, tid + level, title)
+        for level, one in zip(level_X, arrivals, strict=True):
+            here = (self.pid, tid + level)
+            self.out.slice(here, one.name, one.start_s, one.end_s)
+            u, half_s = one.use, (one.end_s - one.start_s) / 2.0
+            # An arrow begins and ends inside slices, else viewers drop it.
+            computes_s = min(float(s.compute_UG[u, rank]), float(s.computed_U[u] - s.dispatched_U[u])) if u >= 0 else 0.0
+            if computes_s > 1e-8 and half_s > 1e-8:
+                self.out.flow("copy", (here, one.start_s + half_s), (at, float(s.dispatched_U[u]) + computes_s / 2.0))
+        return tid + max(level_X) + 1
+
+    def _use(self, u: int, at_G: list[tuple[int, int]]) -> None:
+        s = self.simulation
+        m, layer, backward = int(s.micro_step_U[u]), int(s.layer_U[u]), s.phase_U[u] == Phase.BACKWARD
+        name = f"{row_name(self.plan, m, layer)}, {Phase(int(s.phase_U[u])).name.lower()}"
+        args = {"micro_step": m, "layer": layer, "model_layer": int(self.plan.header.moe_layer_L[layer])}
+        parts: tuple[str, ...] = FORWARD
+        if backward:
+            again = bool(self.again_L[layer])
+            parts = ("re-forward" if again else WEIGHTS, *BACKWARD)
+            times_XG = _backward_times(s, u, self.backward_share if again else 1.0)
+        else:
+            times_XG = _forward_times(s, u)
+        for at, times_X in zip(at_G, times_XG.T.tolist(), strict=True):
+            self.out.slice(at, name, s.start_U[u], s.end_U[u], args)
+            for part, (start_s, end_s) in zip(parts, pairwise(times_X), strict=True):
+                self.out.slice(at, part, start_s, end_s)
+
+
+def _forward_times(s: Simulation, u: int) -> Array:
+    """float64 [8, G]: where the parts of a forward use begin and end, rank by rank."""
+    G = s.compute_UG.shape[1]
+    attended_G = np.minimum(s.start_U[u] + s.window_UG[u].astype(np.float64), s.window_U[u])
+    computed_G = np.minimum(s.dispatched_U[u] + s.compute_UG[u].astype(np.float64), s.computed_U[u])
+    before, middle = (s.start_U[u], attended_G), (s.window_U[u], s.ready_U[u], s.dispatched_U[u])
+    return np.stack([np.broadcast_to(at, G) for at in (*before, *middle, computed_G, s.computed_U[u], s.end_U[u])])
+
+
+def _backward_times(s: Simulation, u: int, share: float) -> Array:
+    """float64 [9, G]: the same of a backward use, of whose attention and compute `share` is backward and the rest re-forward."""
+    window_G, compute_G = (part_UG[u].astype(np.float64) * share for part_UG in (s.window_UG, s.compute_UG))
+    computed_G = np.minimum(s.dispatched_U[u] + compute_G, s.computed_U[u])
+    back = max(float(s.end_U[u]) - float(window_G.max()), float(s.computed_U[u]))
+    after = (computed_G, s.computed_U[u], back, np.minimum(back + window_G, s.end_U[u]), s.end_U[u])
+    before = (s.start_U[u], s.window_U[u], s.ready_U[u], s.dispatched_U[u])
+    return np.stack([np.broadcast_to(at, len(window_G)) for at in (*before, *after)])
+
+
+def reforwarded_alone(plan: Plan) -> Array:
+    """bool [L]: layers whose re-forward belongs to their backward use; blocks of several have uses of their own for it."""
+    schedule = plan.header.schedule
+    if not schedule.reforward or schedule.block_L is None:
+        return np.full(plan.L, schedule.reforward)
+    return np.asarray(np.bincount(schedule.block_L)[schedule.block_L] == 1)
