@@ -32,13 +32,14 @@ class RankSolver(abc.ABC):
     """Levels node and rank: replicas (and usually quotas) for every row.
 
     Laws: a pure function of (configuration, problem, start). Called with R >= 1 and G >= 2 only; rows may have zero load.
-    `start` is a valid placement for this load (static, the previous level, or a warm start) and may be ignored. The result is
-    canonical (see `Placement`), and serves every pair exactly once where its expert is.
+    `start` is a valid placement for this load (static, the previous level, or a warm start) and may be ignored; built-in solvers
+    refuse one that is not with an InputError. The result is canonical (see `Placement`), and serves every pair exactly once where
+    its expert is.
     """
 
     level: ClassVar[str] = "rank"
     keeps_homes: ClassVar[bool] = True  # False: base slots are re-placed; such plans are scored, never executed
-    exact: ClassVar[bool] = False  # proves optimality where it says Stop.OPTIMAL
+    exact: ClassVar[bool] = False  # proves optimality where it says Stop.OPTIMAL, by a bound_N that the row meets
     deterministic: ClassVar[bool] = True  # False under a wall-clock limit
     foresees: ClassVar[bool] = False  # judges replicas by `Problem.scenario_XMLE`: no guard, which sees one load, corrects it
     requires: ClassVar[tuple[str, ...]] = ()  # modules to import, probed without importing them
@@ -77,7 +78,10 @@ class PathSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with `link_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen."""
+        """Returns the same copies with `link_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen.
+
+        Pure and deterministic: in planning by all ranks together, each rank chooses for itself, and all choices must be equal.
+        """
 
 
 class OrderSolver(abc.ABC):
@@ -91,4 +95,8 @@ class OrderSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
-        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement of single rows, which may have changed."""
+        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement of single rows, which may have changed.
+
+        `placement` is valid and must not be written to. The order is a permutation, the placement returned is valid again, and
+        both are a pure function of (configuration, problem, placement).
+        """

@@ -31,7 +31,7 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
     if want.kind in "iu" and array.dtype != want and array.size:
         if array.dtype.kind == "f" and (not np.isfinite(array).all() or (array != np.trunc(array)).any()):
             raise InputError(f"{name} must hold whole numbers; it has infinities or fractions.")
-        low, high, info = array.min(), array.max(), np.iinfo(want)
+        low, high, info = array.min().item(), array.max().item(), np.iinfo(want)
         if low < info.min or high > info.max:
             raise InputError(f"{name} holds values from {low} to {high}, which {want} ({info.min} to {info.max}) cannot hold.")
     if shape is not None and (

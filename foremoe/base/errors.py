@@ -5,8 +5,25 @@ import os
 from collections.abc import Iterator
 
 
+def printable(text: str) -> str:
+    """`text` as one line: control, escape and other characters that do not print are replaced by their escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+_LONGEST = 2000
+
+
+def _sentence(message: str) -> str:
+    # A message may quote what a file holds.
+    line = printable(message[: _LONGEST + 1])
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
 class InputError(ValueError):
     """Bad input from the caller: one sentence with the numbers and the cure."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_sentence(message))
 
 
 class PlanError(ValueError):
@@ -18,8 +35,8 @@ class PlanError(ValueError):
     """
 
     def __init__(self, law: str, where: str, message: str) -> None:
-        self.law, self.where, self.message = law, where, message
-        super().__init__(f"[{law}] {where}: {message}" if where else f"[{law}] {message}")
+        self.law, self.where, self.message = law, _sentence(where), _sentence(message)
+        super().__init__(f"[{law}] {self.where}: {self.message}" if where else f"[{law}] {self.message}")
 
 
 class TransferError(RuntimeError):

@@ -5,19 +5,23 @@ import functools
 import importlib.resources
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 
-from foremoe.base.errors import InputError, file_errors
+from foremoe.base.errors import InputError, first_line
+from foremoe.base.files import read_file, write_file
 
 MAX_WHOLE = 2**53
 """Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
+# Room for the nodes of 32767 ranks, one a line.
+_MAX_TOML_BYTES = 2**19
+# A key of n parts takes n^2 / 2 references to parse; foremoe's tables have none.
+_MANY_PARTS = re.compile(r"(?:\.[^.\n]*){32}")
 
 
 def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int:
@@ -78,7 +82,7 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
     """Raises InputError when `table` has a key that is not in `known` or lacks one of `required`."""
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise InputError(f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(known)}.")
+        raise InputError(f"{where} has the unknown key {shown(unknown[0])}; the keys are {', '.join(known)}.")
     missing = [key for key in required if key not in table]
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}.")
@@ -86,23 +90,24 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The table in the TOML file at `path`."""
-    with file_errors(path, "read", "give the path of a TOML file"):
-        try:
-            data = Path(path).read_bytes()
-        except FileNotFoundError as error:
-            raise InputError(f"there is no file {os.fspath(path)!r}; check the path.") from error
+    data = read_file(path, _MAX_TOML_BYTES)
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        if _MANY_PARTS.search(text):
+            raise ValueError("a key of many parts")
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0]
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else first_line(error)
         raise InputError(f"{os.fspath(path)!r} is not valid TOML ({reason}); correct the file.") from error
 
 
 def write(path: str | os.PathLike[str], table: Mapping[str, Any]) -> None:
     """Writes `table` to `path` as TOML, in the table's order."""
-    data = tomli_w.dumps(table).encode("utf-8")
-    with file_errors(path, "write", "give another path"):
-        Path(path).write_bytes(data)
+    try:
+        import tomli_w  # here: GPU images lack it, and running plans writes no TOML
+    except ImportError:
+        raise InputError("writing TOML needs tomli-w, which is not installed; pip install tomli-w.") from None
+    write_file(path, tomli_w.dumps(table))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Files of named arrays: safetensors with one JSON header and a checksum over everything."""
+"""foremoe's own files of arrays: safetensors with one JSON header and a checksum over everything."""
 
 import contextlib
 import hashlib
@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, file_errors, first_line, naming
-
-# One metadata key: safetensors keeps no order among several, and the bytes must not vary.
-HEADER_KEY = "foremoe"
+from foremoe.base.errors import InputError, naming
+from foremoe.base.files import open_regular, write_file
+from foremoe.base.schema import parse_json
+from foremoe.base.stored import HEADER_KEY, open_stored
 
 
 def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
@@ -24,7 +23,7 @@ def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
     state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
-        state.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        state.update(f"{name} {array.dtype.str} {array.shape}".encode(errors="surrogatepass"))
         state.update(array.data)
     return state.hexdigest()
 
@@ -33,28 +32,6 @@ def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
     """The bytes of a safetensors file; a function of header and arrays alone."""
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     return bytes(save(arrays, {HEADER_KEY: json.dumps(header, sort_keys=True)}))
-
-
-def write_file(path: str | os.PathLike[str], payload: bytes) -> None:
-    """Writes a whole file or, on a fault, none of it."""
-    with file_errors(path, "write", "give another path"):
-        target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        partial.write_bytes(payload)
-        partial.replace(target)
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """`path` if it is a file that is not empty."""
-    source = Path(path)
-    with file_errors(path, "read", "check the path"):
-        if not source.exists():
-            raise InputError(f"there is no file {str(source)!r}; check the path.")
-        if not source.is_file():
-            raise InputError(f"{str(source)!r} is not a file; give the path of one file.")
-        if source.stat().st_size == 0:
-            raise InputError(f"{str(source)!r} is empty; write it again.")
-    return source
 
 
 def write_tensors(
@@ -68,20 +45,36 @@ def write_tensors(
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
     """Header and arrays that `write_tensors` wrote; refuses other kinds, newer formats, and truncated or changed files."""
-    source = existing_file(path)
-    with file_errors(path, "read", "check the path"):
-        payload = source.read_bytes()
-    header = _header(payload)
-    if header is None or header.get("kind") != kind:
-        raise InputError(f"{str(source)!r} is not a {kind} file, or truncated ({len(payload)} bytes); write it again.")
-    require_format(source, header, version)
-    try:
-        tensors = load(payload)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise InputError(f"{str(source)!r} is truncated or damaged ({first_line(error)}); write it again.") from None
+    source = Path(path)
+    with open_stored(source, f"a {kind} file") as stored:
+        header = json_header(stored.header)
+        if header.get("kind") != kind:
+            raise InputError(f"{str(source)!r} is not a {kind} file; give one that foremoe wrote.")
+        require_format(source, header, version)
+        tensors = {name: stored.read(name) for name in stored.names}
     if digest({k: v for k, v in header.items() if k != "checksum"}, tensors) != header.get("checksum"):
         raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return header, tensors
+
+
+def kind_of(path: str | os.PathLike[str]) -> str | None:
+    """The kind that a file's header tells, such as ``"plan"``; None where it tells none, for its reader to judge."""
+    open_regular(path).close()
+    try:
+        with open_stored(Path(path), "a file of foremoe") as stored:
+            kind = json_header(stored.header).get("kind")
+    except InputError:
+        return None
+    return kind if isinstance(kind, str) else None
+
+
+def json_header(text: str | None) -> dict[str, Any]:
+    """The table of a header's text, empty where there is none."""
+    try:
+        header = parse_json(text or "")
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 @contextlib.contextmanager
@@ -98,17 +91,6 @@ def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Itera
 def require_format(source: Path, header: dict[str, Any], version: int) -> None:
     """Raises InputError when a file is of a newer format than `version`."""
     found = header.get("format")
-    if not isinstance(found, int) or found > version:
+    if type(found) is not int or not 1 <= found <= version:
         kind = f"{header['kind']} format {found}"
         raise InputError(f"{str(source)!r} has {kind}, this foremoe reads up to {version}; install a newer foremoe.")
-
-
-def _header(payload: bytes) -> dict[str, Any] | None:
-    length = int.from_bytes(payload[:8], "little")
-    if len(payload) < 8 or length > len(payload) - 8:
-        return None
-    try:
-        header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][HEADER_KEY])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return header if isinstance(header, dict) else None

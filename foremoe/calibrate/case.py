@@ -30,7 +30,7 @@ class Case:
         sequence_length: Tokens of every sequence; at most `tokens`.
         seconds: Approximate length of the measurement.
         math: Makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
-        layer: Makes the `foremoe.calibrate.layer.Layer` of (model, num_experts, dtype, device); None: `PlainLayer`.
+        layer: Makes the `foremoe.calibrate.layer.Layer` of (model, num_experts, dtype, device); None: ``PlainLayer``.
 
     Raises:
         InputError: Numbers out of range, or ranks that do not divide the experts.

@@ -22,7 +22,7 @@ class Constant:
     """One fitted constant, or another figure that the fit stands on.
 
     Attributes:
-        name: Name as in `Cluster`, of the runtime (see `Fit.runtime`), or what was checked only.
+        name: Name as in `Cluster`, of the runtime (see ``Fit.runtime``), or what was checked only.
         num_points: Points it was fitted on; 0: it was not measured.
         median: Median of the absolute relative residuals; None without points.
         worst: Largest of them; None without points.

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from foremoe.base.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError, printable
+from foremoe.base.files import write_file
 from foremoe.calibrate import Case, Fit, Measured, fit
 from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
@@ -76,7 +77,7 @@ def calibrate(
     try:
         measured = join_started(case, bar) if joined else launch(case, bar)
     except TransferError as error:
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        click.echo(f"error: {printable(' '.join(str(error).split()))}", err=True)
         click.get_current_context().exit(FAILED)
     if not reports:
         return
@@ -90,7 +91,7 @@ def calibrate(
         "hardware": measured.hardware, "versions": measured.versions, "unavailable": measured.unavailable, **found.to_dict(),
     }  # fmt: skip
     points = [point.to_dict() for point in measured.points]
-    Path(fit_file).write_text(json.dumps(plain(record | {"points": points}), indent=2) + "\n", encoding="ascii")
+    write_file(fit_file, json.dumps(plain(record | {"points": points}), indent=2) + "\n")
     emit(json_file, record, report(found, measured, base.name, output))
 
 

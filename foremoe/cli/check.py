@@ -7,6 +7,8 @@ from foremoe.base.errors import InputError, PlanError
 from foremoe.cli.files import file_name, layer_positions, read_trace
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import option
+from foremoe.levels import PackSolver
+from foremoe.plan.files import load_plan
 from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
 from foremoe.routing.trace import RoutingTrace
@@ -40,7 +42,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     if traces and workload_file is not None:
         raise InputError("--trace and --workload exclude each other; give one of them.")
 
-    plan = Plan.load(plan_file)
+    plan = load_plan(plan_file)
     broken = plan.violations()
     checked = [f"{plan.N} rows on their own"]
     source = "the trace" if traces else "the workload file"
@@ -67,7 +69,7 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     parts = [read_trace(path, head.model) for path in traces]
     trace = parts[0] if len(parts) == 1 else RoutingTrace.concat(parts)
     work = Workload.from_trace(
-        trace, num_ranks=plan.G, tokens_per_rank=head.dealt.tokens_per_rank, packer=parse(head.dealt.packer),
+        trace, num_ranks=plan.G, tokens_per_rank=head.dealt.tokens_per_rank, packer=dealing_packer(head.dealt.packer),
         seed=head.dealt.seed, stage=head.key.stage, max_micro_steps=plan.M if head.dealt.dropped_micro_steps else None,
     )  # fmt: skip
     if work.L == plan.L:
@@ -77,6 +79,18 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     if lacking:
         raise InputError(f"the trace lacks the plan's layer {lacking[0]}; give the trace that was planned.")
     return work.layers(positions)
+
+
+def dealing_packer(text: str) -> PackSolver:
+    """The pack level of a plan file's text if it is one of foremoe's own: a file's text never imports or calls other code."""
+    try:
+        packer = parse(text, builtin=True)
+    except Exception:  # the text is anybody's, and may fail in any way
+        packer = None
+    if not isinstance(packer, PackSolver):
+        dealt = f"the plan was dealt by {text!r}, which is not a pack level of foremoe's own"
+        raise InputError(f"{dealt}; give the workload file that was planned (--workload FILE of `foremoe check`).")
+    return packer
 
 
 def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:

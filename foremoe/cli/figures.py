@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.base.errors import printable
 from foremoe.cli.files import trace_load
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
@@ -95,10 +96,10 @@ def trace_text(figures: dict[str, Any]) -> list[str]:
     return [
         f"trace: {figures['tokens']} tokens{unknown} in {figures['sequences']} sequences, {figures['layers']} layers, "
         f"top-{figures['topk']} of {figures['experts']} experts",
-        f"model: {figures['model'] or unnamed}",
+        f"model: {printable(figures['model'] or unnamed)}",
         f"sequence length: {length['min']} to {length['max']} tokens, median {length['median']:g}, mean {length['mean']:.1f}",
         *popularity_text(figures["popularity"]),
-        f"id: {figures['id']}" + (f", source: {figures['source']}" if figures["source"] else ""),
+        printable(f"id: {figures['id']}" + (f", source: {figures['source']}" if figures["source"] else "")),
     ]
 
 
@@ -123,7 +124,7 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
     if figures["step_correlation"] is not None:
         skew_line += f"; one micro-step's loads correlate {figures['step_correlation']:.2f} with the next one's"
     return [
-        f"workload: {figures['stage']} of {figures['model'] or 'a model that is not named'}, "
+        f"workload: {figures['stage']} of {printable(figures['model'] or 'a model that is not named')}, "
         f"{figures['micro_steps']} micro-steps x {figures['layers']} layers, {figures['ranks']} source ranks, "
         f"top-{figures['topk']} of {figures['experts']} experts",
         f"totals: {figures['tokens']} tokens{unknown}, {figures['pairs']} (token, expert) pairs; "
@@ -136,4 +137,8 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
 
 def dealing_text(dealt: Dealt | None, unknown: str) -> str:
     """The text of how a batch was dealt; `unknown` where nobody has said it."""
-    return f"{dealt.tokens_per_rank} tokens per rank by {dealt.packer}, seed {dealt.seed}" if dealt is not None else unknown
+    return (
+        f"{dealt.tokens_per_rank} tokens per rank by {printable(dealt.packer)}, seed {dealt.seed}"
+        if dealt is not None
+        else unknown
+    )

@@ -1,16 +1,14 @@
 """What the command line's file names and preset names stand for."""
 
 import dataclasses
-import json
 import os
-from pathlib import Path
 
 import click
 import numpy as np
 
+from foremoe.base import tensor_file
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
-from foremoe.base.tensor_file import HEADER_KEY
+from foremoe.base.errors import InputError, printable
 from foremoe.cli.options import DEFAULT_RANKS
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
@@ -18,8 +16,6 @@ from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
-
-_HEADER_LIMIT = 64 * 2**20
 
 
 def is_file(text: str) -> bool:
@@ -73,7 +69,8 @@ def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
         return RoutingTrace.load(path, model=model, weights=False)
     except InputError as error:
         # The cure that the library names is an argument; here it is an option.
-        raise InputError(str(error).replace("pass num_experts=", "give --model NAME or FILE.toml")) from None
+        told = str(error).replace("pass num_experts=", "give --model NAME or FILE.toml")
+        raise InputError(told.replace(", or pass max_bytes= to trust it", "")) from None
 
 
 def trace_load(trace: RoutingTrace) -> Array:
@@ -106,16 +103,10 @@ def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[in
 
 def kind_of(path: str) -> str:
     """``"trace"``, ``"workload"`` or ``"plan"`` by a file's header; "trace" where it tells nothing, for its reader to judge."""
-    try:
-        with Path(path).open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            head = file.read(length) if length <= _HEADER_LIMIT else b""
-        kind = json.loads(json.loads(head)["__metadata__"][HEADER_KEY])["kind"]
-        return str(kind) if kind in ("plan", "workload") else "trace"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "trace"
+    kind = tensor_file.kind_of(path)
+    return kind if kind in ("plan", "workload") else "trace"
 
 
 def file_name(path: str) -> str:
     """The last part of a path as printable text."""
-    return click.format_filename(path, shorten=True)
+    return printable(click.format_filename(path, shorten=True))

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, printable
 from foremoe.cli.figures import dealing_text, plan_figures, trace_figures, trace_text, workload_figures, workload_text
 from foremoe.cli.files import file_name, kind_of, model_of, read_trace
 from foremoe.cli.inputs import require_divides
@@ -79,8 +79,8 @@ def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
     lines = [
         *plan.summary().splitlines(),
         f"key: step {key.step}, stage {key.stage}, mini-batch {key.mini_batch}, EP group {key.ep_group}",
-        f"planner: {plan.header.planner}",
-        f"batch: {dealing_text(plan.header.dealt, 'counted elsewhere')}" + (f", trace {trace_id}" if trace_id else ""),
+        f"planner: {printable(plan.header.planner)}",
+        f"batch: {dealing_text(plan.header.dealt, 'counted elsewhere')}" + (f", trace {printable(trace_id)}" if trace_id else ""),
     ]
     if explain is not None:
         parts = [part.strip() for part in explain.split(",")]

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, file_errors, printable
+from foremoe.base.files import write_file
 from foremoe.base.version import __version__
 
 STDOUT = "-"
@@ -42,7 +43,7 @@ def _with_value(args: list[str]) -> list[str]:
 
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
     """Refuses output files (by name; None and "-" are not files) before any work is done; none may replace an input."""
-    taken = {Path(path).resolve() for path in inputs if path}
+    taken = {_place(path) for path in inputs if path}
     for what, path in outputs.items():
         if path is None or path == STDOUT:
             continue
@@ -54,11 +55,17 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
             raise InputError(f"{what} {name!r} cannot be written: there is no directory {place!r}; create it first.")
         if Path(path).is_dir():
             raise InputError(f"{what} {name!r} is a directory; give the name of a file in it.")
-        if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        # The old file is replaced by one that is written beside it.
+        if not os.access(folder, os.W_OK) or (Path(path).exists() and not os.access(path, os.W_OK)):
             raise InputError(f"{what} {name!r} cannot be written: permission denied; choose another place.")
-        if Path(path).resolve() in taken:
+        if _place(path) in taken:
             raise InputError(f"{what} {name!r} would overwrite another file of this command; give another name.")
-        taken.add(Path(path).resolve())
+        taken.add(_place(path))
+
+
+def _place(path: str) -> str:
+    with file_errors(path, "use", "give another file name"):
+        return os.path.realpath(path)
 
 
 def plain(value: Any) -> Any:
@@ -83,8 +90,9 @@ def emit(json_file: str | None, payload: Mapping[str, Any], lines: Iterable[str]
         if json_file == STDOUT:
             click.echo(body, nl=False)
             return
-        Path(json_file).write_text(body, encoding="ascii")
+        write_file(json_file, body)
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         lines = [click.wrap_text(line, width, "", "  ") if "\n" not in line and len(line) > width else line for line in lines]
-    click.echo("\n".join(lines))
+    # What a file says of itself is in these lines.
+    click.echo("\n".join(map(printable, "\n".join(lines).split("\n"))))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from foremoe.base.errors import InputError, PlanError
+from foremoe.base.errors import InputError, PlanError, printable
 from foremoe.base.version import __version__
 
 BAD_INPUT = 2
@@ -89,7 +89,7 @@ class CommandLine(OneSentence, click.Group):
 
 def fail(sentence: str) -> NoReturn:
     """Ends with one line on stderr."""
-    click.echo(f"error: {' '.join(sentence.split())}", err=True)
+    click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
     sys.exit(BAD_INPUT)
 
 

@@ -5,6 +5,8 @@ from typing import Any, Self
 
 import click
 
+from foremoe.base.errors import printable
+
 
 class Progress:
     """Call it with (task, done, total). It never writes to stdout, and nothing that it shows is a result.
@@ -39,7 +41,7 @@ class Progress:
     def note(self, text: str) -> None:
         """One line that stays."""
         self._clear()
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
     def _clear(self) -> None:
         if self._bar is not None:

@@ -1,6 +1,8 @@
 """``foremoe report``: one HTML page of a plan."""
 
+import datetime
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +19,23 @@ from foremoe.machine.trainer import Trainer
 from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.report import run_stage, write_report
 from foremoe.report import what_if as plan_again
-from foremoe.report import write_report
-from foremoe.simulate import simulate as run_simulation
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
 
 NOTHING = "none"
 
 
-@click.command()
+class RecordedCommand(click.Command):
+    """A command that knows the words it was called with: ``context.meta["command"]``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keeps the words before click takes them apart."""
+        ctx.meta["command"] = shlex.join(["foremoe", str(ctx.info_name), *args])
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=RecordedCommand)
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
@@ -80,10 +90,14 @@ def report(
                 shown.problem, shown.planner, redundant, history_LE=shown.history_LE, simulated=simulate, trainer=trainer,
                 num_threads=threads, progress=progress,
             )  # fmt: skip
+        runs = None
+        if simulate:
+            runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
+        seeded = shown.source if "seed" in shown.source else f"{shown.source}, seed {case_options.seed}"
         write_report(
-            output, shown.problem, shown.plan, planner_report=shown.summary,
-            simulation=run_simulation(shown.problem, shown.plan) if simulate else None, strategies=strategies, what_if=others,
-            source=shown.source, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
+            output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
+            source=seeded, date=datetime.date.today().isoformat(), command=click.get_current_context().meta["command"],
+            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
     click.echo(shown.plan.summary())
     click.echo(plan_line(shown.problem, shown.plan, trainer))

@@ -14,6 +14,7 @@ from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option,
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, number, percent, plural, render
 from foremoe.cli.texts import planner_of, split_list
+from foremoe.cli.trace import write_trace
 from foremoe.cli.what_if import add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.strategies import STRATEGIES
@@ -57,10 +58,15 @@ COLUMNS = {
     help="low-precision=SPEEDUP: a line in which overloaded ranks compute so many times as fast (changes numerics);"
     " multiplex=JOBS: such jobs in turns on the same GPUs.  [default: none]",
 )  # fmt: skip
+@option(
+    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
+    " (by hierarchical, or the first of --solvers); compressed if FILE ends in .gz.  [default: no trace]",
+)  # fmt: skip
 @trainer_options
 def simulate(
     case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
     prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
+    trace_file: str | None = None,
 ) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
 
@@ -74,7 +80,9 @@ def simulate(
       foremoe simulate --synthetic gpt-oss-20b --ranks 16 --foresight exact,rerouted=0.1,previous,step,none
       foremoe simulate --synthetic gpt-oss-20b --ranks 16 --what-if low-precision=1.5,multiplex=3
     """
-    require_writable({"the JSON file": json_file}, case_options.files)
+    require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
+    if trace_file is not None and pp * vpp > 1:
+        raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
@@ -93,6 +101,7 @@ def simulate(
                     load_kernels(system.planner, groups)
             # Planning that turns expose is the CPU time of one thread.
             rows = simulate_systems(groups, systems, num_threads=1 if asked.jobs else None, **options)
+    traced = [] if trace_file is None else [write_trace(trace_file, groups[0], case.history_LE, systems)]
     if asked.jobs:
         add_turns(rows, systems, groups, trainer, asked.jobs)
     payload = {
@@ -111,7 +120,7 @@ def simulate(
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
     turns = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
-    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns])
+    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced])
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

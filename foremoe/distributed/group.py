@@ -9,7 +9,7 @@ import abc
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -271,3 +271,8 @@ def _ended_by(reports: dict[int, str]) -> TransferError:
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:
     """`group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
     return group if isinstance(group, Group) else TorchGroup(group)
+
+
+def first_fault(faults: Sequence[str]) -> str:
+    """The message for all ranks, from what every rank found; empty if nothing."""
+    return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")

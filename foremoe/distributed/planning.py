@@ -24,6 +24,7 @@ from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import TransferList
+from foremoe.planner.answers import linked
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.problem import Problem
@@ -97,7 +98,7 @@ def plan_together(
     plan_s, at = time.perf_counter() - at, time.perf_counter()
     parts = _gathered(group, fault, part)
     plan = _merged(parts, layers_G, task)
-    plan = dataclasses.replace(plan, transfers=planner.path.solve(_whole(task, plan), plan.transfers))
+    plan = linked(plan, planner.path, _whole(task, plan))
     split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
     return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
 

@@ -78,8 +78,8 @@ class Cluster(ArrayValue):
         layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
         calibrated: True once the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
-        residual: Largest |fitted - measured| / measured of the fit, over everything it was measured on; None: not fitted, or not
-            recorded.
+        residual: Largest ``|fitted - measured| / measured`` of the fit, over everything it was measured on; None: not fitted, or
+            not recorded.
         source: Where the figures come from.
 
     Raises:

@@ -15,7 +15,8 @@ from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import ResidentSlots
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, R redundant slots, C copies, 2 link classes (peer, RDMA).
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, R redundant slots, C copies, 2 link classes (peer, RDMA), 22G those of
+# every rank by direction (out, in).
 
 
 def refusal(problem: Problem, keeps_homes: bool) -> str:
@@ -45,10 +46,10 @@ def weight_price(rates: Rates) -> Array:
 
 
 def sequence_cost(problem: Problem, placement: Placement, transfers: TransferList) -> Cost:
-    """`price_rows` with `transfer_s` of the copies in `transfers` alone, [N].
+    """`price_rows` with `transfer_s` and `gradient_s` of the copies in `transfers` alone, [N].
 
     Copies count on the link to their home, whichever link they are advised to take, in the row that they are sent for: those for
-    forward hide as in `price_rows`, those for backward (re-sent where too few buffers held them) as gradients do.
+    forward hide as in `price_rows`, those for backward (re-sent where too few buffers held them) share links with gradients.
     """
     r, times = problem_rates(problem), row_times(problem)
     price_2 = weight_price(r)
@@ -56,15 +57,27 @@ def sequence_cost(problem: Problem, placement: Placement, transfers: TransferLis
     home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
     at_N, at_G, at_R = np.nonzero(placement.quotas_NGS[:, :, problem.B :] > 0)
     replica_X = placement.expert_NGS[at_N, at_G, problem.B + at_R]
-    count_N2, _ = _links(problem, at_N, problem.home_LE[at_N % problem.L, replica_X] // problem.B, at_G)
+    fan_N22G = _fans(problem, at_N, problem.home_LE[at_N % problem.L, replica_X] // problem.B, at_G)
     # The price of a replica is that of its weights and of its gradient; replicas that are kept return gradients all the same.
-    transfer_N = count_N2 @ (np.array([r.replica_peer_s, r.replica_rdma_s]) - price_2)
-    for forward, hide_N in ((True, times.hide_forward_N), (False, times.hide_backward_N)):
-        mask_C = (transfers.phase_C == Phase.FORWARD) == forward
-        count_N2, fan_N2 = _links(problem, row_C[mask_C], home_C[mask_C], transfers.dst_C[mask_C])
-        copy_N = (fan_N2 * [r.copy_peer_s, r.copy_rdma_s]).max(axis=1)
-        transfer_N = transfer_N + np.maximum(0.0, copy_N - hide_N) + count_N2 @ price_2
-    return dataclasses.replace(price_rows(problem, placement), transfer_s=transfer_N)
+    transfer_N = _count(fan_N22G) @ (np.array([r.replica_peer_s, r.replica_rdma_s]) - price_2)
+    sent_2N22G = [
+        _fans(problem, row_C[mask_C], home_C[mask_C], transfers.dst_C[mask_C])
+        for mask_C in (transfers.phase_C == Phase.FORWARD, transfers.phase_C != Phase.FORWARD)
+    ]
+    copy_s_2N22G = [sent_N22G * np.array([r.copy_peer_s, r.copy_rdma_s])[:, None, None] for sent_N22G in sent_2N22G]
+    gradient_2 = np.array([r.gradient_peer_s, r.gradient_rdma_s]) * r.returns_gradients
+    # A gradient goes against its weights.
+    gradient_s_N22G = fan_N22G[:, :, ::-1] * gradient_2[:, None, None]
+    forward_N, weights_N, backward_N = (
+        np.maximum(0.0, s_N22G.max(axis=(1, 2, 3)) - hide_N)
+        for s_N22G, hide_N in (
+            (copy_s_2N22G[0], times.hide_forward_N), (copy_s_2N22G[1], times.hide_backward_N),
+            (copy_s_2N22G[1] + gradient_s_N22G, times.hide_backward_N),
+        )
+    )  # fmt: skip
+    transfer_N = transfer_N + forward_N + weights_N + sum(_count(sent_N22G) @ price_2 for sent_N22G in sent_2N22G)
+    cost = price_rows(problem, placement)
+    return dataclasses.replace(cost, transfer_s=transfer_N, gradient_s=backward_N - weights_N)
 
 
 def sequence_bound(problem: Problem, load_bound_N: Array) -> Array:
@@ -75,14 +88,16 @@ def sequence_bound(problem: Problem, load_bound_N: Array) -> Array:
     return seconds_bound(problem, kept, load_bound_N)
 
 
-def _links(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> tuple[Array, Array]:
-    """Copies of every row by link class, and the most of them through one rank and direction: both int64 [N, 2]."""
-    N, G = problem.N, problem.G
-    node_G = problem.cluster.node_of_rank_G
-    count_N2, fan_N2 = np.zeros((N, 2), np.int64), np.zeros((N, 2), np.int64)
-    for link in range(2):
-        mask_C = (node_G[src_C] != node_G[dst_C]) == bool(link)
-        row, ends = row_C[mask_C], (src_C[mask_C], dst_C[mask_C])
-        count_N2[:, link] = np.bincount(row, minlength=N)
-        fan_N2[:, link] = np.max([np.bincount(row * G + end, minlength=N * G).reshape(N, G).max(axis=1) for end in ends], axis=0)
-    return count_N2, fan_N2
+def _fans(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> Array:
+    """int64 [N, 2, 2, G]: copies of every row by link class, out of every rank and into it."""
+    shape, node_G = (problem.N, 2, 2, problem.G), problem.cluster.node_of_rank_G
+    link_C = (node_G[src_C] != node_G[dst_C]).astype(np.int64)
+    at_2C = [
+        np.ravel_multi_index((row_C, link_C, np.full_like(link_C, way), end_C), shape) for way, end_C in ((0, src_C), (1, dst_C))
+    ]
+    return np.bincount(np.concatenate(at_2C), minlength=int(np.prod(shape))).reshape(shape)
+
+
+def _count(fan_N22G: Array) -> Array:
+    """int64 [N, 2]: copies of every row by link class."""
+    return np.asarray(fan_N22G[:, :, 0].sum(axis=2))

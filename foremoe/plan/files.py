@@ -1,15 +1,21 @@
 """Plan files: the plan's arrays and one JSON header; docs/plan-format.md is their contract."""
 
 import dataclasses
+import functools
+import importlib.resources
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.schema import faults
 from foremoe.base.tensor_file import naming_fields, read_tensors, write_tensors
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.header import FORMAT_VERSION, PlanHeader, PlanKey
+from foremoe.plan.numbering import require_dtypes, require_numbered
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.cost import Cost, CostModel
@@ -80,14 +86,34 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads what `save_plan` wrote; ignores tensors and header keys that it does not know.
 
     Raises:
-        InputError: No such file, or it is truncated, changed, of a newer format, or lacks a field.
+        InputError: No such file, or it is truncated, changed, of a newer format, lacks a field, or has one of another type, shape
+            or range than the format says.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     with naming_fields(path, header):
-        return _plan_of(header, tensors)
+        fault = next(faults(header, header_schema()), None)
+        if fault is not None:
+            raise InputError(f"{fault}; docs/plan-format.md says what a plan file holds.")
+        plan = _plan_of(header, tensors)
+        require_numbered(plan)
+    return plan
+
+
+@functools.cache
+def header_schema() -> dict[str, Any]:
+    """The JSON schema of a plan's header."""
+    text = importlib.resources.files("foremoe.plan").joinpath("header.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
 
 
 def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
+    for kind, names, prefix in (
+        (Plan, PLAN, ""),
+        (TransferList, TRANSFERS, "transfers."),
+        (Schedule, SCHEDULE_ARRAYS, "schedule."),
+    ):
+        require_dtypes(kind.array_fields(), _loaded(tensors, names, prefix), prefix)
     policy, options = SLOTS[header["slots"]["kind"]]
     dealt = header["dealt"]
     if dealt is not None:

@@ -1,16 +1,21 @@
 """PlanHeader: what a plan was made from, so that a plan file stands on its own."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, array
+from foremoe.base.errors import InputError
+from foremoe.base.fields import MAX_WHOLE, check_fields, flag, shown, whole
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import Slots
 from foremoe.workload.dealing import Dealt
+from foremoe.workload.workload import STAGES
 
 FORMAT_VERSION = 1
 
@@ -30,6 +35,11 @@ class PlanKey:
     stage: str = "update"
     mini_batch: int = 0
     ep_group: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, ((partial(whole, low=0, high=MAX_WHOLE), ("step", "mini_batch", "ep_group")),))
+        if self.stage not in STAGES:
+            raise InputError(f"stage must be one of {', '.join(STAGES)}; got {shown(self.stage)}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,3 +69,18 @@ class PlanHeader(ArrayValue):
     moe_layer_L: Array = array(np.int32)
     trace_id: str
     dealt: Dealt | None
+
+    def __post_init__(self) -> None:
+        self.freeze()
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"{name} of a plan is not valid: {shown(getattr(self, name))}.")
+        check_fields(self, ((partial(whole, low=0, high=MAX_WHOLE), ("redundant",)), (flag, ("keeps_homes",))))
+        if self.replicas not in ("any", "node"):
+            raise InputError(f'replicas must be "any" or "node"; got {shown(self.replicas)}.')
+
+
+_KINDS: dict[str, Any] = {
+    "key": PlanKey, "model": Model, "cluster": Cluster, "cost": CostModel, "slots": Slots, "schedule": Schedule,
+    "planner": str, "trace_id": str, "dealt": Dealt | None,
+}  # fmt: skip

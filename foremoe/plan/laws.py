@@ -11,27 +11,36 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.plan.landings import Landings
-from foremoe.plan.transfers import Link, TransferList
-from foremoe.problem.laws import SHOWN_PER_LAW, Violations, check_placement
-from foremoe.problem.problem import Problem
+from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
+from foremoe.plan.transfer_laws import check_transfers
+from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
+from foremoe.problem.laws import Violations, check_placement, check_stops
+from foremoe.problem.objective import price_rows
+from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
-from foremoe.problem.slots import ResidentSlots, SharedSlots, resident_fault
+from foremoe.problem.slots import ResidentSlots, resident_fault
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, C copies, Y of them relays,
-# Z landings, U uses, D demands.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
+
+# A search proves an optimum up to its own tolerance.
+PROVEN = 1.0 + 1e-5
+# Sums of floats are compared up to rounding, which differs between machines.
+_CLOSE = 1e-9
+# Rows of which a solver may have proven more than the closed form does.
+_SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
     """Every law a plan breaks; with `problem`, also where the plan does not belong to it."""
     found = Violations(plan.L)
-    _check_header(found, plan)
+    uses = _check_header(found, plan)
     if problem is not None:
         _check_problem(found, plan, problem)
-    if found.errors:
+    if found.errors or uses is None:
         return found.errors
     head = plan.header
     within_G = head.cluster.node_of_rank_G if head.replicas == "node" else None
@@ -39,44 +48,119 @@ def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanErro
         found, plan.expert_NGS, plan.quota_NGS, plan.load_MLE.reshape(plan.N, plan.E), plan.home_LE,
         within_G=within_G, resident=isinstance(head.slots, ResidentSlots), keeps_homes=head.keeps_homes,
     )  # fmt: skip
-    load_N = plan.load_NG.max(axis=1)
-    below_N = plan.load_bound_ML.ravel() > load_N
-    if head.keeps_homes:
-        found.mask("bound", below_N, "N", lambda i: f"the load bound exceeds the largest rank load {load_N[i[0]]}")
-        # A cost is a sum of floats; the bound may meet it only up to rounding.
-        over_N = plan.bound_ML.ravel() > plan.objective_ML.ravel() * (1 + 1e-9)
-        found.mask("bound", over_N, "N", lambda i: f"the bound exceeds the plan's own {plan.objective_ML.ravel()[i[0]]:.6g}")
-        if not found.errors:
-            _check_transfers(found, plan)
-    elif len(plan.transfers):
+    valid = not found.errors
+    _check_numbers(found, plan)
+    if head.keeps_homes and not found.errors:
+        check_transfers(found, plan, uses)
+    if not head.keeps_homes and len(plan.transfers):
         num = len(plan.transfers)
         found.add("residency", f"{num} transfers in a plan that moves homes; such plans are scored, never executed.")
+    if problem is not None and valid:
+        _check_prices(found, plan, problem)
     return found.errors
 
 
-def _check_header(found: Violations, plan: Plan) -> None:
+def _check_header(found: Violations, plan: Plan) -> Uses | None:
     head = plan.header
     M, L, G, S = plan.expert_MLGS.shape
     if head.cluster.num_ranks != G or head.model.num_experts != plan.E or plan.E % G or plan.E // G + head.redundant != S:
         sizes = f"{head.model.num_experts} experts on {head.cluster.num_ranks} ranks with {head.redundant} redundant slots"
         found.add("header", f"slots [G, S] = [{G}, {S}] do not fit {sizes}.")
-        return
+        return None
     if head.schedule.M != M or len(head.moe_layer_L) != L:
         sizes = f"{head.schedule.M} x {len(head.moe_layer_L)} rows"
         found.add("header", f"schedule and layer ids are for {sizes}; the plan has {M} x {L}.")
+    if head.schedule.trains != (head.key.stage == "update"):
+        found.add("header", f"a plan of stage {head.key.stage} has a schedule of the other one.")
+    uses = None
     try:
-        head.schedule.uses(L)
+        uses = head.schedule.uses(L)
     except InputError as error:
         found.add("header", str(error))
-    fault = resident_fault(plan.resident_LGS, head.slots, plan.E, plan.B)
-    if fault:
-        found.add("header", fault)
+    for fault in (
+        layer_number_fault(head.moe_layer_L, head.model),
+        resident_fault(plan.resident_LGS, head.slots, plan.E, plan.B),
+    ):
+        if fault:
+            found.add("header", fault)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
         found.add("homes", "home_LE is not a permutation of the home slots.")
     if (np.sort(plan.order_M) != np.arange(M)).any():
         found.add("header", f"order_M {plan.order_M.tolist()[:8]} is not a permutation of the {M} micro-steps.")
     if plan.load_MLE.size and plan.load_MLE.min() < 0:
         found.add("tokens", "load_MLE holds negative counts.")
+    return uses
+
+
+def _check_numbers(found: Violations, plan: Plan) -> None:
+    """Costs are seconds, bounds lie below what the plan reaches, and rows are called optimal only where a bound proves it."""
+    for name, part_ML in plan.cost_ML.parts().items():
+        odd_N = ~np.isfinite(part_ML.ravel()) | (part_ML.ravel() < -_CLOSE)
+        found.mask("cost", odd_N, "N", lambda i, name=name, part_ML=part_ML: f"{name} is {part_ML.ravel()[i[0]]:.6g} s")  # type: ignore[misc]
+    bound_N, load_bound_N, stop_N = plan.bound_ML.ravel(), plan.load_bound_ML.ravel(), plan.stop_ML.ravel()
+    odd_N = ~(np.isfinite(bound_N) & np.isfinite(load_bound_N)) | (bound_N < -_CLOSE) | (load_bound_N < 0)
+    odd_N |= load_bound_N != np.rint(load_bound_N)
+    found.mask("bound", odd_N, "N", lambda i: f"{bound_N[i[0]]:.6g}, or {load_bound_N[i[0]]:.6g} pairs, is not a bound")
+    check_stops(found, stop_N)
+    if plan.header.cost.objective == "balance":
+        apart_N = bound_N != load_bound_N
+        found.mask(
+            "bound", apart_N, "N", lambda i: f"the bound of the load, {load_bound_N[i[0]]:.6g}, is not {bound_N[i[0]]:.6g}"
+        )
+    if not plan.header.keeps_homes:
+        # Bounds are of placements that keep homes, and so of no others.
+        found.mask("bound", stop_N == Stop.OPTIMAL, "N", lambda i: "a row that moves homes is called optimal")
+        return
+    load_N, objective_N = plan.load_NG.max(axis=1), plan.objective_ML.ravel()
+    found.mask("bound", load_bound_N > load_N, "N", lambda i: f"the load bound exceeds the largest rank load {load_N[i[0]]}")
+    # A cost is a sum of floats; the bound may meet it only up to rounding.
+    over_N = bound_N > objective_N * (1 + _CLOSE)
+    found.mask("bound", over_N, "N", lambda i: f"the bound exceeds the plan's own {objective_N[i[0]]:.6g}")
+    unproven_N = (stop_N == Stop.OPTIMAL) & (objective_N > bound_N * PROVEN)
+    found.mask(
+        "bound", unproven_N, "N", lambda i: f"called optimal at {objective_N[i[0]]:.6g} with a bound of {bound_N[i[0]]:.6g}"
+    )
+
+
+def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
+    """Costs and bounds are those of the problem, row by row or, in resident slots, as the weights are sent in order."""
+    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+    cost, load_bound_N, bound_N = price_rows(problem, placement), load_bound(problem), row_bound(problem)
+    have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
+
+    def apart_N(name: str, part_N: Array) -> Array:
+        return np.abs(have.parts()[name] - part_N) > _CLOSE * total_N
+
+    in_order = isinstance(plan.header.slots, ResidentSlots) and plan.executable and not found.errors
+    if in_order:
+        sent_bound_N = sequence_bound(problem, load_bound_N)
+        # Where nothing is kept both prices are the same, and the bound alone tells which one it is.
+        if (np.abs(plan.bound_ML.ravel() - bound_N) > _CLOSE * np.abs(bound_N)).any():
+            bound_N = np.where(
+                np.abs(plan.bound_ML.ravel() - sent_bound_N) <= _CLOSE * np.abs(sent_bound_N), sent_bound_N, bound_N
+            )
+        if any(apart_N(name, cost.parts()[name]).any() for name in ("transfer_s", "gradient_s")):
+            cost, bound_N = sequence_cost(problem, placement, plan.transfers), sent_bound_N
+    for name, part_N in cost.parts().items():
+        found.mask(
+            "cost", apart_N(name, part_N), "N",
+            lambda i, name=name, part_N=part_N: f"{name} is {have.parts()[name][i[0]]:.6g} s; it comes to {part_N[i[0]]:.6g} s",  # type: ignore[misc]
+        )  # fmt: skip
+    searched_N = np.isin(plan.stop_ML.ravel(), _SEARCHED)
+    balance = plan.header.cost.objective == "balance"
+    # Rows that no search proved are settled only as far as their own largest load allows.
+    settles = balance and plan.header.keeps_homes
+    most_N = settled_load_bound(problem, plan.load_NG.max(axis=1).astype(np.float64)) if settles else load_bound_N
+    for mine_ML, theirs_N, up_to_N, may_rise_N in (
+        (plan.bound_ML, bound_N, most_N if settles else bound_N, searched_N),
+        (plan.load_bound_ML, load_bound_N, most_N, searched_N & balance),
+    ):
+        mine_N, slack_N = mine_ML.ravel(), _CLOSE * np.abs(theirs_N)
+        wrong_N = (mine_N < theirs_N - slack_N) | ((mine_N > up_to_N + slack_N) & ~may_rise_N)
+        found.mask(
+            "bound", wrong_N, "N",
+            lambda i, mine_N=mine_N, theirs_N=theirs_N: f"the bound is {mine_N[i[0]]:.9g}; it comes to {theirs_N[i[0]]:.9g}",  # type: ignore[misc]
+        )  # fmt: skip
 
 
 def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
@@ -90,7 +174,7 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
     have, want = plan.resident_LGS, problem.resident_LGS
     if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
         found.add("problem", "the plan starts from other resident experts than the problem; plan it again from these.")
-    for name in ("model", "slots", "redundant", "replicas"):
+    for name in ("model", "slots", "redundant", "replicas", "cost", "trace_id", "dealt"):
         mine, theirs = getattr(plan.header, name), getattr(problem, name)
         if mine != theirs:
             found.add("problem", f"the plan was made for {name} {mine}, the problem has {theirs}.")
@@ -99,109 +183,3 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
     for name in ("cluster", "schedule"):
         if not getattr(plan.header, name).same_as(getattr(problem, name)):
             found.add("problem", f"the plan was made for another {name}.")
-
-
-def _check_transfers(found: Violations, plan: Plan) -> None:
-    """Law 3: replaying the copies gives every use the weights it needs, and nothing lands on a buffer still in use."""
-    uses = plan.header.schedule.uses(plan.L)
-    _check_ranges(found, plan)
-    if not found.errors:
-        _check_times(found, plan, uses)
-    if found.errors:
-        return
-    t = plan.transfers
-    placed_C = plan.expert_MLGS[t.micro_step_C, t.layer_C, t.dst_C, t.slot_C] == t.expert_C
-    lack = "where the plan does not place expert"
-    found.mask("residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, {lack} {t.expert_C[i]}")
-    landings = Landings.of(t, plan.resident_LGS, plan.B, plan.header.slots.num_buffers(plan.header.redundant, 1))
-    early_Z = _check_buffers(found, plan, landings)
-    _check_readers(found, plan, uses, landings, early_Z)
-
-
-def _check_ranges(found: Violations, plan: Plan) -> None:
-    """Every column of a copy names something that exists."""
-    t, R = plan.transfers, plan.header.redundant
-    inside = (t.layer_C >= 0) & (t.layer_C < plan.L) & (t.expert_C >= 0) & (t.expert_C < plan.E)
-    inside &= (t.dst_C >= 0) & (t.dst_C < plan.G) & (t.slot_C >= plan.B) & (t.slot_C < plan.B + R)
-    found.mask("residency", ~inside, "C", lambda i: f"layer, expert, rank or slot out of range (slot {t.slot_C[i]})")
-    if found.errors:
-        return
-    per_pool = plan.header.slots.num_buffers(R, 1)
-    shared = isinstance(plan.header.slots, SharedSlots)
-    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
-    found.mask(
-        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
-        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
-    )  # fmt: skip
-    other_rank_C = (t.src_C >= 0) & (t.src_C < plan.G) & (t.src_C != t.dst_C)
-    found.mask(
-        "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
-        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is not another rank (nor -1 by host)",
-    )  # fmt: skip
-    if plan.header.cluster.host_bytes_per_s == 0:
-        lost = "comes from a host store, which the cluster has none of"
-        found.mask("residency", t.link_C == Link.HOST, "C", lambda i: f"expert {t.expert_C[i]} {lost}")
-
-
-def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
-    """Every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
-    t = plan.transfers
-    late_C = t.after_C >= t.need_C
-    found.mask("buffers", late_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}")
-    at_C = np.minimum(np.searchsorted(uses.use_U, t.need_C), len(uses.use_U) - 1)
-    right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
-    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
-    found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is not a use of its layer, phase and micro-step")
-
-
-def _check_buffers(found: Violations, plan: Plan, landings: Landings) -> Array:
-    """A copy's own use is over before the next copy lands; bool [Z]: landings that are overwritten too early."""
-    t = plan.transfers
-    this_Z, next_Z = landings.successions()
-    early_Z = landings.until_Z() < landings.need_Z
-    early_Z[next_Z] |= landings.need_Z[next_Z] == landings.need_Z[this_Z]
-    found.mask(
-        "buffers", early_Z[len(early_Z) - len(t) :], "C",
-        lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
-    )  # fmt: skip
-    return early_Z
-
-
-def _check_readers(found: Violations, plan: Plan, uses: Uses, landings: Landings, early_Z: Array) -> None:
-    """Every slot that serves, and every rank that passes a copy on, has the expert when it reads it."""
-    t, B = plan.transfers, plan.B
-    replica_MLGR = np.where(plan.quota_MLGS[..., B:] > 0, plan.expert_MLGS[..., B:], -1)
-    used_UGR = replica_MLGR[plan.order_M[uses.micro_step_U], uses.layer_U]
-    at_U, rank_D, slot_D = np.nonzero(used_UGR >= 0)
-    # A rank that passes on its own copy must hold it as a reader does, through the use for which it is passed on.
-    relay_Y = np.flatnonzero((t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B))
-    pairs = (
-        (rank_D, t.src_C), (uses.layer_U[at_U], t.layer_C), (used_UGR[at_U, rank_D, slot_D], t.expert_C),
-        (uses.use_U[at_U], t.need_C),
-    )  # fmt: skip
-    rank_D, layer_D, expert_D, use_D = (np.concatenate([mine_D, column_C[relay_Y]]) for mine_D, column_C in pairs)
-    landing_D = landings.latest(rank_D, layer_D, expert_D, use_D)
-    missing_D, gone_D = landing_D < 0, np.zeros(len(landing_D), bool)
-    there = landing_D[~missing_D]
-    # What is overwritten before even its own use was reported above.
-    gone_D[~missing_D] = (landings.until_Z()[there] < use_D[~missing_D]) & ~early_Z[there]
-    for mask_D, text in ((missing_D, "was never copied there"), (gone_D, "has been overwritten by then")):
-        for d in np.flatnonzero(mask_D)[:SHOWN_PER_LAW]:
-            reader = f"slot {B + slot_D[d]}" if d < len(slot_D) else f"to be passed on by copy {relay_Y[d - len(slot_D)]}"
-            where = f"use {use_D[d]} (layer {layer_D[d]}), rank {rank_D[d]}, {reader}"
-            found.add("residency", f"expert {expert_D[d]} {text} ({int(mask_D.sum())} uses in all).", where)
-    _check_circles(found, t, relay_Y, landing_D[len(slot_D) :] - (len(early_Z) - len(t)))
-
-
-def _check_circles(found: Violations, t: TransferList, relay_Y: Array, parent_Y: Array) -> None:
-    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is not a relay."""
-    from_C = np.arange(len(t))
-    same_use = (parent_Y >= 0) & (t.need_C[parent_Y.clip(0)] == t.need_C[relay_Y])
-    from_C[relay_Y[same_use]] = parent_Y[same_use]
-    end_C = from_C
-    for _ in range(len(t).bit_length() if len(relay_Y) else 0):
-        end_C = end_C[end_C]
-    found.mask(
-        "residency", from_C[end_C] != end_C, "C",
-        lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
-    )  # fmt: skip

@@ -9,6 +9,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.landings import Landings
+from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
 
 # Letters: L layers, G ranks, E experts, S slots, C copies, X = L*E experts of all layers, Z landings, U uses, V nodes.
@@ -31,10 +32,14 @@ def choose_links(
     L, E = home_LE.shape
     base = E // cluster.num_ranks
     home_C = home_LE[transfers.layer_C, transfers.expert_C] // base
-    link_C, src_C = np.empty(len(transfers), np.uint8), home_C.astype(np.int16)
+    node_G, src_C = cluster.node_of_rank_G, home_C.astype(np.int16)
+    link_C = np.where(node_G[home_C] == node_G[transfers.dst_C], Link.PEER, Link.RDMA).astype(np.uint8)
     seconds = np.array(cluster.copy_seconds(expert_bytes))  # by `Link`
     seconds[[link for link in Link if link not in allowed]] = np.inf
-    wanted = _Wanted(np.argsort(transfers.need_C, kind="stable"), transfers.need_C, home_C, transfers.dst_C)
+    if not relay and np.isinf(seconds[Link.HOST]):
+        return transfers.replace(link_C=link_C, src_C=src_C)  # there is nothing to choose
+    round_C = rounds_of(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, cluster.node_of_rank_G)
+    wanted = _Wanted(np.lexsort((round_C, transfers.need_C)), transfers.need_C, home_C, transfers.dst_C)
     free_2G = np.zeros((2, cluster.num_ranks))
     links = _Links(cluster.node_of_rank_G, seconds, free_2G, np.zeros_like(free_2G), np.zeros(cluster.num_ranks))
     none = np.zeros(0, np.int64)

@@ -16,7 +16,6 @@ from foremoe.plan.laws import plan_violations
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
-from foremoe.problem.laws import require_slots
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.routing.checks import layer_positions
@@ -26,8 +25,14 @@ from foremoe.workload.workload import Workload
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, P = G*S physical slots.
 
 
+class Checked:
+    """Room for whether a value has passed its check; no field, so that neither copies nor files nor messages tell of it."""
+
+    __slots__ = ("_checked",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan(ArrayValue):
+class Plan(ArrayValue, Checked):
     """Where every expert lives and how its tokens are split, for every micro-step and layer of one stage.
 
     Attributes:
@@ -65,6 +70,13 @@ class Plan(ArrayValue):
     G = Length("expert_MLGS")  #: Ranks.
     S = Length("expert_MLGS")  #: Slots per rank.
     E = Length("home_LE")  #: Logical experts.
+
+    def __repr__(self) -> str:
+        head = self.header
+        return (
+            f"Plan({self.M} micro-steps, {self.L} layers, {self.G} ranks, {self.E} experts, R={head.redundant},"
+            f" {self.num_replicas} replicas, stage={head.key.stage!r}, objective={head.cost.objective!r})"
+        )
 
     @property
     def N(self) -> int:
@@ -120,15 +132,23 @@ class Plan(ArrayValue):
         """Redundant slots in use, over all rows."""
         return int((self.quota_MLGS[..., self.B :] > 0).sum())
 
+    @property
+    def checked(self) -> bool:
+        """True if `check` has passed for this very value, which cannot change: nobody needs to check it again."""
+        return getattr(self, "_checked", False)
+
     def violations(self, problem: Problem | None = None) -> list[PlanError]:
         """Every broken law (the first few places each); with `problem`, also where the plan does not belong to it."""
         return plan_violations(self, problem)
 
     def check(self, problem: Problem | None = None) -> None:
-        """Raises the first of `violations`."""
+        """Raises the first of `violations`; without `problem`, a plan that is `checked` is not looked at again."""
+        if self.checked and problem is None:
+            return
         broken = self.violations(problem)
         if broken:
             raise broken[0]
+        object.__setattr__(self, "_checked", True)
 
     def rows_for(self, workload: Workload, rank: int) -> Array:
         """int32 [M, L, P]: how many pairs of source rank `rank` go to every physical slot p = g*S + s.
@@ -137,7 +157,7 @@ class Plan(ArrayValue):
 
         Raises:
             InputError: The workload's counts are not those the plan was made for, or the rank does not exist.
-            PlanError: A slot holds an expert that does not exist.
+            PlanError: The plan breaks a law.
         """
         if rank not in range(self.G):
             raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
@@ -145,7 +165,7 @@ class Plan(ArrayValue):
             raise InputError("the workload's counts differ from the plan's load; split the workload that was planned.")
         load_NGE = workload.load_MLGE.reshape(self.N, self.G, self.E)
         node_G = self.header.cluster.node_of_rank_G
-        require_slots(self.expert_NGS, self.expert_NGS.shape, self.E, self.L)
+        self.check()
         split_NP = split_over_sources(load_NGE, self.expert_NGS, self.quota_NGS, node_G, rank)
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
@@ -207,10 +227,19 @@ class Plan(ArrayValue):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """Reads a plan. An InputError tells of a file that is missing, truncated, changed, not a plan, or of a newer format."""
+        """Reads a plan and checks it.
+
+        Raises:
+            InputError: The file is missing, truncated, changed, not a plan, of a newer format, or its plan breaks a law.
+        """
         from foremoe.plan.files import load_plan
 
-        return load_plan(path)
+        plan = load_plan(path)
+        try:
+            plan.check()
+        except PlanError as error:
+            raise InputError(f"the plan {os.fspath(path)!r} breaks its laws ({error}); `foremoe check` says more.") from None
+        return plan
 
     def summary(self) -> str:
         """A few lines: what was planned, skew before and after, replicas, bytes, predicted time."""

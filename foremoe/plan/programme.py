@@ -12,6 +12,7 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.relays import Relays, home_ranks, relays_of
 from foremoe.plan.replicas import Replicas
+from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.schedule import Phase
 
@@ -37,8 +38,8 @@ class Programme:
     """One rank's part of a plan.
 
     A copy starts on both ends at the same position: see `start_positions`. Copies of one position start in the order of
-    `Relays.depth_C`, then of need. So all ranks have one order of batches, (position, depth, need), in which a relay comes after
-    what it waits for: ranks that wait for each other in this order never do so in a circle.
+    `Relays.depth_C`, then of need, then of `rounds_of`. So all ranks have one order of batches, (position, depth, need), in which
+    a relay comes after what it waits for: ranks that wait for each other in this order never do so in a circle.
     """
 
     uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
@@ -67,7 +68,8 @@ class Programme:
         # Where relays cannot be used any more, copies come from home.
         mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank) | (t.src_C == rank))
         here_C = np.flatnonzero(t.dst_C == rank)
-        in_order = mine_C[np.lexsort((mine_C, need_C[mine_C], relays.depth_C[mine_C]))]
+        round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster.node_of_rank_G)
+        in_order = mine_C[np.lexsort((mine_C, round_C[mine_C], need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(
             uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, printable
 from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
@@ -46,6 +46,11 @@ def summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def row_name(plan: Plan, micro_step: int, layer: int) -> str:
+    """A row as it is called everywhere: micro-step and layer of the plan, as `explain` takes them, and the model's layer."""
+    return f"micro-step {micro_step}, layer {layer} (model layer {int(plan.header.moe_layer_L[layer])})"
+
+
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
     """Loads of all ranks at home and as planned, then every replica: whose load it takes over, from where, how much."""
     if micro_step not in range(plan.M) or layer not in range(plan.L):
@@ -55,10 +60,8 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     before_G = np.bincount(home_E, load_E, minlength=plan.G).astype(np.int64)
     after_G = quota_GS.sum(axis=1)
     node_G = plan.header.cluster.node_of_rank_G
-    number = int(plan.header.moe_layer_L[layer])
     lines = [
-        f"micro-step {micro_step}, layer {layer} (model layer {number}): {int(load_E.sum())} pairs, "
-        f"mean {before_G.mean():.1f} per rank",
+        f"{row_name(plan, micro_step, layer)}: {int(load_E.sum())} pairs, mean {before_G.mean():.1f} per rank",
         f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; no placement with these homes and slots is below "
         f"{plan.load_bound_ML[micro_step, layer]:.0f}",
         "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
@@ -86,7 +89,7 @@ def diff(old: Plan, new: Plan) -> str:
     for name in ("planner", "model", "slots", "redundant", "replicas", "cost", "trace_id"):
         a, b = getattr(old.header, name), getattr(new.header, name)
         if a != b:
-            lines.append(f"{name}: {a} -> {b}")
+            lines.append(printable(f"{name}: {a} -> {b}"))
     if not old.header.cluster.same_as(new.header.cluster):
         lines.append(f"cluster: {old.header.cluster.name} -> {new.header.cluster.name} (or another mapping or figures)")
     if (old.home_LE != new.home_LE).any():

@@ -39,7 +39,7 @@ class TransferList(ArrayValue):
         dst_C: int16, rank.
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         link_C: uint8, `Link`; advice, an engine may take another one.
-        buffer_C: int32, buffer of the destination; see `Slots.num_buffers`.
+        buffer_C: int32, buffer of the destination; see ``Slots.num_buffers``.
         need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
         after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
 
@@ -62,6 +62,10 @@ class TransferList(ArrayValue):
     buffer_C: Array = array(np.int32)
     need_C: Array = array(np.int32)
     after_C: Array = array(np.int32)
+
+    def __repr__(self) -> str:
+        by_link = ", ".join(f"{(self.link_C == link).sum()} {link.name.lower()}" for link in Link)
+        return f"TransferList({len(self)} copies: {by_link})"
 
     def __len__(self) -> int:
         return len(self.need_C)

@@ -8,9 +8,11 @@ from foremoe.base.arrays import Array
 from foremoe.levels import PathSolver
 from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
 from foremoe.plan.header import PlanHeader
+from foremoe.plan.laws import PROVEN
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
-from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.planner.answers import linked, valid
+from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
@@ -29,12 +31,18 @@ def assemble(
     if proven_N is not None and order_M is None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
         objective_N = row_objective(problem, placement)
+        balance = problem.cost.objective == "balance"
+        if balance and header.keeps_homes:
+            bound_N = settled_load_bound(problem, objective_N)
         bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
-        if problem.cost.objective == "balance":
-            load_bound_N = bound_N
+        if balance:
+            load_bound_N = bound_N = np.ceil(bound_N - 1e-9)
             # Meeting a lower bound is a proof, whichever solver found the row.
             settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & header.keeps_homes
             stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
+        # What no bound proves is not called optimal, whatever a solver says.
+        boast_N = (stop_N == Stop.OPTIMAL) & ((objective_N > bound_N * PROVEN) | (not header.keeps_homes))
+        stop_N = np.where(boast_N, Stop.DONE, stop_N)
     plan = Plan(
         header=header, home_LE=problem.home_LE, load_MLE=problem.load_MLE,
         expert_MLGS=placement.expert_NGS.reshape(M, L, G, S), quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
@@ -43,8 +51,8 @@ def assemble(
         load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L), resident_LGS=problem.resident_LGS,
     )  # fmt: skip
     if not header.keeps_homes:
-        return plan
+        return valid(plan)
     plan = plan.rederived()
     if order_M is not None:
         plan = dataclasses.replace(plan, cost_ML=sequence_cost(problem, placement, plan.transfers).reshape(M, L))
-    return dataclasses.replace(plan, transfers=path.solve(problem, plan.transfers))
+    return linked(plan, path, problem)

@@ -10,18 +10,18 @@ from typing import Any, Self
 import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
-from foremoe.base.errors import InputError, PlanError
+from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.header import PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
+from foremoe.planner.answers import homes_of, order_of, placement_of, slots_of
 from foremoe.planner.assembly import assemble
 from foremoe.planner.best import BestRows
 from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
-from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
@@ -128,7 +128,7 @@ class Planner:
             Home slot g*B + b of every expert, int32 [L, E]: the problems' ``home_LE``.
         """
         with row_runner(num_threads):
-            return self.home.solve(whole_step(problems))
+            return homes_of(self.home, whole_step(problems))
 
     def plan(
         self, problem: Problem, start: Plan | Placement | None = None, *, key: PlanKey | None = None,
@@ -153,7 +153,7 @@ class Planner:
 
         Raises:
             InputError: The start or history does not fit, or the pack or home level of this planner has not run (see `what_ran`).
-            PlanError: A solver returned an invalid placement.
+            PlanError: A solver of any level returned what breaks a law.
         """
         watch, warnings = Stopwatch(), list[str]()
         if key is not None and key.stage != problem.stage:
@@ -175,9 +175,9 @@ class Planner:
                     break
                 level = Stopwatch()
                 with row_runner(runner.num_threads, count, cancel):
-                    current = self._completed(solver, seen, solver.solve(seen, current))
+                    current = self._completed(solver, seen, slots_of(solver, seen, solver.solve(seen, current)))
                 spent = level.spent()
-                _refuse(solver, placement_violations(seen, current, keeps_homes=self.keeps_homes))
+                placement_of(solver, seen, current, self.keeps_homes)
                 # One load foreseen is no judge of a solver that knows of others.
                 best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
             num_cancelled = int((best.stop_N == Stop.CANCELLED).sum())
@@ -223,8 +223,7 @@ class Planner:
         )  # fmt: skip
 
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:
-        """A level's output with quotas; nothing compiled may read it before its slots are known to exist."""
-        _refuse(solver, slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L))
+        """A level's output with quotas."""
         if placement.quota_NGS is None or self.split is not None:
             return with_quotas(problem, placement, self.split or ExactSplit(), solver.keeps_homes)
         return placement
@@ -257,19 +256,13 @@ class Planner:
             warnings.append(f"{self.order!r} was left out: {reason}")
             return None
         watch = Stopwatch()
-        order_M, placement = self.order.solve(problem, placement)
-        _refuse(self.order, placement_violations(problem, placement, keeps_homes=self.keeps_homes))
+        order_M, placement = order_of(self.order, problem, placement, self.keeps_homes)
         spent = watch.spent()
         # What is optimal for a row alone proves nothing in a sequence.
         plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
         objective_N = plan.objective_ML.ravel()
         improved = int((objective_N < start_N).sum())
         return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
-
-
-def _refuse(solver: RankSolver | OrderSolver, broken: list[PlanError]) -> None:
-    if broken:
-        raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
 
 def _unproven(stop_N: Array) -> Array:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, PlanError
+from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import HomeSolver, PackSolver, SplitSolver
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import served_quotas
+from foremoe.planner.answers import quotas_of
 from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
@@ -50,10 +51,7 @@ def with_quotas(
             plan has all copies that were made.
     """
     expert_NGS = placement.expert_NGS
-    quota_NGS = split.solve(problem, expert_NGS)
-    if quota_NGS.shape != expert_NGS.shape:
-        have, want = list(quota_NGS.shape), list(expert_NGS.shape)
-        raise PlanError("quota", "", f"{split!r} returned quotas of shape {have} for slots of shape {want}.")
+    quota_NGS = quotas_of(split, problem, expert_NGS)
     if not keeps_homes:
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
     if copied:

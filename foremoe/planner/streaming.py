@@ -14,6 +14,7 @@ from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.header import PlanKey
 from foremoe.plan.plan import Plan
+from foremoe.planner.answers import linked, valid
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
 from foremoe.problem.objective import row_objective
@@ -179,8 +180,8 @@ class PlanStream:
         if ordered is not None:
             return *ordered, warnings
         header = dataclasses.replace(ran, order=None).header(problem, plan.header.key)
-        transfers = ran.path.solve(problem, plan.transfers) if plan.executable else plan.transfers
-        return dataclasses.replace(plan, header=header, transfers=transfers), None, warnings
+        plan = dataclasses.replace(plan, header=header)
+        return linked(plan, ran.path, problem) if plan.executable else valid(plan), None, warnings
 
 
 def _joined(works: Sequence[Workload]) -> Workload:

@@ -4,6 +4,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.parallel import for_rows
+from foremoe.problem.kernels.least_max import settle_rows
 from foremoe.problem.kernels.load_bound import load_bound_rows
 from foremoe.problem.kernels.time_bound import Homes, time_bound_rows
 from foremoe.problem.objective import problem_rates, row_times
@@ -16,33 +17,74 @@ from foremoe.problem.rates import Rates
 @once
 def load_bound(problem: Problem) -> Array:
     """float64 [N], whole numbers: the largest rank load cannot be smaller; worked out once and kept."""
-    bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
-    for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, *homes, bound_N), problem.N, whole=True)
+    return frozen_array(_load_bound(problem, _homes(problem)), np.float64, "load_bound_N")
+
+
+def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
+    """float64 [N]: `load_bound`, raised to `reached_N` where that is the least, or to 0.5 % below the least.
+
+    Args:
+        reached_N: Largest rank load of some placement, float64 [N]. Only rows up to 6 % above their bound are worked on, with one
+            redundant slot per rank and replicas among at most 8 ranks: 0.1 ms each if the placement is the best.
+    """
+    bound_N, homes = load_bound(problem).copy(), _homes(problem)
+    for_rows(lambda low, high: settle_rows(low, high, problem.load_NE, homes, reached_N, bound_N), problem.N, whole=True)
     return frozen_array(bound_N, np.float64, "load_bound_N")
 
 
-@once
 def row_bound(problem: Problem) -> Array:
     """float64 [N]: no placement has a smaller objective; worked out once and kept."""
+    return _row_bounds(problem)[0]
+
+
+def loose_row_bound(problem: Problem) -> Array:
+    """float64 [N]: `row_bound` as if nodes could trade load for free: looser where copies between nodes do not pay."""
+    return _row_bounds(problem)[1]
+
+
+@once
+def _row_bounds(problem: Problem) -> Array:
+    """float64 [2, N]."""
     if problem.cost.objective == "balance":
-        return load_bound(problem)
-    return frozen_array(seconds_bound(problem, problem_rates(problem), load_bound(problem)), np.float64, "row_bound_N")
+        bound_2N = np.stack([load_bound(problem)] * 2)
+    else:
+        bound_2N = _seconds(problem, _time_bounds(problem, problem_rates(problem), load_bound(problem)))
+    return frozen_array(bound_2N, np.float64, "row_bound_2N")
 
 
 def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row takes less at `rates`, all parts together."""
-    # Rounding: the bound adds up in another order than `price_rows`, so it gives way by some units in the last place.
-    base_N = row_times(problem).base_N
-    bound_N = base_N + time_bound(problem, rates, load_bound_N)
-    return bound_N - 1e-12 * (np.abs(base_N) + np.abs(bound_N))
+    return _seconds(problem, time_bound(problem, rates, load_bound_N))
 
 
 def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
     """float64 [N], seconds: all parts of a row but ``base_N`` sum up to no less at `rates`."""
-    bound_N, counts, homes, times = np.zeros(problem.N), problem.counts(), _homes(problem), row_times(problem)
+    return np.asarray(_time_bounds(problem, rates, load_bound_N)[0])
+
+
+def _time_bounds(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
+    """float64 [2, N]: `time_bound`, and the same without telling replicas inside nodes from others."""
+    bound_2N, counts, homes, times = np.zeros((2, problem.N)), problem.counts(), _homes(problem), row_times(problem)
+    one_node = problem.cluster.node_of_rank_G.max() == 0
+    near_bound_N = load_bound_N if homes.node_only or one_node else _load_bound(problem, homes._replace(node_only=True))
+    load_2N = np.stack([load_bound_N, near_bound_N]).astype(np.float64)
     for_rows(
-        lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N), problem.N, whole=True
-    )
+        lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_2N, bound_2N), problem.N, whole=True
+    )  # fmt: skip
+    return bound_2N
+
+
+def _seconds(problem: Problem, bound_N: Array) -> Array:
+    """A bound with ``base_N``."""
+    # Rounding: the bound adds up in another order than `price_rows`, so it gives way by some units in the last place.
+    base_N = row_times(problem).base_N
+    bound_N = base_N + bound_N
+    return bound_N - 1e-12 * (np.abs(base_N) + np.abs(bound_N))
+
+
+def _load_bound(problem: Problem, homes: Homes) -> Array:
+    bound_N = np.zeros(problem.N, np.int64)
+    for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, *homes, bound_N), problem.N, whole=True)
     return bound_N
 
 

@@ -36,7 +36,7 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """Routing of which a share differs, as rollout's does where training routes by itself (`stage(..., replay=False)`).
+    """Routing of which a share differs, as rollout's does where training routes by itself (``stage(..., replay=False)``).
 
     Levels plan for it, source by source. What they planned is then served as a runtime serves it: each source sends a slot at
     most its planned pairs, the rest goes home. Other kinds of foresight split quotas on the real load instead.

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
 from foremoe.base.errors import PlanError
-from foremoe.problem.placement import Placement, repeated
+from foremoe.problem.placement import Placement, Stop, repeated
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import ResidentSlots
 
@@ -45,7 +46,9 @@ class Violations:
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
     """What makes slots unreadable for compiled code, which looks up what they hold without a check. Cheap where nothing does."""
     found = Violations(num_layers)
-    if expert_NGS.shape != shape or expert_NGS.dtype.kind != "i":
+    if not isinstance(expert_NGS, np.ndarray):
+        found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")
+    elif expert_NGS.shape != shape or expert_NGS.dtype.kind != "i":
         have = f"expert_NGS is {expert_NGS.dtype} of shape {list(expert_NGS.shape)}"
         found.add("slots", f"{have}; this problem has integers of shape [N, G, S] = {list(shape)}.")
     elif expert_NGS.size and not (expert_NGS.min() >= -1 and expert_NGS.max() < num_experts):
@@ -75,7 +78,17 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
         within_G=problem.cluster.node_of_rank_G if problem.replicas == "node" else None,
         resident=isinstance(problem.slots, ResidentSlots), keeps_homes=keeps_homes,
     )  # fmt: skip
+    check_stops(found, placement.stop_N)
+    if placement.bound_N is not None:
+        endless_N = placement.bound_N == np.inf
+        found.mask("bound", endless_N, "N", lambda i: "the bound is infinite; give -inf where nothing is proven")
     return found.errors
+
+
+def check_stops(found: Violations, stop_N: Array | None) -> None:
+    """Every row stopped for a reason that `Stop` has."""
+    if stop_N is not None and stop_N.size and stop_N.max() > max(Stop):
+        found.mask("stop", stop_N > max(Stop), "N", lambda i: f"{stop_N[i[0]]} is not a code of Stop")
 
 
 def check_placement(
@@ -86,6 +99,10 @@ def check_placement(
     L, E = home_LE.shape
     B = E // G
     found.errors += slot_violations(expert_NGS, expert_NGS.shape, E, L)
+    node_G = np.zeros(G, np.int32) if within_G is None else within_G
+    if not found.errors and laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, resident, keeps_homes):
+        return
+    # What is broken is looked for only where something is: that takes ten times as long.
     found.mask("quota", quota_NGS < 0, "NGS", lambda i: f"quota {quota_NGS[i]} is negative")
     if found.errors:
         return
@@ -120,3 +137,36 @@ def check_placement(
     if within_G is not None:
         far = filled & (within_G[home_NGR] != within_G[None, :, None])
         found.mask("node", far, "NGS", lambda i: f"expert {replica_NGR[i]} is copied across nodes, but replicas='node'")
+
+
+@kernel
+def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, resident, keeps_homes):
+    """True where `check_placement` finds nothing; reads every slot once. Replicas stay among ranks of one `node_G`."""
+    N, G, S = expert_NGS.shape
+    L, E = home_LE.shape
+    B = E // G
+    served_E, seen_E = np.empty(E, np.int64), np.full(E, -1, np.int64)
+    for n in range(N):
+        home_E = home_LE[n % L]
+        served_E[:] = 0
+        for g in range(G):
+            for s in range(S):
+                e, quota = np.int64(expert_NGS[n, g, s]), np.int64(quota_NGS[n, g, s])
+                if keeps_homes and s < B and (e < 0 or home_E[e] != g * B + s):
+                    return False
+                if e < 0:
+                    if quota != 0:
+                        return False
+                    continue
+                if quota < 0 or seen_E[e] == n * G + g:
+                    return False
+                seen_E[e] = n * G + g
+                served_E[e] += quota
+                if keeps_homes and s >= B:
+                    home = home_E[e] // B
+                    if home == g or node_G[home] != node_G[g] or (quota == 0 and not resident):
+                        return False
+        for e in range(E):
+            if served_E[e] != load_NE[n, e]:
+                return False
+    return True

@@ -83,15 +83,12 @@ def price_rows(problem: Problem, placement: Placement) -> Cost:
     late_N = np.maximum(0.0, slowest_N - f.compute_N)
     pairs_N = r.mean_s * times.mean_N + r.peer_pair_s * f.peer_pairs_N + r.rdma_pair_s * f.rdma_pairs_N
     exchange_N = (r.fixed_s + pairs_N + late_N) / 2.0
-    copy_N = np.maximum(f.peer_fan_N * r.copy_peer_s, f.rdma_fan_N * r.copy_rdma_s)
-    transfer_N = np.maximum(0.0, copy_N - times.hide_forward_N)
-    if r.sends_backward:
-        transfer_N = transfer_N + np.maximum(0.0, copy_N - times.hide_backward_N)
-    transfer_N = transfer_N + r.replica_peer_s * f.peer_copies_N + r.replica_rdma_s * f.rdma_copies_N
-    gradient_N = np.zeros(problem.N)
-    if r.returns_gradients:
-        back_N = np.maximum(f.peer_fan_N * r.gradient_peer_s, f.rdma_fan_N * r.gradient_rdma_s)
-        gradient_N = np.maximum(0.0, back_N - times.hide_backward_N)
+    transfer_N = np.maximum(0.0, f.forward_s_N - times.hide_forward_N)
+    back_N = np.maximum(0.0, f.backward_s_N - times.hide_backward_N)
+    # Where weights and gradients share links in backward, what weights alone would leave exposed counts as theirs.
+    weights_N = np.minimum(back_N, np.maximum(0.0, f.forward_s_N - times.hide_backward_N)) if r.sends_backward else 0.0
+    gradient_N = back_N - weights_N
+    transfer_N = transfer_N + weights_N + r.replica_peer_s * f.peer_copies_N + r.replica_rdma_s * f.rdma_copies_N
     return Cost(
         window_s=times.window_N, dispatch_s=exchange_N, compute_s=slowest_N - late_N, combine_s=exchange_N,
         transfer_s=transfer_N, gradient_s=gradient_N,

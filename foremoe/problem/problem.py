@@ -33,12 +33,12 @@ T = TypeVar("T")
 class Derived:
     """Room for what a problem works out once; no field, so copies and files leave it out."""
 
-    __slots__ = ("_counts", "_load_bound", "_problem_rates", "_row_bound", "_row_times")
+    __slots__ = ("_counts", "_load_bound", "_problem_rates", "_row_bounds", "_row_times")
 
 
 def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:
     """Keeps what a function of a problem returns at the first call in the problem, under the function's name."""
-    slot = f"_{work_out.__name__}"
+    slot = f"_{work_out.__name__.lstrip('_')}"
 
     @functools.wraps(work_out)
     def kept(problem: Any) -> T:
@@ -124,7 +124,7 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give each its own.")
         if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
             raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
-        fault = resident_fault(self.resident_LGS, self.slots, self.E, self.B)
+        fault = layer_number_fault(self.moe_layer_L, self.model) or resident_fault(self.resident_LGS, self.slots, self.E, self.B)
         if fault:
             raise InputError(fault)
 
@@ -181,6 +181,12 @@ class Problem(ArrayValue, Derived):
 
     E = Length("load_MLE")
     """Logical experts."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Problem({self.M} micro-steps, {self.L} layers, {self.G} ranks of {self.cluster.name!r}, {self.E} experts of"
+            f" {self.model.name!r}, R={self.R}, stage={self.stage!r}, objective={self.cost.objective!r})"
+        )
 
     @property
     def N(self) -> int:
@@ -260,6 +266,17 @@ class Problem(ArrayValue, Derived):
         """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
+
+
+def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
+    """Why a model has no such layers, in one sentence; empty if it has them."""
+    end = model.first_moe_layer + model.num_layers
+    if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
+        have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"
+        return f"{have}, but the last layer of {model.name} is {end - 1}; give the model's own numbers."
+    if len(np.unique(moe_layer_L)) < len(moe_layer_L):
+        return f"of {len(moe_layer_L)} layer numbers {len(np.unique(moe_layer_L))} differ; give each layer its own."
+    return ""
 
 
 def _by_shape(workload: Workload) -> Model:

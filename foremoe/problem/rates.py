@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: N rows.
 
@@ -14,8 +14,7 @@ class Rates(NamedTuple):
     A row costs ``base_N + fixed_s + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
     for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus ``mean_s`` for every
     pair that a rank serves on average (in ``base_N``: no placement changes it), plus
-    ``replica_*_s`` per replica, plus ``max(0, t - hide_forward_s)`` (and for sends in backward ``hide_backward_s``) where t is
-    the largest ``copies * copy_*_s`` of any rank, direction and link class, plus the same for gradients.
+    ``replica_*_s`` per replica, plus what of `busiest_s` does not hide under ``hide_forward_s`` and ``hide_backward_s``.
 
     ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for
     exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top. Of
@@ -59,14 +58,42 @@ def row_rates(rates, times, n):
     return Rates(times.hide_forward_N[n], times.hide_backward_N[n], *rates[2:])  # type: ignore[call-arg]
 
 
+@inner_kernel
+def back_s(out, into, copy_s, gradient_s, rates):
+    """Seconds of the busier side of a rank's link in backward: replicas of its experts elsewhere (`out`), and of others' on it.
+
+    A gradient goes against its weights: a rank sends weights of its own experts and gradients of others'.
+    """
+    copy_s, gradient_s = copy_s * rates.sends_backward, gradient_s * rates.returns_gradients
+    return max(copy_s * out + gradient_s * into, copy_s * into + gradient_s * out)
+
+
+@inner_kernel
+def busiest_s(fan_4G, rates):
+    """Seconds of the busiest rank's link in forward and in backward.
+
+    `fan_4G`, int64, counts replicas by their home's rank and by their own: on peer links, then on RDMA links.
+    """
+    forward_s, backward_s = 0.0, 0.0
+    for g in range(fan_4G.shape[1]):
+        out, into, far_out, far_into = fan_4G[0, g], fan_4G[1, g], fan_4G[2, g], fan_4G[3, g]
+        forward_s = max(forward_s, max(max(out, into) * rates.copy_peer_s, max(far_out, far_into) * rates.copy_rdma_s))
+        near_s = back_s(out, into, rates.copy_peer_s, rates.gradient_peer_s, rates)
+        far_s = back_s(far_out, far_into, rates.copy_rdma_s, rates.gradient_rdma_s, rates)
+        backward_s = max(backward_s, max(near_s, far_s))
+    return forward_s, backward_s
+
+
+@inner_kernel
+def late_s(busiest, rates):
+    """What of `busiest_s` does not hide."""
+    return max(0.0, busiest[0] - rates.hide_forward_s) + max(0.0, busiest[1] - rates.hide_backward_s)
+
+
 @kernel
 def exposed_s(peer_fan, rdma_fan, rates):
-    """Exposed seconds of copies and gradients in a row, with at most these copies through one rank and direction."""
-    copy_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
-    late_s = max(0.0, copy_s - rates.hide_forward_s)
-    if rates.sends_backward:
-        late_s += max(0.0, copy_s - rates.hide_backward_s)
-    if rates.returns_gradients:
-        back_s = max(peer_fan * rates.gradient_peer_s, rdma_fan * rates.gradient_rdma_s)
-        late_s += max(0.0, back_s - rates.hide_backward_s)
-    return late_s
+    """The least exposed seconds of a row with so many replicas of one rank's experts, or on one rank, by link class."""
+    forward_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
+    near_s = back_s(peer_fan, 0, rates.copy_peer_s, rates.gradient_peer_s, rates)
+    far_s = back_s(rdma_fan, 0, rates.copy_rdma_s, rates.gradient_rdma_s, rates)
+    return late_s((forward_s, max(near_s, far_s)), rates)

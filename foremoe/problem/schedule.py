@@ -12,7 +12,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError
-from foremoe.base.fields import whole
+from foremoe.base.fields import flag, whole
 
 # Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
 
@@ -70,9 +70,11 @@ class Schedule(ArrayValue):
 
     def __post_init__(self) -> None:
         self.freeze()
+        whole(self.num_chunks, "num_chunks", 1, _MAX_CHUNKS)
+        flag(self.reforward, "reforward")
         if not len(self.micro_step_X):
             raise InputError("a Schedule needs at least one pass; got none.")
-        if self.num_chunks < 1 or self.chunk_X.min() < 0 or self.chunk_X.max() >= self.num_chunks:
+        if self.chunk_X.min() < 0 or self.chunk_X.max() >= self.num_chunks:
             raise InputError(f"chunk_X must lie in [0, {self.num_chunks}); got {self.chunk_X.min()} to {self.chunk_X.max()}.")
         if self.phase_X.max() > Phase.BACKWARD or self.micro_step_X.min() < 0:
             raise InputError("a Schedule's phases are 0 (forward) or 1 (backward) and its micro-steps start at 0.")
@@ -93,6 +95,9 @@ class Schedule(ArrayValue):
         key_X = self.micro_step_X.astype(np.int64) * self.num_chunks + self.chunk_X
         at_F, at_B = (np.flatnonzero(self.phase_X == phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
         num_keys = self.M * self.num_chunks
+        if num_keys > len(key_X):
+            passes = f"{self.M} micro-steps of {self.num_chunks} chunks"
+            raise InputError(f"{passes} need one forward pass each; the Schedule has {len(key_X)} passes.")
         num_forward_K, num_backward_K = (np.bincount(key_X[at], minlength=num_keys) for at in (at_F, at_B))
         wrong_K = (num_forward_K != 1) | (num_backward_K > 1)
         if wrong_K.any():

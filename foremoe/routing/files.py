@@ -3,19 +3,16 @@
 import io
 import json
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, first_line, naming
-from foremoe.base.tensor_file import HEADER_KEY, digest, existing_file, require_format, tensor_bytes, write_file
+from foremoe.base.errors import InputError, naming
+from foremoe.base.files import write_file
+from foremoe.base.stored import HEADER_KEY, open_stored
+from foremoe.base.tensor_file import digest, json_header, require_format, tensor_bytes
 from foremoe.machine.model import Model
 from foremoe.routing.checks import known_model, preset_layers
 from foremoe.routing.trace import RoutingTrace
@@ -28,11 +25,6 @@ _NAMES = {
     "topk_TLK": ("topk_TLK", "topk_ids"), "seq_len_Q": ("seq_len_Q", "seq_len"), "known_T": ("known_T",),
     "moe_layer_L": ("moe_layer_L",), "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"), "num_experts": ("num_experts",),
 }  # fmt: skip
-# Everything that numpy, zipfile and safetensors raise on a file that is not what it says.
-_FAULTS = (
-    ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, MemoryError,
-    zipfile.BadZipFile, zlib.error, SafetensorError,
-)  # fmt: skip
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
@@ -53,11 +45,13 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(
-    path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None, weights: bool = True
+    path: str | os.PathLike[str], *, num_experts: int | None, model: str | Model | None, weights: bool, max_bytes: int | None
 ) -> RoutingTrace:
     """Reads what `save_trace` wrote, or a recording with the public array names; see `RoutingTrace.load`."""
-    source = existing_file(path)
-    with _opened(source, _suffix(source)) as (names, read, header):
+    source = Path(path)
+    suffix = _suffix(source)
+    with open_stored(source, f"a {suffix} file", archive=suffix == ".npz", max_bytes=max_bytes) as stored:
+        header, names = _header(source, stored.header), stored.names
         found = {field: next((n for n in options if n in names), None) for field, options in _NAMES.items()}
         for field in ("topk_TLK", "seq_len_Q"):
             if found[field] is None:
@@ -65,7 +59,7 @@ def load_trace(
                 raise InputError(f"{str(source)!r} {lack}; it has {', '.join(sorted(names)) or 'none'}.")
         if not weights:
             found["weight_TLK"] = None
-        arrays = {field: read(name) for field, name in found.items() if name is not None}
+        arrays = {field: stored.read(name) for field, name in found.items() if name is not None}
     in_file = _file_experts(source, arrays.pop("num_experts", None), header)
     model = header.get("model") if model is None else model
     preset = known_model(model)
@@ -102,39 +96,11 @@ def _weights_hash(trace: RoutingTrace) -> str | None:
     return None if trace.weight_TLK is None else digest({}, {"weight": trace.weight_TLK})
 
 
-@contextmanager
-def _opened(source: Path, suffix: str) -> Iterator[tuple[set[str], Callable[[str], Array], dict[str, Any]]]:
-    """Names of the arrays, a reader that fetches one, and the header of a file of ours (else empty)."""
-    try:
-        if suffix == ".npz":
-            # numpy takes a file that is no zip archive for a pickle and says so, which would mislead.
-            if not zipfile.is_zipfile(source):
-                raise ValueError("no zip archive of arrays")
-            with np.load(source, allow_pickle=False) as archive:
-                names = set(archive.files)
-                text = archive[HEADER_KEY].item() if HEADER_KEY in names else None
-                yield names - {HEADER_KEY}, archive.__getitem__, _header(source, text)
-        else:
-            with safe_open(source, framework="np") as tensors:
-                header = _header(source, (tensors.metadata() or {}).get(HEADER_KEY))
-                yield set(tensors.keys()), tensors.get_tensor, header
-    except InputError:
-        raise
-    except _FAULTS as error:
-        reason = first_line(error)
-        if "pickle" in reason:
-            raise InputError(f"{str(source)!r} holds Python objects, which are never unpickled; store plain numbers.") from None
-        raise InputError(f"{str(source)!r} is not a {suffix} file, truncated or damaged ({reason}); write it again.") from None
-
-
-def _header(source: Path, text: object) -> dict[str, Any]:
+def _header(source: Path, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
-    try:
-        header = json.loads(text if isinstance(text, str) else "")
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict) or header.get("kind") != "trace":
+    header = json_header(text)
+    if header.get("kind") != "trace":
         cure = f"give a file that RoutingTrace.save wrote, or one without a {HEADER_KEY!r} header"
         raise InputError(f"{str(source)!r} is not a trace; {cure}.")
     require_format(source, header, FORMAT_VERSION)

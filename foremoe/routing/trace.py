@@ -110,7 +110,7 @@ class RoutingTrace(ArrayValue):
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None,
-        weights: bool = True,
+        weights: bool = True, max_bytes: int | None = None,
     ) -> RoutingTrace:  # fmt: skip
         """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
 
@@ -121,13 +121,14 @@ class RoutingTrace(ArrayValue):
             num_experts: Needed where neither the file nor `model` states it; the largest id plus one would be a guess.
             model: The model that was recorded: a `Model`, or a name.
             weights: False skips the router weights, the larger part of most files.
+            max_bytes: What compressed arrays may become in memory; None: 64 MiB, or 16 times the file if that is more.
 
         Raises:
             InputError: No such file, not readable, arrays missing, or contents that this class refuses.
         """
         from foremoe.routing.files import load_trace
 
-        return load_trace(path, num_experts=num_experts, model=model, weights=weights)
+        return load_trace(path, num_experts=num_experts, model=model, weights=weights, max_bytes=max_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` gives the same value back, byte for byte.

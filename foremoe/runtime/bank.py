@@ -19,7 +19,7 @@ from foremoe.transfer.base import Tensors
 class ExpertBank(nn.Module):
     """The experts at home on one rank; implements `Buffers`.
 
-    Parameters are called ``NAME_LAYER`` and hold the rank's experts, [B, *shape], by base slot. Gradients are summed in
+    Parameters are called ``NAME_LAYER`` and hold the rank's experts, ``[B, *shape]``, by base slot. Gradients are summed in
     `main_grad` (float32, or float64 for float64 weights); after a stage that trained, ``param.grad`` is that memory, or a copy
     where dtypes differ, so any torch optimizer can step. They are summed on over stages until the gradients are dropped: by
     `zero_grad`, or by an optimizer's ``zero_grad()`` with ``set_to_none`` (its default).
@@ -120,7 +120,7 @@ class ExpertBank(nn.Module):
         """Takes this rank's part of all weights.
 
         Args:
-            weights: Name -> [L, E, *shape], by logical expert; what `gather` returns.
+            weights: Name -> ``[L, E, *shape]``, by logical expert; what `gather` returns.
 
         Raises:
             InputError: Names or shapes that do not fit.
@@ -135,7 +135,7 @@ class ExpertBank(nn.Module):
 
     @torch.no_grad()
     def gather(self, group: Group, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """All weights, or all main gradients, on every rank: name -> [L, E, *shape], by logical expert; collective."""
+        """All weights, or all main gradients, on every rank: name -> ``[L, E, *shape]``, by logical expert; collective."""
         everything = {}
         for name, shape in self.shapes.items():
             by_layer = []

@@ -69,10 +69,11 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The way of one row's pairs, there and back: the exchange, and permutations, int64."""
+    """The way of one row's pairs, there and back: the exchange, and permutations, int32 or int64."""
 
     exchange: Exchange
     num_topk: int
+    num_S: list[int]  # pairs for this rank by its slots
     by_slot_Z: torch.Tensor  # the source's pairs (in token order) sorted by physical slot
     by_token_Z: torch.Tensor  # its inverse
     by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
@@ -81,12 +82,15 @@ class Route:
     @classmethod
     def of(cls, slot_TK: torch.Tensor, counts: Counts) -> Self:
         """The route of pairs with known slots."""
-        G, S = counts.received_GS.shape
         by_slot_Z = torch.argsort(slot_TK.reshape(-1), stable=True)
-        slot_GS = torch.arange(S, device=slot_TK.device).repeat(G)
-        slot_Y = torch.repeat_interleave(slot_GS, counts.received_GS.reshape(-1), output_size=sum(counts.num_S))
-        by_slot_Y = torch.argsort(slot_Y, stable=True)
-        return cls(counts.exchange, slot_TK.shape[1], by_slot_Z, _inverse(by_slot_Z), by_slot_Y, _inverse(by_slot_Y))
+        # Pairs of one source for one slot stay together: how far such a block moves follows from counts.
+        num_GS, num_SG = counts.received_GS.contiguous(), counts.received_GS.t().contiguous()
+        place_SG = num_SG.view(-1).cumsum(0).view_as(num_SG) - num_SG
+        moved_GS = place_SG.t() - (num_GS.view(-1).cumsum(0).view_as(num_GS) - num_GS)
+        moved_Y = torch.repeat_interleave(moved_GS.reshape(-1), num_GS.view(-1), output_size=sum(counts.num_S))
+        by_arrival_Y = torch.arange(len(moved_Y), device=moved_Y.device) + moved_Y
+        order = (by_slot_Z, _inverse(by_slot_Z), _inverse(by_arrival_Y), by_arrival_Y)
+        return cls(counts.exchange, slot_TK.shape[1], counts.num_S, *order)
 
 
 # Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
 # D = 2F columns of gate and up.
 
+_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8 and later, on GPUs
+
 
 class ExpertMath(Protocol):
     """What an expert computes: one MLP, forward and backward by hand.
@@ -70,11 +72,13 @@ class SwiGLU:
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """``total += left @ right``, where the total may have a wider dtype than the factors."""
+    """``total += left @ right``; where the total is wider than the factors, nothing is rounded to their dtype on the way."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.is_cuda and _WIDE_PRODUCTS:
+        total.add_(torch.mm(left, right, out_dtype=total.dtype))
     else:
-        total.add_(left @ right)
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 class ComputeTime:

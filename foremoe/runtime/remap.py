@@ -1,8 +1,31 @@
 """Remap: which physical slot serves each (token, expert) pair of a source rank, so that quotas are met exactly."""
 
+from typing import NamedTuple, Self
+
 import torch
 
-# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks.
+# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks; X any leading axes (rows).
+
+
+class Intervals(NamedTuple):
+    """The planned pairs of one source as intervals on one line, expert by expert and within an expert slot by slot; int64."""
+
+    slot_XP: torch.Tensor  # slots in the order of their intervals; empty ones come last and have no width
+    end_XP: torch.Tensor  # where the intervals end, in that order
+    start_XE: torch.Tensor  # where experts begin
+    planned_XE: torch.Tensor  # width of experts
+
+    @classmethod
+    def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, num_experts: int) -> Self:
+        """Of every row; any integer dtypes, as in `remap`."""
+        line = _line(split_XP, expert_XP, num_experts)
+        planned_XE = line.planned_XE[..., :num_experts]
+        start_XE = planned_XE.cumsum(-1) - planned_XE
+        return cls(line.order_XP, line.width_XP.gather(-1, line.order_XP).cumsum(-1), start_XE, planned_XE)
+
+    def row(self, *index: int) -> Self:
+        """One of the rows."""
+        return type(self)(*(values[index] for values in self))
 
 
 def remap(
@@ -26,30 +49,33 @@ def remap(
 
     All tensors are on one device; on an accelerator nothing waits for it.
     """
-    num_experts, num_slots = home_slot_E.shape[0], expert_P.shape[0]
+    return remap_planned(topk_TK, Intervals.of(split_P, expert_P, home_slot_E.shape[0]), home_slot_E)
+
+
+def remap_planned(topk_TK: torch.Tensor, planned: Intervals, home_slot_E: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`remap` for intervals of one row that are known already: a stage makes those of all rows at once."""
+    slot_P, end_P, start_E, planned_E = planned
     expert_Z = topk_TK.reshape(-1).long()
-    occurrence_Z = _occurrence(expert_Z, num_experts)
-
+    occurrence_Z = _occurrence(expert_Z, home_slot_E.shape[0])
     # The n-th pair of an expert lies at the start of its expert plus n.
-    _, width_P, slot_order_P, planned_E = _line(split_P, expert_P, num_experts)
-    end_P, start_E = width_P[slot_order_P].cumsum(0), planned_E.cumsum(0) - planned_E
-
     planned_Z = occurrence_Z < planned_E[expert_Z]
-    at_Z = torch.searchsorted(end_P, start_E[expert_Z] + occurrence_Z, right=True).clamp_(max=num_slots - 1)
-    slot_Z = torch.where(planned_Z, slot_order_P[at_Z], home_slot_E.long()[expert_Z])
+    at_Z = torch.searchsorted(end_P, start_E[expert_Z] + occurrence_Z, right=True).clamp_(max=len(slot_P) - 1)
+    slot_Z = torch.where(planned_Z, slot_P[at_Z], home_slot_E.long()[expert_Z])
     return slot_Z.view(topk_TK.shape), (~planned_Z).sum()
 
 
-def _line(split_P: torch.Tensor, expert_P: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
-    """One line of intervals, expert by expert and within an expert slot by slot.
+class _Line(NamedTuple):
+    expert_XP: torch.Tensor  # empty slots have a number behind all experts
+    width_XP: torch.Tensor
+    order_XP: torch.Tensor  # of slots on the line
+    planned_XE: torch.Tensor  # one more for empty slots
 
-    Returns the expert and the width of each slot, the order of the slots on the line, and the width of each expert. Empty slots
-    get a number behind all experts and no width.
-    """
-    slot_expert_P = torch.where(expert_P >= 0, expert_P, num_experts).long()
-    width_P = torch.where(expert_P >= 0, split_P, 0).long()
-    planned_E = width_P.new_zeros(num_experts + 1).index_add_(0, slot_expert_P, width_P)
-    return slot_expert_P, width_P, torch.argsort(slot_expert_P, stable=True), planned_E
+
+def _line(split_XP: torch.Tensor, expert_XP: torch.Tensor, num_experts: int) -> _Line:
+    number_XP = torch.where(expert_XP >= 0, expert_XP, num_experts).long()
+    width_XP = torch.where(expert_XP >= 0, split_XP, 0).long()
+    planned_XE = width_XP.new_zeros(*width_XP.shape[:-1], num_experts + 1).scatter_add_(-1, number_XP, width_XP)
+    return _Line(number_XP, width_XP, torch.argsort(number_XP, dim=-1, stable=True), planned_XE)
 
 
 def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -62,6 +88,38 @@ def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
     return torch.empty_like(order_Z).scatter_(0, order_Z, position_Z - start_E[expert_Z[order_Z]])
 
 
+class DenseIntervals(NamedTuple):
+    """Which of an expert's planned pairs, by number, each slot takes from one source."""
+
+    expert_XP: torch.Tensor  # int64; any in empty slots, which take nothing
+    begin_XP: torch.Tensor  # int32
+    end_XP: torch.Tensor  # int32
+    beyond_XP: torch.Tensor  # int32, from where on a slot takes all pairs: behind what is planned at home, elsewhere never
+    planned_XE: torch.Tensor  # int64, pairs of an expert
+
+    @classmethod
+    def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, home_slot_XE: torch.Tensor) -> Self:
+        """Of every row; any integer dtypes, as in `remap`."""
+        num_experts, num_slots = home_slot_XE.shape[-1], expert_XP.shape[-1]
+        number_XP, width_XP, order_XP, planned_XE = _line(split_XP, expert_XP, num_experts)
+        # Where a slot's interval begins: what earlier slots of the expert take.
+        width_on_line_XP, first_XE = width_XP.gather(-1, order_XP), planned_XE.cumsum(-1) - planned_XE
+        before_XP = width_on_line_XP.cumsum(-1) - width_on_line_XP - first_XE.gather(-1, number_XP.gather(-1, order_XP))
+        begin_XP = torch.empty_like(before_XP).scatter_(-1, order_XP, before_XP)
+        expert_at_XP = number_XP.clamp(max=num_experts - 1)
+        position_P = torch.arange(num_slots, device=expert_XP.device)
+        home_XE = home_slot_XE.long().expand(*expert_XP.shape[:-1], -1)
+        at_home_XP = (home_XE.gather(-1, expert_at_XP) == position_P) & (expert_XP >= 0)
+        beyond_XP = torch.where(at_home_XP, planned_XE.gather(-1, number_XP), torch.iinfo(torch.int32).max)
+        return cls(
+            expert_at_XP, begin_XP.int(), (begin_XP + width_XP).int(), beyond_XP.int(), planned_XE[..., :num_experts].contiguous()
+        )
+
+    def row(self, *index: int) -> Self:
+        """One of the rows."""
+        return type(self)(*(values[index] for values in self))
+
+
 def remap_dense(
     routing_TE: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,21 +128,17 @@ def remap_dense(
     `routing_TE` says, as bool, that token t goes to expert e; the result says the same of physical slot p, as often in every row,
     and comes with the number of pairs beyond the split. Nothing waits for an accelerator: all shapes are known beforehand.
     """
-    num_experts, num_slots = home_slot_E.shape[0], expert_P.shape[0]
-    slot_expert_P, width_P, order_P, planned_E = _line(split_P, expert_P, num_experts)
-    # Where a slot's interval of its expert's pairs begins: what earlier slots of the expert take.
-    before_P, first_E = width_P[order_P].cumsum(0) - width_P[order_P], planned_E.cumsum(0) - planned_E
-    begin_P = torch.empty_like(before_P).scatter_(0, order_P, before_P - first_E[slot_expert_P[order_P]])
+    return remap_dense_planned(routing_TE, DenseIntervals.of(split_P, expert_P, home_slot_E))
 
-    expert_at_P = slot_expert_P.clamp(max=num_experts - 1)
-    position_P = torch.arange(num_slots, device=expert_P.device)
-    at_home_P = (home_slot_E.long()[expert_at_P] == position_P) & (expert_P >= 0)
+
+def remap_dense_planned(routing_TE: torch.Tensor, planned: DenseIntervals) -> tuple[torch.Tensor, torch.Tensor]:
+    """`remap_dense` for intervals of one row that are known already."""
+    expert_P, begin_P, end_P, beyond_P, planned_E = planned
     # Along a GPU's outer axis a scan has one thread per column; along the inner one it has them all.
     routing_ET = routing_TE.t().contiguous()
-    occurrence_PT = (routing_ET.cumsum(1, dtype=torch.int32) - 1).index_select(0, expert_at_P)
-    begin_P1, end_P1 = begin_P[:, None], (begin_P + width_P)[:, None]
-    mine_PT = (occurrence_PT >= begin_P1) & (occurrence_PT < end_P1)
-    mine_PT |= at_home_P[:, None] & (occurrence_PT >= planned_E[expert_at_P][:, None])
-    mine_PT &= routing_ET.index_select(0, expert_at_P)
-    excess_E = routing_ET.sum(1) - planned_E[:num_experts]
+    occurrence_PT = (routing_ET.cumsum(1, dtype=torch.int32) - 1).index_select(0, expert_P)
+    mine_PT = (occurrence_PT >= begin_P[:, None]) & (occurrence_PT < end_P[:, None])
+    mine_PT |= occurrence_PT >= beyond_P[:, None]
+    mine_PT &= routing_ET.index_select(0, expert_P)
+    excess_E = routing_ET.sum(1) - planned_E
     return mine_PT.t().contiguous(), excess_E.clamp(min=0).sum()

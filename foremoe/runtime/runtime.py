@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from foremoe.base.arrays import Array, ArrayValue, array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, as_group
 from foremoe.plan.plan import Plan
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
-from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
+from foremoe.runtime.dispatch import Combine, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.replay import ReplayedRows, Routing
 from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, agree_on_split
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
@@ -95,23 +96,30 @@ class Runtime:
         self._anchor = torch.zeros((), device=bank.device, requires_grad=True)
         self._closed = False
 
-    def begin(self, plan: Plan, split_MLP: Array, *, same_weights: bool = False) -> None:
+    def begin(self, plan: Plan, split_MLP: Array, *, routing: Routing | None = None, same_weights: bool = False) -> None:
         """Starts a stage by a plan; collective.
 
         Args:
             plan: The same on all ranks, made for the bank's homes.
             split_MLP: What the plan gives to this source: ``plan.rows_for(workload, rank)``.
+            routing: (micro-step, layer) -> the topk_TK that `moe` will get, on the host. Rows that all ranks know, and that are
+                as planned, exchange no counts, and no host waits for its device in them; but a row without its replica then
+                ends the step.
             same_weights: No weight was written since the last plan began, on any rank; see `Engine.begin`.
 
         Raises:
-            InputError: The plan does not fit, or the splits of all ranks do not sum up to its quotas; on all ranks.
+            InputError: On all ranks: plan or routing do not fit, or the splits of all ranks do not sum up to the plan's quotas.
         """
         self._require_idle()
-        agree_on_split(self.group, plan, split_MLP, self.bank.home_LE, self.bank.device)
+        device = self.bank.device
+        received_GMLS = agree_on_split(self.group, plan, split_MLP, self.bank.home_LE, device)
+        replay = ReplayedRows(
+            routing or {}, plan.expert_MLGS, split_MLP, received_GMLS, num_experts=plan.E, group=self.group, device=device
+        )
         if self._engine is None:
             self._engine = Engine(self.bank, group=self.group, **self._options)
         self._engine.begin(plan, same_weights=same_weights)
-        self._start(PlannedStage(self._engine, plan, split_MLP, self.bank.device))
+        self._start(PlannedStage(self._engine, plan, split_MLP, device, replay))
 
     def begin_home(self) -> None:
         """Starts a stage without a plan: every pair goes to its expert's home, in any number and order of micro-steps."""
@@ -141,8 +149,8 @@ class Runtime:
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
         # Dtypes are the caller's; autocast would make forward and backward disagree on them.
         with torch.autocast(x_TH.device.type, enabled=False):
-            counts, route = self._route(stage, m, layer, phase, topk_TK)
-            row = Row(m, layer, counts.num_S, tuple(self.bank.shapes.values()), self.bank.math, stage, self._time)
+            route = self._route(stage, m, layer, phase, topk_TK)
+            row = Row(m, layer, route.num_S, tuple(self.bank.shapes.values()), self.bank.math, stage, self._time)
             x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route)
             y_YH = GroupedExperts.apply(x_YH, row, phase)
             if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
@@ -155,6 +163,9 @@ class Runtime:
 
         Args:
             partial: The stage stops early, after the same pass on all ranks.
+
+        Raises:
+            InputError: Uses of the plan were not run; or a layer got another routing than `begin`, and the step must be dropped.
         """
         stage = self._running_stage()
         timeline = stage.end(partial=partial)
@@ -162,6 +173,7 @@ class Runtime:
             self.bank.publish_gradients()
         drift_ML, served_MLS = stage.counts()
         self._stage = None
+        stage.require_replayed()
         return StageSummary(
             timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
             forward_cpu_s=self._time.forward_s, backward_cpu_s=self._time.backward_s,
@@ -186,9 +198,25 @@ class Runtime:
             self.group.report(f"{type(error).__name__}: {error}")
         self.close()
 
-    def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> tuple[Counts, Route]:
-        """Where the row's pairs go, at home if a replica is missing on any rank; collective."""
+    def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> Route:
+        """Where the row's pairs go."""
         complete = stage.weights(m, layer, phase).complete
+        route = stage.replayed(m, layer, topk_TK)
+        if route is None:
+            route = self._found_route(stage, m, layer, phase, topk_TK, complete)
+        elif not complete:
+            # The other ranks already send what the plan says: nobody asks them.
+            lack = f"a replica of micro-step {m}, layer {layer} could not be had, and its routing was known"
+            error = TransferError(f"{lack}; begin the stage without `routing`, so that such rows run at home.")
+            self.group.report(f"TransferError: {error}")
+            raise error
+        if phase == Phase.FORWARD:
+            stage.served[m, layer] = route.num_S
+        return route
+
+    def _found_route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor, complete: bool) -> Route:
+        """Where the row's pairs go, at home if a replica is missing on any rank; collective."""
+        self._check_experts(topk_TK)
         slot_TK, num_drift = stage.slots(m, layer, topk_TK)
         if (m, layer) in stage.fell_back:  # a re-forward follows its forward
             slot_TK = stage.at_home(layer, topk_TK)
@@ -198,8 +226,8 @@ class Runtime:
             slot_TK = stage.at_home(layer, topk_TK)
             counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, True)
         if phase == Phase.FORWARD:
-            stage.drift[m, layer], stage.served[m, layer] = num_drift, counts.num_S
-        return counts, Route.of(slot_TK, counts)
+            stage.drift[m, layer] = num_drift
+        return Route.of(slot_TK, counts)
 
     def _start(self, stage: Stage) -> None:
         self.bank.drop_stale_gradients()
@@ -217,15 +245,16 @@ class Runtime:
         return self._stage
 
     def _check(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> None:
-        num_layers, num_experts = self.bank.num_layers, self.bank.num_experts
-        if layer not in range(num_layers):
-            raise InputError(f"layer {layer} does not exist; the bank has {num_layers}.")
+        if layer not in range(self.bank.num_layers):
+            raise InputError(f"layer {layer} does not exist; the bank has {self.bank.num_layers}.")
         if x_TH.dim() != 2 or topk_TK.dim() != 2 or len(topk_TK) != len(x_TH) or weight_TK.shape != topk_TK.shape:
             shapes = ", ".join(str(list(value.shape)) for value in (x_TH, topk_TK, weight_TK))
             raise InputError(f"x, topk and weight must be [T, H], [T, K], [T, K]; got {shapes}.")
         if x_TH.dtype != self.bank.dtype:
             raise InputError(f"x is {x_TH.dtype} and the experts are {self.bank.dtype}; cast x.")
+
+    def _check_experts(self, topk_TK: torch.Tensor) -> None:
         if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU the host would have to wait for the answer
             low, high = (int(value) for value in topk_TK.long().aminmax())
-            if low < 0 or high >= num_experts:
-                raise InputError(f"topk holds experts {low} to {high}; there are {num_experts}, from 0.")
+            if low < 0 or high >= self.bank.num_experts:
+                raise InputError(f"topk holds experts {low} to {high}; there are {self.bank.num_experts}, from 0.")

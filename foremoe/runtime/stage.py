@@ -1,18 +1,20 @@
 """Stages: what the runtime asks between begin and end, with a plan (slots, weights and order are the plan's) and without one."""
 
 import abc
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group
+from foremoe.distributed.group import Group, first_fault
 from foremoe.plan.plan import Plan
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.bank import ExpertBank
-from foremoe.runtime.remap import remap
+from foremoe.runtime.dispatch import Route
+from foremoe.runtime.remap import Intervals, remap_planned
+from foremoe.runtime.replay import ReplayedRows
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.residency import Residency
 from foremoe.transfer.timeline import Timeline
@@ -40,6 +42,13 @@ class Stage(abc.ABC):
     @abc.abstractmethod
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Physical slots of pairs, and how many of them no plan knew."""
+
+    def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
+        """The route of a row that was known when the stage began; None if it must be found, on all ranks alike."""
+        return None
+
+    def require_replayed(self) -> None:  # noqa: B027 (without a plan nothing is known)
+        """Raises an `InputError` if a layer got another routing than was known."""
 
     @abc.abstractmethod
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
@@ -105,21 +114,27 @@ class HomeStage(Stage):
 
 
 class PlannedStage(Stage):
-    """With a plan, which the engine has begun; `split_MLP` is what the plan gives to this source."""
+    """With a plan, which the engine has begun; `split_MLP` is what the plan gives to this source, `replay` the rows it knows."""
 
-    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device, replay: ReplayedRows | None = None
+    ) -> None:
         rank_LE, slot_LE = np.divmod(plan.home_LE, plan.B)
         super().__init__(rank_LE * plan.S + slot_LE, device)
-        self.num_slots, self._engine, self._plan = plan.S, engine, plan
+        self.num_slots, self._engine, self._plan, self._replay = plan.S, engine, plan, replay
         uses = plan.header.schedule.uses(plan.L)
         micro_step_U = plan.order_M[uses.micro_step_U]
         self._order = {
             phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
             for phase in Phase
         }
-        self._split_MLP = torch.from_numpy(np.array(split_MLP, np.int64)).to(device)
-        expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, plan.G * plan.S)
-        self._expert_MLP = torch.from_numpy(expert_MLP.astype(np.int64)).to(device)
+        split = torch.from_numpy(np.array(split_MLP, np.int64)).to(device)
+        expert = torch.from_numpy(plan.expert_MLGS.reshape(split_MLP.shape).astype(np.int64)).to(device)
+        self._planned_ML = self._intervals(split, expert)
+
+    def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> Any:
+        """What rows need of the plan, of all rows at once."""
+        return Intervals.of(split_MLP, expert_MLP, self._plan.E)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         phase = Phase.FORWARD
@@ -133,8 +148,14 @@ class PlannedStage(Stage):
         return order[done], phase
 
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        split_P, expert_P = self._split_MLP[micro_step, layer], self._expert_MLP[micro_step, layer]
-        return remap(topk_TK, split_P, expert_P, self._home_slot_LE[layer])
+        return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer), self._home_slot_LE[layer])
+
+    def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
+        return None if self._replay is None else self._replay.route(micro_step, layer, topk_TK)
+
+    def require_replayed(self) -> None:
+        if self._replay is not None:
+            self._replay.require_replayed()
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         return self._engine.weights(micro_step, layer, phase)
@@ -158,8 +179,11 @@ class PlannedStage(Stage):
         return self._plan.M
 
 
-def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> None:
+def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> Array:
     """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for; collective.
+
+    Returns:
+        received_GMLS: int64, the pairs that the plan gives to this rank's slots, by source.
 
     Raises:
         InputError: On all ranks, with the first fault of any of them.
@@ -174,10 +198,11 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
         sent = torch.from_numpy(np.ascontiguousarray(sent_GZ)).to(device)
         received = torch.empty_like(sent)
         group.all_to_all(received, sent, [1] * G, [1] * G)
-        received_MLS = received.sum(0).view(M, L, S).cpu().numpy()
-        fault = first_fault(group.gather(received_fault(plan, group.rank, received_MLS)))
+        received_GMLS: Array = received.view(G, M, L, S).cpu().numpy()
+        fault = first_fault(group.gather(received_fault(plan, group.rank, received_GMLS.sum(0))))
     if fault:
         raise InputError(fault)
+    return received_GMLS
 
 
 def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) -> str:
@@ -203,8 +228,3 @@ def received_fault(plan: Plan, rank: int, received_MLS: Array) -> str:
     slot = f"slot {s} of rank {rank} in micro-step {m}, layer {layer}"
     cure = "Give every rank plan.rows_for(workload, rank)."
     return f"the splits given by all ranks send {received} pairs to {slot}; its quota is {quota}. {cure}"
-
-
-def first_fault(faults: Sequence[str]) -> str:
-    """The message for all ranks, from what every rank found; empty if nothing."""
-    return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")

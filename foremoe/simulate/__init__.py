@@ -7,11 +7,12 @@ from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
 from foremoe.simulate.step import Judge, head_seconds, optimizer_seconds, reduction_seconds
 from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulate_systems
+from foremoe.simulate.trace import trace
 from foremoe.simulate.what_if import low_precision_speeds, multiplexed, round_seconds
 
 __all__ = [
     "LINKS", "PARTS", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
     "exposed_planning", "force_balanced", "foremoe_planner", "head_seconds", "low_precision_speeds", "multiplexed",
     "optimizer_seconds", "pipeline_problems", "plan_judged", "plan_pipeline", "reduction_seconds", "round_seconds", "simulate",
-    "simulate_foresight", "simulate_pipeline", "simulate_systems",
+    "simulate_foresight", "simulate_pipeline", "simulate_systems", "trace",
 ]  # fmt: skip

@@ -105,6 +105,10 @@ class Simulation(ArrayValue):
     link_busy_WG: Array = array(np.float64)
     parts: Parts
 
+    def __repr__(self) -> str:
+        uses, copies = len(self.micro_step_U), len(self.copy_start_C)
+        return f"Simulation(total_s={self.total_s:.6g}, {uses} uses, {copies} copies, {self.parts!r})"
+
     @property
     def total_s(self) -> float:
         """Seconds of the stage."""

@@ -9,7 +9,6 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
-from foremoe.problem.laws import require_slots
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
@@ -46,7 +45,7 @@ def simulate(
 
     Raises:
         InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
-        PlanError: A slot holds an expert that does not exist.
+        PlanError: The plan breaks a law.
     """
     run = StageRun(
         problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision,
@@ -97,7 +96,10 @@ class StageRun:
             raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
         if known not in ("rollout", "router"):
             raise InputError(f'known must be "rollout" or "router"; got {known!r}.')
-        require_slots(plan.expert_NGS, plan.expert_NGS.shape, problem.E, problem.L)
+        for name, mine, its in (("slots per rank", plan.S, problem.S), ("slot policy", plan.header.slots, problem.slots)):
+            if mine != its:
+                raise InputError(f"the plan has {name} {mine} and the problem {its}; simulate the plan of this problem.")
+        plan.check()
         self.problem, self.plan = problem, plan
         schedule = plan.header.schedule
         uses = schedule.uses(plan.L)

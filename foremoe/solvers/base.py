@@ -15,6 +15,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
+from foremoe.problem.laws import placement_violations
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 
@@ -25,6 +26,13 @@ class NodeOnly(NamedTuple):
     """Options of solvers that have none of their own."""
 
     node_only: bool  # whether replicas must stay inside their home's node
+
+
+def require_start(problem: Problem, start: Placement) -> None:
+    """Raises InputError unless the start serves this problem's load, wherever homes lie: compiled code reads it unchecked."""
+    broken = placement_violations(problem, start, keeps_homes=False)
+    if broken:
+        raise InputError(f"the start is not valid for this problem: {broken[0]}")
 
 
 def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
@@ -90,8 +98,9 @@ class RowSolver(RankSolver):
         """Runs the row function over all rows; rows that a cancel left out keep `start`.
 
         Raises:
-            InputError: numba cannot compile `edit`.
+            InputError: numba cannot compile `edit`, or the start is not valid.
         """
+        require_start(problem, start)
         return self.run(problem, problem.replicas == "node", problem.load_NE, start)
 
     def run(self, problem: Problem, node_only: bool, load_NE: Array, start: Placement) -> Placement:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from foremoe.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from foremoe.testing.finishing_tests import OrderSolverTests, PathSolverTests
     from foremoe.testing.level_tests import HomeSolverTests, PackSolverTests, SplitSolverTests
     from foremoe.testing.pasteable import describe, evaluate
-    from foremoe.testing.ranks import RankPool, get_pool, run_processes, run_threads
+    from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
     from foremoe.testing.reference import ReferenceResult, dense_reference, run_reference
     from foremoe.testing.samples import plan_of, random_placement, random_sources
     from foremoe.testing.solver_tests import SolverTests
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from foremoe.testing.transfer_tests import TransferTests
 
 _NAMES = {
+    "finishing_tests": ("OrderSolverTests", "PathSolverTests"),
     "level_tests": ("HomeSolverTests", "PackSolverTests", "SplitSolverTests"),
     "pasteable": ("describe", "evaluate"),
-    "ranks": ("RankPool", "get_pool", "run_processes", "run_threads"),
+    "ranks": ("RankDied", "RankPool", "get_pool", "run_processes", "run_threads"),
     "reference": ("ReferenceResult", "dense_reference", "run_reference"),
     "samples": ("plan_of", "random_placement", "random_sources"),
     "solver_tests": ("SolverTests",),
@@ -28,9 +30,10 @@ _NAMES = {
     "transfer_tests": ("TransferTests",),
 }
 __all__ = [
-    "HomeSolverTests", "PackSolverTests", "RankPool", "ReferenceResult", "SolverTests", "SplitSolverTests", "TransferTests",
-    "clusters", "dense_reference", "describe", "evaluate", "get_pool", "models", "placements", "plan_of", "plans", "problems",
-    "random_placement", "random_sources", "run_processes", "run_reference", "run_threads", "schedules",
+    "HomeSolverTests", "OrderSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool", "ReferenceResult",
+    "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "dense_reference", "describe", "evaluate", "get_pool",
+    "models", "placements", "plan_of", "plans", "problems", "random_placement", "random_sources", "run_processes",
+    "run_reference", "run_threads", "schedules",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

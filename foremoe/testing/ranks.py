@@ -42,8 +42,8 @@ def run_threads(
     Args:
         timeout_s: Seconds a rank waits for another one (`Group.timeout_s`).
         limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank is left behind.
-        errors: Return exceptions as results. Otherwise the first error is raised, with a note that names the rank; the
-            `TransferError`s that it causes on other ranks are not.
+        errors: Return exceptions as results. Otherwise the first error is raised, with a note that names the rank; each
+            `TransferError` that it causes on another rank is not.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 

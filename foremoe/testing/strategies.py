@@ -44,7 +44,7 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
     """Models of a few weights, so that one pair costs about as much as one copy."""
     experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
     return Model(
-        name="toy", num_layers=4, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
+        name="toy", num_layers=16, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
         num_topk=draw(st.integers(1, min(2, experts))), hidden_size=draw(st.sampled_from([4, 16])), ffn_size=8,
         attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
     )  # fmt: skip

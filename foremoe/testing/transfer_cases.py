@@ -76,18 +76,24 @@ class TransferCase:
 
 
 class Memory:
-    """The `Buffers` of one rank: tensors in one block, with gaps that may not be written to; `expected` is what it must hold."""
+    """The `Buffers` of one rank: tensors with gaps between them that may not be written to; `expected` is what it must hold.
+
+    Homes have a block of their own, which moves with every other version of the weights.
+    """
 
     def __init__(self, case: TransferCase, rank: int, device: str) -> None:
         self.case, self.rank, self.num_buffers, self.version = case, rank, case.num_buffers, 1
+        self._device = device
         self._dtype: torch.dtype = getattr(torch, case.dtype)
         self._grad_dtype = torch.float64 if case.dtype == "float64" else torch.float32
         homes = [(x, e) for x, home_E in enumerate(case.home_LE) for e, home in enumerate(home_E) if home == rank]
         slots = [(rank, b) for b in range(case.num_buffers)]
         self._places: dict[tuple[str, int, int], list[slice]] = {}
-        end = 0
+        end = self._num_home = 0
         for kind in _KINDS:
             size = self.dtype(kind).itemsize
+            if kind == "slot":
+                end = self._num_home = -(-end // 8) * 8  # homes end here; any dtype may begin
             for where in homes if kind in ("home", "main_grad") else slots:
                 self._places[kind, *where] = places = []
                 for num in case.sizes:
@@ -95,34 +101,40 @@ class Memory:
                     end = begin + num * size
                     places.append(slice(begin, end))
         self.expected = torch.from_numpy(np.random.default_rng([case.seed, rank]).integers(0, 256, end + 5, dtype=np.uint8))
-        self.block = self.expected.to(device, copy=True)
-        self._tensors = {
-            where: [self.block[place].view(self.dtype(where[0])) for place in places] for where, places in self._places.items()
-        }
+        self._rest = self.allocate(self.expected[self._num_home :])
+        self._move_homes()
         for kind in _KINDS:
             self.refill(kind, self.version)
+
+    def allocate(self, contents: torch.Tensor) -> torch.Tensor:
+        """New memory of the device, with these bytes."""
+        return contents.to(self._device, copy=True)
+
+    def contents(self) -> torch.Tensor:
+        """All bytes, as they are now."""
+        return torch.cat([self._homes.cpu(), self._rest.cpu()])
 
     def dtype(self, kind: str) -> torch.dtype:
         """Of the tensors of a kind."""
         return self._grad_dtype if "grad" in kind else self._dtype
 
     def home(self, layer: int, expert: int) -> list[torch.Tensor]:
-        return self._tensors["home", layer, expert]
+        return self._tensors("home", layer, expert)
 
     def slot(self, buffer: int) -> list[torch.Tensor]:
-        return self._tensors["slot", self.rank, buffer]
+        return self._tensors("slot", self.rank, buffer)
 
     def main_grad(self, layer: int, expert: int) -> list[torch.Tensor]:
-        return self._tensors["main_grad", layer, expert]
+        return self._tensors("main_grad", layer, expert)
 
     def slot_grad(self, buffer: int) -> list[torch.Tensor]:
-        return self._tensors["slot_grad", self.rank, buffer]
+        return self._tensors("slot_grad", self.rank, buffer)
 
     def fill(self, where: tuple[str, int, int], version: int) -> None:
         """Writes to tensors of this rank, as a model would."""
         self.expect(where, where, version)
         for place in self._places[where]:
-            self.block[place] = self.expected[place].to(self.block.device)
+            self._bytes(place).copy_(self.expected[place].clone(), non_blocking=True)
 
     def expect(self, where: tuple[str, int, int], source: tuple[str, int, int], version: int) -> None:
         """From now on, tensors of this rank must have the contents of `source`, which may lie on another rank."""
@@ -130,8 +142,11 @@ class Memory:
             self.expected[place] = self._contents(source, version, i, place.stop - place.start)
 
     def change_weights(self) -> None:
-        """An optimizer step."""
+        """An optimizer step, with which homes come to lie elsewhere; where they lay, others write now."""
         self.version += 1
+        if self.version % 2 == 0:
+            self._homes.fill_(0xEE)
+            self._move_homes()
         self.refill("home", self.version)
 
     def refill(self, kind: str, version: int) -> None:
@@ -142,21 +157,32 @@ class Memory:
 
     def wrong(self, where: tuple[str, int, int]) -> str:
         """How the tensors of a place differ from what they must be; empty if they do not."""
+        contents = self.contents()
         for i, place in enumerate(self._places[where]):
-            bad = (self.block[place].cpu() != self.expected[place]).nonzero().flatten().tolist()
+            bad = (contents[place] != self.expected[place]).nonzero().flatten().tolist()
             if bad:
                 return f"{len(bad)} of {place.stop - place.start} bytes of tensor {i} are wrong, the first is byte {bad[0]}"
         return ""
 
     def wrong_anywhere(self) -> str:
-        """Where the block differs from what it must be; empty if it does not."""
-        bad = (self.block.cpu() != self.expected).nonzero().flatten().tolist()
+        """Where memory differs from what it must be; empty if it does not."""
+        bad = (self.contents() != self.expected).nonzero().flatten().tolist()
         if not bad:
             return ""
         for where, places in self._places.items():
             if any(place.start <= bad[0] < place.stop for place in places):
                 return f"{len(bad)} bytes are wrong, the first in {where[0]}{where[1:]}"
         return f"{len(bad)} bytes are wrong, the first in a gap between tensors"
+
+    def _move_homes(self) -> None:
+        self._homes = self.allocate(self.expected[: self._num_home])
+
+    def _bytes(self, place: slice) -> torch.Tensor:
+        block, begin = (self._homes, 0) if place.stop <= self._num_home else (self._rest, self._num_home)
+        return block[place.start - begin : place.stop - begin]
+
+    def _tensors(self, *where: Any) -> list[torch.Tensor]:
+        return [self._bytes(place).view(self.dtype(where[0])) for place in self._places[where]]
 
     def _contents(self, source: tuple[str, int, int], version: int, i: int, num_bytes: int) -> torch.Tensor:
         kind, *where = source

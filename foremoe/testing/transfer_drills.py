@@ -184,14 +184,14 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
         if group.rank == 0:
             backend.close()
             backend.close()
-            before = memory.block.clone()
+            before = memory.contents()
         group.barrier()
         if group.rank == 1 and not backend.one_sided:
             # A backend may refuse what the other end has given up; it must not write there.
             with contextlib.suppress(Exception):
                 _start(SECOND, memory, backend)
         group.barrier()
-        if group.rank == 0 and not torch.equal(memory.block, before):
+        if group.rank == 0 and not torch.equal(memory.contents(), before):
             wrong.append("rank 0: written to after close.")
         backend.close()
         group.barrier()

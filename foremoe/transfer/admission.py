@@ -6,34 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, PlanError
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
-from foremoe.plan.relays import relays_of
 
 
 def refusal(
     plan: Plan, rank: int, num_ranks: int, num_buffers: int, held: Mapping[int, tuple[int, int]] | None, *, debug: bool
 ) -> str:
-    """Why a rank cannot run the plan, in one sentence; empty if it can. With `debug`, the plan must keep all laws.
+    """Why a rank cannot run the plan, in one sentence; empty if it can.
 
-    `held` is buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
+    Rank 0 checks the plan, if nobody has checked it before, for all: agreement makes the others' equal to it. With `debug` every
+    rank does. `held` is buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
     if num_ranks != plan.G:
         return f"the plan is for {plan.G} ranks and the group has {num_ranks}; plan for this group."
+    if rank == 0 or debug:
+        try:
+            plan.check()
+        except PlanError as error:
+            return f"the plan breaks a law: {error}."
     needed = int(plan.transfers.buffer_C.max(initial=-1)) + 1
     if needed > num_buffers:
         lack = f"the plan uses {needed} slot buffers per rank and there are {num_buffers}"
         return f"{lack}; make more, or plan with fewer redundant slots or a smaller depth."
-    broken = plan.violations() if debug else []
-    if broken:
-        return f"the plan breaks a law: {broken[0]}."
-    try:
-        relays_of(plan, plan.transfers)
-    except InputError as error:
-        return str(error)
     wanted = resident_buffers(plan, rank)
     if wanted and held is None:
         return "the plan counts on replicas that are already there; begin it with same_weights=True, or plan without them."
@@ -68,14 +66,18 @@ def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
 
 
 def fingerprint(plan: Plan) -> str:
-    """A short fingerprint of all that ranks must agree on."""
-    state, t, head = hashlib.blake2b(digest_size=16), plan.transfers, plan.header
-    uses = head.schedule.uses(plan.L)
-    state.update(repr((head.slots, head.redundant)).encode())
-    arrays = (
-        uses.micro_step_U, uses.layer_U, uses.phase_U, uses.pass_U, plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M,
-        t.layer_C, t.expert_C, t.src_C, t.dst_C, t.link_C, t.buffer_C, t.need_C, t.after_C,
-    )  # fmt: skip
+    """A short fingerprint of all that an engine reads: ranks whose plans have the same run the same."""
+    state, head = hashlib.blake2b(digest_size=16), plan.header
+    passes = head.schedule
+    state.update(repr((head.slots, head.redundant, head.model, head.cluster.to_dict())).encode())
+    state.update(repr((head.keeps_homes, passes.num_chunks, passes.reforward)).encode())
+    arrays = [
+        *(getattr(value, name) for value in (passes, plan.transfers) for name in value.array_fields()),
+        plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M, plan.resident_LGS,
+    ]  # fmt: skip
     for array in arrays:
-        state.update(np.ascontiguousarray(array).tobytes())
+        if array is None:
+            state.update(b"none")
+        else:
+            state.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

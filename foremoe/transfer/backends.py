@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import numpy as np
+import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
@@ -25,7 +26,6 @@ BACKENDS = {
     "local": "foremoe.transfer.local:Local",
     "pinned_host": "foremoe.transfer.pinned_host:PinnedHost",
 }
-_PACKAGE_OF = {"cupy": "'foremoe[cupy]'"}  # where it is not the module's name
 
 
 def backend_names() -> list[str]:
@@ -53,9 +53,14 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
         raise InputError(f"{backend!r} is not a transfer backend; give an instance of a TransferBackend, or its name.")
     lacking = [name for name in backend.requires if find_spec(name) is None]
     if lacking:
-        packages = " ".join(_PACKAGE_OF.get(name, name) for name in lacking)
+        packages = " ".join(map(package_of, lacking))
         raise InputError(f"{type(backend).__name__} needs {', '.join(lacking)}; pip install {packages}.")
     return backend
+
+
+def package_of(module: str) -> str:
+    """What to give pip for a module that a backend requires; CuPy's wheels are made for one major version of CUDA each."""
+    return f"'foremoe[cupy-cuda{(torch.version.cuda or '13').partition('.')[0]}]'" if module == "cupy" else module
 
 
 class BackendSet:

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, StaleWeights
@@ -17,7 +18,7 @@ from foremoe.plan.transfers import Link
 from foremoe.transfer.backends import NONE, BackendSet
 from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors
 from foremoe.transfer.host_fill import FillError, agreed
-from foremoe.transfer.timeline import Event
+from foremoe.transfer.timeline import Event, Log, Wait
 
 # Letters: C copies of the whole plan.
 
@@ -34,7 +35,7 @@ class Batch:
     start_s: float
     done: bool = False
     error: Exception | None = None
-    exposed_s: float = 0.0  # waited for before the use that needs it, to pass copies on
+    waits: list[Wait] = field(default_factory=list)  # before the use that needs it, to pass copies on
 
 
 class Carrier:
@@ -53,11 +54,12 @@ class Carrier:
         self.backends, self.buffers, self.group, self.timeout_s = backends, buffers, group, timeout_s
         self._batches: list[Batch] = []
         self._batch_C: dict[int, Batch] = {}
+        self.device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
 
     def begin(self, plan: Plan, prefetch: int, version: int) -> None:
         """Takes over a plan's copies; collective."""
         self.plan, self.version, self.zero_s = plan, version, time.perf_counter()
-        self.events: list[Event] = []
+        self.log = Log()
         self.backends.forgive_pulls()  # two-sided backends are given up for good, by all ranks
         self._batches, self._batch_C = [], {}
         self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
@@ -90,17 +92,17 @@ class Carrier:
         """Waits for the copies that the use at `position` needs here; returns those that could not be had."""
         missing = []
         for c in self.programme.arrivals.get(position, ()):
-            begin = time.perf_counter()
             batch = self._batch_C.pop(c, None)
-            delivered = batch.backend if batch is not None and self._wait(batch) else self._pull_elsewhere(c, batch)
-            exposed_s = time.perf_counter() - begin
+            with Wait(self.device) as wait:
+                delivered = batch.backend if batch is not None and self._wait(batch) else self._pull_elsewhere(c, batch)
+            waits = [wait]
             if batch is not None:
-                exposed_s, batch.exposed_s = exposed_s + batch.exposed_s, 0.0  # a batch is waited for once
+                waits, batch.waits = waits + batch.waits, []  # a batch is waited for once
             outcome = "missing" if delivered == NONE else "done" if delivered == self.route_C[c] else "failed over"
             if delivered == NONE:
                 missing.append(c)
                 self._lacking.add(c)
-            self._record(c, batch, delivered, exposed_s, outcome)
+            self._record(c, batch, delivered, waits, outcome)
         return missing
 
     def release(self, position: int) -> None:
@@ -210,10 +212,10 @@ class Carrier:
         """Waits for this rank's own copy of what it passes on."""
         batch = self._batch_C.get(c)
         if batch is not None:
-            begin = time.perf_counter()
-            if not self._wait(batch):
-                self._lacking.add(c)
-            batch.exposed_s += time.perf_counter() - begin
+            with Wait(self.device) as wait:
+                if not self._wait(batch):
+                    self._lacking.add(c)
+            batch.waits.append(wait)
 
     def _start(self, b: int, members: list[int]) -> None:
         batch = Batch(b, tuple(members), None, self.clock())
@@ -281,16 +283,17 @@ class Carrier:
                 self._wait(batch)
         self._batches = rest
 
-    def _record(self, c: int, batch: Batch | None, delivered: int, exposed_s: float, outcome: str) -> None:
+    def _record(self, c: int, batch: Batch | None, delivered: int, waits: list[Wait], outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
         rank = int(self.src_C[c])
         if self.backends.one_sided(delivered):
             rank = HOST if self.backends[delivered].links == {Link.HOST} else int(self.programme.home_C[c])
         num_bytes = sum(x.nbytes for x in self.buffers.slot(int(t.buffer_C[c])))
-        self.events.append(
+        self.log.add(
             Event(
                 "weights", int(t.micro_step_C[c]), int(t.layer_C[c]), int(t.expert_C[c]), rank,
                 "" if delivered == NONE else self.backends.names[delivered], num_bytes,
-                ready_s if batch is None else batch.start_s, ready_s, exposed_s, outcome,
-            )
+                ready_s if batch is None else batch.start_s, ready_s, 0.0, outcome,
+            ),
+            waits,
         )  # fmt: skip

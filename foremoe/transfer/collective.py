@@ -71,8 +71,8 @@ class Collective(TransferBackend):
         self._last: Any = None  # NCCL's newest work; the others are done before it
         self._grouped = self._link.supports_coalescing
         if device.type == "cuda":
-            # A first message between two ranks would make all others wait for them: connect here, where that is allowed.
-            self._link.allreduce([torch.zeros(1, device=device)]).wait()
+            self._link.allreduce([torch.zeros(1, device=device)]).wait()  # makes the communicator
+            self._connect(rank, group.size, device)
 
     def start(self, copies: Sequence[Copy]) -> _Messages:
         self._opened()
@@ -129,6 +129,17 @@ class Collective(TransferBackend):
                 time.sleep(0.001)
             self._link.abort()
         self._group = self._link = self._last = None
+
+    def _connect(self, rank: int, num_ranks: int, device: torch.device) -> None:
+        """One byte to and from every other rank: NCCL connects two ranks at their first message, which all others wait for."""
+        if num_ranks == 1:
+            return
+        sent, *received = torch.zeros(num_ranks, 1, dtype=torch.uint8, device=device)
+        self._link._start_coalescing()
+        for at, peer in enumerate(g for g in range(num_ranks) if g != rank):
+            self._link.send([sent], peer, 0)
+            self._link.recv([received[at]], peer, 0)
+        self._link._end_coalescing().wait()
 
     def _drop(self, works: Sequence[tuple[int, Any]]) -> list[int]:
         """Ends what is still in flight, so that nothing is written later; returns the ranks that had not come."""

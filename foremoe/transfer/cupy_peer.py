@@ -5,7 +5,7 @@ import ctypes
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
+from foremoe.transfer.backends import package_of
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
 from foremoe.transfer.host_fill import agreed, unpublished
 from foremoe.transfer.host_store import Key
@@ -80,13 +81,16 @@ class CupyPeer(TransferBackend):
         self._turn = 0
         self._version = 0
         self._version_of: dict[Key, int] = {}
-        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # as last published: home rank, tensors
+        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # as published with this version: home rank, tensors
+        self._reads: set[Key] = set()  # of those, what this rank will pull
         self._handle: dict[tuple[int, int], bytes] = {}  # (home rank, base) -> IPC handle of the allocation
         self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> where the allocation lies in this process
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:
         group = self._opened()
-        shares = agreed(group, lambda: (hash((version, *entries)), *self._export(entries)))
+        # What was published before with this version stays readable, and may have moved: offloaded weights come back elsewhere.
+        kept = {key for key in self._home if self._version_of.get(key) == version}
+        shares = agreed(group, lambda: (hash((version, *entries)), *self._export(entries, kept)))
         for home, (digest, pieces, handles) in enumerate(shares):
             if digest != shares[0][0]:
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
@@ -94,14 +98,16 @@ class CupyPeer(TransferBackend):
             for base, handle in handles.items():
                 self._detach((home, base))  # an address that was freed and given out again is another allocation
                 self._handle[home, base] = handle
-        if any(pieces for _, pieces, _ in shares):
-            used = {(home, piece.base) for home, pieces in self._home.values() for piece in pieces}
-            for where in self._handle.keys() - used:
-                self._detach(where)
-                del self._handle[where]
-        agreed(group, lambda: self._attach(entries))
+        kept.update((entry.layer, entry.expert) for entry in entries)
+        self._home = {key: self._home[key] for key in kept}
+        used = {(home, piece.base) for home, pieces in self._home.values() for piece in pieces}
+        for where in (self._handle.keys() | self._base.keys()) - used:
+            self._detach(where)
+            self._handle.pop(where, None)
+        self._reads = (self._reads & kept) | {(entry.layer, entry.expert) for entry in entries if entry.dst_rank == self._rank}
+        agreed(group, self._attach)
         self._version = version
-        self._version_of.update({(entry.layer, entry.expert): version for entry in entries})
+        self._version_of.update(dict.fromkeys(kept, version))
 
     def start(self, copies: Sequence[Copy]) -> _Pulls:
         self._opened()
@@ -146,14 +152,12 @@ class CupyPeer(TransferBackend):
             self._detach(where)
         self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
 
-    def _export(self, entries: Sequence[Entry]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
+    def _export(self, entries: Sequence[Entry], kept: Set[Key]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
         """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
         torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
-        # Looked up at every call: homes change between plans, and offloaded weights come back elsewhere.
-        pieces = {
-            key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key))
-            for key in dict.fromkeys((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
-        }
+        mine = {key for key in kept if self._home[key][0] == self._rank}
+        mine.update((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
+        pieces = {key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key)) for key in sorted(mine)}
         bases = {piece.base: key for key, expert in pieces.items() for piece in expert if piece.num_bytes and self._several}
         handles = {base: self._ipc_handle(key, base) for base, key in bases.items()}
         return (
@@ -178,13 +182,13 @@ class CupyPeer(TransferBackend):
         except Exception as error:
             raise _not_shareable(key, str(error)) from error
 
-    def _attach(self, entries: Sequence[Entry]) -> None:
+    def _attach(self) -> None:
         """Opens the allocations that this rank will read and has not opened yet."""
         me = self._process_G[self._rank]
-        for entry in entries:
-            home, pieces = self._home[entry.layer, entry.expert]
+        for key in self._reads:
+            home, pieces = self._home[key]
             process = self._process_G[home]
-            if entry.dst_rank != self._rank or process.host != me.host:
+            if process.host != me.host:
                 continue  # an expert of another host is published for the sake of a backend that can reach it
             for piece in pieces:
                 where = (home, piece.base)
@@ -239,7 +243,8 @@ def _cuda_runtime() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise InputError(f"cupy_peer needs cupy ({str(error).splitlines()[0]}); pip install 'foremoe[cupy]'.") from None
+        why = str(error).splitlines()[0]
+        raise InputError(f"cupy_peer needs cupy ({why}); pip install {package_of('cupy')}.") from None
     if not (cupy.cuda.is_available() and torch.cuda.is_available()):
         raise InputError("cupy_peer needs a GPU that cupy and torch can use, and there is none; use pinned_host or collective.")
     return cupy.cuda.runtime

@@ -81,7 +81,7 @@ class Engine:
         """Starts a plan; collective.
 
         Args:
-            plan: One that keeps homes, the same on all ranks.
+            plan: One that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
             same_weights: No home weight was written since the last plan began, on any rank. Host stores and resident slots then
                 stay valid; otherwise stores are filled again.
 
@@ -205,7 +205,7 @@ class Engine:
         try:
             self._returns.settle()
             self._carrier.finish()
-            if self.buffers.num_buffers and self.buffers.slot(0)[0].is_cuda:
+            if self._carrier.device.type == "cuda":
                 # Pulls that streams still wait for read homes of other ranks, which may step once all have come to the gather.
                 torch.cuda.current_stream().synchronize()
             if self._watch is not None:
@@ -225,7 +225,7 @@ class Engine:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
         self._plan = None
-        events = sorted([*self._carrier.events, *self._returns.events], key=lambda e: e.ready_s)
+        events = sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)
         return Timeline(
             rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(), events=tuple(events),
             fell_back=tuple(self._fell_back), retired=tuple(self._backends.names[b] for b in sorted(self._backends.retired)),

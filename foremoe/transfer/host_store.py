@@ -47,7 +47,7 @@ class HostStore:
         self._place: dict[Key, _Place] = {}
         head_bytes = _aligned(num_places * 2 * 8)
         size = head_bytes + num_places * self.place_bytes
-        _reserve(file, size)
+        _reserve(file, 0, size)
         self._map: mmap.mmap | None = mmap.mmap(file, size)
         self._locked_address = 0
         # Through numpy, because torch.frombuffer does not keep the map from being closed under a tensor that still reads it.
@@ -196,13 +196,24 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def _reserve(file: int, size: int) -> None:
-    """Gives a file its size and its memory: a map of a file that outgrows /dev/shm would kill the process at first touch."""
+def reserve_share(file: int, num_places: int, place_bytes: int, share: int, num_shares: int) -> None:
+    """Takes the memory of every `num_shares`-th place of a store to come, from place `share` on.
+
+    Memory comes from the NUMA node of the processor that asks for it. Where every rank of a node takes a share before the store
+    is made, the store lies spread over the NUMA nodes that the ranks run on, and their copies over the memory channels of all.
+    """
+    head_bytes, place_bytes = _aligned(num_places * 2 * 8), _aligned(place_bytes)
+    for place in range(share, num_places if place_bytes else 0, num_shares):
+        _reserve(file, head_bytes + place * place_bytes, place_bytes)
+
+
+def _reserve(file: int, begin: int, size: int) -> None:
+    """Gives a part of a file its memory: a map of a file that outgrows /dev/shm would kill the process at first touch."""
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)
-        else:
-            os.ftruncate(file, size)
+            os.posix_fallocate(file, begin, size)
+        elif begin + size > os.fstat(file).st_size:
+            os.ftruncate(file, begin + size)
     except OSError as error:
         where = os.fstatvfs(file)
         have = f"{_directory()} has {where.f_bavail * where.f_frsize} left ({error.strerror})"

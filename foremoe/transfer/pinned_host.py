@@ -16,7 +16,7 @@ from foremoe.distributed.private import private_group
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
 from foremoe.transfer.host_fill import Fill, Filling, agreed, exchange, missing, steps, unpublished
-from foremoe.transfer.host_store import HostStore, Key, NodeFile
+from foremoe.transfer.host_store import HostStore, Key, NodeFile, reserve_share
 
 # Letters: G ranks.
 
@@ -251,6 +251,7 @@ class PinnedHost(TransferBackend):
         place_bytes = max([old.place_bytes if old is not None else 0, *new.values()])
         grows = bool(new) and (old is None or num_places > old.num_places or place_bytes > old.place_bytes)
         first, others = self._node_ranks[0], self._node_ranks[1:]
+        share = self._node_ranks.index(self._rank), len(self._node_ranks)
 
         def find() -> None:
             try:
@@ -264,13 +265,14 @@ class PinnedHost(TransferBackend):
             store = self._store = HostStore(file.descriptor, num_places, place_bytes, page_lock=self._stream is not None)
             store.place({**{key: old.num_bytes(key) for key in kept if old is not None}, **new})
             if old is not None:
-                store.take(old, kept[self._node_ranks.index(self._rank) :: len(self._node_ranks)])
+                store.take(old, kept[share[0] :: share[1]])
 
         if any(group.gather(grows)):
             try:
                 agreed(group, lambda: file.open(create=True) if grows and self._rank == first else None)
                 agreed(group, lambda: find() if grows and self._rank in others else None)
                 file.unlink()
+                agreed(group, lambda: reserve_share(file.descriptor, num_places, place_bytes, *share) if grows else None)
                 agreed(group, lambda: move() if grows else None)
             finally:
                 file.close()

@@ -1,6 +1,5 @@
 """Returns: gradients of replicas on their way home, added there in one fixed order."""
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from foremoe.base.errors import TransferError
 from foremoe.plan.programme import Return
 from foremoe.transfer.base import Buffers, Copy, Tensors
 from foremoe.transfer.carrier import Carrier
-from foremoe.transfer.timeline import Event
+from foremoe.transfer.timeline import Event, Log, Wait
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +44,7 @@ class Returns:
         self._carrier, self._buffers, self._rank, self._window, self._debug = carrier, buffers, rank, max(window, 1), debug
         self._limit_bytes, self.staged_bytes, self.most_staged_bytes = limit_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
-        self.events: list[Event] = []
+        self.log = Log()
 
     def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
         """Starts a row's returns; `buffer_of` gives the buffer that holds the replica of (layer, expert) here."""
@@ -108,21 +107,19 @@ class Returns:
 
     def _settle_oldest(self) -> None:
         sent = self._under_way.popleft()
-        begin = time.perf_counter()
         try:
-            self._carrier.backends[sent.backend].wait(sent.handle, self._carrier.timeout_s)
+            with Wait(self._carrier.device) as wait:
+                self._carrier.backends[sent.backend].wait(sent.handle, self._carrier.timeout_s)
         except Exception as error:
             raise self._lost(sent, error) from error
-        exposed_s, ready_s = time.perf_counter() - begin, self._carrier.clock()
+        waits, ready_s = [wait], self._carrier.clock()
         for one, arrived in sent.added:
             for total, part in zip(self._buffers.main_grad(one.layer, one.expert), arrived, strict=True):
                 total.add_(part)
             name, size = self._carrier.backends.names[sent.backend], sum(x.nbytes for x in arrived)
-            self.events.append(
-                Event("gradient", sent.micro_step, one.layer, one.expert, one.src_rank, name, size, sent.start_s, ready_s,
-                      exposed_s, "done")
-            )  # fmt: skip
-            exposed_s = 0.0  # the row was waited for once
+            src = sent.micro_step, one.layer, one.expert, one.src_rank
+            self.log.add(Event("gradient", *src, name, size, sent.start_s, ready_s, 0.0, "done"), waits)
+            waits = []  # the row was waited for once
             self.staged_bytes -= size
         if self._debug:
             for buffer in sent.buffers:

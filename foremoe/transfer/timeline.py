@@ -1,7 +1,12 @@
 """Timeline: what an engine did in one stage, copy by copy, as seen from one rank."""
 
+import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from foremoe.base.trace_events import TraceEvents, levels
 
 
 class Event(NamedTuple):
@@ -16,8 +21,52 @@ class Event(NamedTuple):
     num_bytes: int
     start_s: float  # when the copy was started, in seconds since `begin`
     ready_s: float  # when the engine knew it had arrived, in seconds since `begin`
-    exposed_s: float  # seconds that this rank waited for it; on a GPU the waiting happens on streams and is not seen here
+    exposed_s: float  # seconds that this rank waited for it: its host, or on a GPU its current stream
     outcome: str  # "done", "failed over" (arrived over another link than planned), or "missing"
+
+
+class Wait:
+    """A wait of this rank, from begin to end of a ``with`` block: of the host, or on a GPU of its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> Self:
+        self._begin = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end = self._now()
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; on a GPU the host waits until the stream has come to its end."""
+        if self._device.type != "cuda":
+            return self._end - self._begin
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3
+
+
+class Log:
+    """Events as they come; how long was waited for them is read when all is over."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[Event, list[Wait]]] = []
+
+    def add(self, event: Event, waits: list[Wait]) -> None:
+        """Notes an event, whose `exposed_s` are those of waits."""
+        self._lines.append((event, waits))
+
+    def events(self) -> list[Event]:
+        """All events, in the order in which they were noted."""
+        return [event._replace(exposed_s=sum(wait.seconds for wait in waits)) for event, waits in self._lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +76,7 @@ class Timeline:
     Attributes:
         begin_s: Seconds that `Engine.begin` took.
         wall_s: Seconds from then to the end of `end`.
-        events: `Event`, in the order in which they were known to be over.
+        events: Every ``Event``, in the order in which they were known to be over.
         fell_back: (micro-step, layer) that ran at home placement.
         retired: Two-sided backends given up.
     """
@@ -63,3 +112,35 @@ class Timeline:
             "missing": sum(e.outcome == "missing" for e in self.events), "fell_back": len(self.fell_back),
             "retired": list(self.retired),
         }  # fmt: skip
+
+    def to_trace(self, begin_s: float = 0.0) -> TraceEvents:
+        """A trace for Perfetto: one group for this rank, tracks for each backend's copies, and one for stalls.
+
+        Add the events of several ranks to one trace, or load it beside a profiler's.
+
+        Args:
+            begin_s: When the stage began on the clock of the other trace, in seconds.
+        """
+        out = TraceEvents()
+        out.process(self.rank, f"foremoe, rank {self.rank}")
+        arrived = [event for event in self.events if event.outcome != "missing"]
+        stalls = [event for event in self.events if event.exposed_s > 0]
+        tracks = {f"{e.kind} by {e.backend}": [x for x in arrived if (x.kind, x.backend) == (e.kind, e.backend)] for e in arrived}
+        tid = self._track(out, 0, "stalls", [(e.ready_s - e.exposed_s, e.ready_s, e) for e in stalls], begin_s)
+        for title, events in sorted(tracks.items()):
+            tid = self._track(out, tid, title, [(e.start_s, e.ready_s, e) for e in events], begin_s)
+        return out
+
+    def _track(self, out: TraceEvents, tid: int, title: str, spans: list[tuple[float, float, Event]], begin_s: float) -> int:
+        """Puts spans on as many tracks as overlap; returns the next free track."""
+        spans = sorted((max(start_s, 0.0), end_s, event) for start_s, end_s, event in spans)
+        level_X = levels([(start_s, end_s) for start_s, end_s, _ in spans])
+        count = max(level_X, default=0) + 1
+        for level in range(count):
+            out.track(self.rank, tid + level, title)
+        for level, (start_s, end_s, event) in zip(level_X, spans, strict=True):
+            source = "host" if event.src_rank < 0 else f"rank {event.src_rank}"
+            what = "expert" if event.kind == "weights" else "gradient of expert"
+            name = f"{what} {event.expert} from {source}, micro-step {event.micro_step}, layer {event.layer}"
+            out.slice((self.rank, tid + level), name, begin_s + start_s, begin_s + end_s, event._asdict())
+        return tid + count

@@ -34,6 +34,15 @@ class Dealt:
     over_budget: tuple[int, ...] = ()
     dropped_micro_steps: int = 0
 
+    def __post_init__(self) -> None:
+        whole(self.tokens_per_rank, "tokens_per_rank")
+        for name, value in (("seed", self.seed), ("dropped_micro_steps", self.dropped_micro_steps)):
+            whole(value, name, 0, 2**63 - 1)
+        if not isinstance(self.packer, str):
+            raise InputError(f"packer must be the text of a pack solver; got {type(self.packer).__name__}.")
+        for q in self.over_budget:
+            whole(q, "a sequence over the budget", 0)
+
 
 def deal(
     trace: RoutingTrace, packer: PackSolver, num_ranks: int, tokens_per_rank: int, seed: int, sample_group_Q: Any,

@@ -54,7 +54,7 @@ def from_routed_experts(
 
     Args:
         payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array or
-            torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a `Routed`, or None.
+            torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a ``Routed``, or None.
         model: A `Model`, or the name of a preset, gives experts, top-k and MoE layers; another name is only a label.
         num_experts: Experts of a layer, where there is no model.
         num_topk: Top-k, where neither the model nor payloads state it.

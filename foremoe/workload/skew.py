@@ -19,12 +19,15 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     """Skew, drift and spread of a workload, each a mean over layers and micro-steps.
 
     Returns:
-        skew_mean, skew_p99: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is perfect.
-        step_correlation: Pearson correlation, over the experts of a layer, between one micro-step's loads and the next;
-            NaN with a single micro-step. 1: the previous micro-step tells all.
-        log_spread: standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
-        source_distance: half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
-            It shrinks as ranks hold more tokens.
+        A figure for each of these names.
+
+        * ``skew_mean`` and ``skew_p99``: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is
+          perfect.
+        * ``step_correlation``: Pearson correlation, over the experts of a layer, between one micro-step's loads and the next;
+          NaN with a single micro-step. 1: the previous micro-step tells all.
+        * ``log_spread``: Standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
+        * ``source_distance``: Half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
+          It shrinks as ranks hold more tokens.
 
     Raises:
         InputError: Experts that do not divide over the ranks.

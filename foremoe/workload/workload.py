@@ -87,6 +87,11 @@ class Workload(ArrayValue):
         if self.micro_step_Q is not None and self.rank_Q is not None:
             require_below(self.micro_step_Q, self.M, "micro_step_Q")
             require_below(self.rank_Q, self.G, "rank_Q")
+        sequences = 0 if self.micro_step_Q is None else len(self.micro_step_Q)
+        if self.dealt is not None and max(self.dealt.over_budget, default=-1) >= sequences:
+            raise InputError(
+                f"dealt names sequence {max(self.dealt.over_budget)} over the budget; there are {sequences}, from 0."
+            )
 
     M = Length("load_MLGE")
     """Micro-steps."""

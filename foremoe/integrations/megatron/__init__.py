@@ -1,4 +1,4 @@
-"""foremoe inside Megatron-Core: `attach` puts physical slots around the `MoELayer`s of a built model,
+"""foremoe inside Megatron-Core: `attach` puts physical slots around every ``MoELayer`` of a built model,
 `forward_backward` runs it by plans. Needs megatron-core."""
 
 from foremoe.base.errors import InputError

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.group import TorchGroup, first_fault
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves
@@ -32,7 +32,7 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
 from foremoe.problem.slots import SharedSlots, Slots
-from foremoe.runtime.stage import agree_on_split, first_fault
+from foremoe.runtime.stage import agree_on_split
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
 from foremoe.workload.workload import STAGES
@@ -55,7 +55,7 @@ def attach(
     plan_limit_s: float | None = None,
     debug: bool = False,
 ) -> Attached:
-    """Puts physical slots around the `MoELayer`s of a built Megatron-Core model::
+    """Puts physical slots around every ``MoELayer`` of a built Megatron-Core model::
 
         moe = foremoe.integrations.megatron.attach(model_chunks, redundant=1)
         with moe.stage(work, "update"):

@@ -47,20 +47,35 @@ class ExpertKind(abc.ABC):
         grads: list[Any] = [vars(param)["main_grad"] for param in self.parameters(base_slot)]
         return [view.view(-1) for view in self.views(base_slot, grads)]
 
-    def compute(self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int]) -> torch.Tensor:
+    def compute(
+        self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
+        sums_R: Sequence[Tensors] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """The slots' output, times the router's probabilities; differentiable in all but `num_R`.
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
+            sums_R: To these backward adds the gradients of weights; None: it returns them. For experts that are `fused`.
         """
-        single, names = self.single()
-        shapes = [view.shape for view in self.views(0)]
+        single, names = self.single(fused=sums_R is not None)
         outputs = []
-        for weights, x, probs, num in zip(weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True):
+        parts = zip(weights_R, sums_R or weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True)
+        for weights, sums, x, probs, num in parts:
             if num:
-                borrowed = {n: w.view(shape) for n, w, shape in zip(names, weights, shapes, strict=True)}
+                borrowed = dict(zip(names, (w.view(shape) for w, shape in zip(weights, self.shapes(), strict=True)), strict=True))
+                for weight, total in zip(borrowed.values(), sums if sums_R else (), strict=bool(sums_R)):
+                    vars(weight)["main_grad"] = total
                 outputs.append(functional_call(single, borrowed, (x, torch.tensor([num]), probs))[0])
         return torch.cat(outputs)
+
+    def shapes(self) -> list[torch.Size]:
+        """Of an expert's tensors."""
+        return [view.shape for view in self.views(0)]
+
+    @property
+    def fused(self) -> bool:
+        """True if backward adds weight gradients to `main_grad` by itself, past autograd and in the main gradient's dtype."""
+        return False
 
     def plain(self) -> Any:
         """The module without recomputation and offloading inside it, which only Megatron's own passes know how to end."""
@@ -68,7 +83,7 @@ class ExpertKind(abc.ABC):
         return _like(self.experts, **dict.fromkeys(names, False))
 
     @abc.abstractmethod
-    def single(self) -> tuple[torch.nn.Module, list[str]]:
+    def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
         """Megatron's module with one expert alone, and its parameters' names. Made at every use: a copy grows stale."""
 
 
@@ -78,7 +93,7 @@ class SequentialExperts(ExpertKind):
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return list(self.experts.local_experts[base_slot].parameters())
 
-    def single(self) -> tuple[torch.nn.Module, list[str]]:
+    def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
         expert = self.experts.local_experts[0]
         only = _like(self.experts.local_experts, _modules={"0": expert})
         single = _like(self.experts, num_local_experts=1, _modules={"local_experts": only})
@@ -97,24 +112,33 @@ class GroupedExperts(ExpertKind):
         hidden = self.experts.config.hidden_size
         return [first.view(num, hidden, -1)[base_slot], second.view(num, -1, hidden)[base_slot]]
 
-    def single(self) -> tuple[torch.nn.Module, list[str]]:
+    def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
         return _like(self.plain(), num_local_experts=1), ["weight1", "weight2"]
 
 
 class TransformerEngineExperts(ExpertKind):
     """`TEGroupedMLP`: parameters ``weight0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
 
-    Base slots run Transformer Engine's kernels as ever, weight gradients fused or not; replicas, few as they are, the same
-    modules with one matrix, whose gradient autograd returns.
+    Base slots run Transformer Engine's kernels as ever; replicas, few as they are, the same modules with one matrix. Where weight
+    gradients are fused, those of replicas are summed in float32 too.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
-        linears = (self.experts.linear_fc1, self.experts.linear_fc2)
-        return [linear._parameters[f"weight{base_slot}"] for linear in linears if f"weight{base_slot}" in linear._parameters]
+        return [
+            linear._parameters[f"weight{base_slot}"] for linear in self._linears if f"weight{base_slot}" in linear._parameters
+        ]
 
-    def single(self) -> tuple[torch.nn.Module, list[str]]:
+    @property
+    def fused(self) -> bool:
+        return all(getattr(linear, "fuse_wgrad_accumulation", False) for linear in self._linears)
+
+    @property
+    def _linears(self) -> tuple[Any, Any]:
+        return self.experts.linear_fc1, self.experts.linear_fc2
+
+    def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
         linears = {
-            name: _like(linear, num_gemms=1, fuse_wgrad_accumulation=False, _parameters={"weight0": linear.weight0})
+            name: _like(linear, num_gemms=1, fuse_wgrad_accumulation=fused, _parameters={"weight0": linear.weight0})
             for name, linear in self.experts.named_children()
             if name in ("linear_fc1", "linear_fc2")
         }

@@ -167,13 +167,13 @@ def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, f
     return schedule.without_backward() if forward_only else schedule
 
 
-def model_of(config: Any, num_layers: int, weight_bytes: float) -> Model:
-    """The sizes of the model's MoE layers as planning sees them."""
+def model_of(config: Any, weight_bytes: float) -> Model:
+    """The sizes of the model's MoE layers as planning sees them; its layers are numbered as the whole model's."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     head_dim = config.kv_channels or hidden // heads
     groups = config.num_query_groups or heads
     return Model(
-        name="megatron", num_layers=max(num_layers, 1), first_moe_layer=0, num_experts=config.num_moe_experts,
+        name="megatron", num_layers=config.num_layers, first_moe_layer=0, num_experts=config.num_moe_experts,
         num_topk=config.moe_router_topk, hidden_size=hidden, ffn_size=config.moe_ffn_hidden_size or config.ffn_hidden_size,
         num_matrices=3 if config.gated_linear_unit else 2, bytes_per_weight=weight_bytes, bytes_per_gradient=4.0,
         bytes_per_activation=weight_bytes, attention_params=hidden * head_dim * (2 * heads + 2 * groups), num_heads=heads,

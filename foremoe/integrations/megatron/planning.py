@@ -11,7 +11,7 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group
+from foremoe.distributed.group import Group, first_fault
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
 from foremoe.machine.cluster import Cluster
@@ -20,7 +20,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.slots import Slots
 from foremoe.routing.readers.counting import count_micro_steps
-from foremoe.runtime.stage import first_fault
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, T tokens of a source, K top-k, E experts.
@@ -124,7 +123,7 @@ class Planning:
 
     def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
         return PlanningTask(
-            model=model_of(self.config, len(self.places), float(self.weight_bytes)), cluster=self.cluster, stage=stage,
+            model=model_of(self.config, float(self.weight_bytes)), cluster=self.cluster, stage=stage,
             schedule=schedule_of(self.config, self.places, num_micro_steps, forward_only=stage == "recompute"),
             redundant=self.options.redundant, slots=self.options.slots, cost=self.options.cost, replicas=self.options.replicas,
             home_LE=home_LE,

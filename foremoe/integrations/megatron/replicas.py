@@ -82,10 +82,13 @@ class Replicas(torch.autograd.Function):
             probs = probs_Y.detach().requires_grad_(wanted)
             leaves_R = [[w.detach().requires_grad_(wanted) for w in weights] for weights in weights_R]
             hooks = torch.autograd.graph.saved_tensors_hooks(keys.pack, lambda saved: _unpack(saved, row))
+            # Which buffers hold the gradients is known in backward; these are pointed there then.
+            sums_R = [[w.new_empty(0, dtype=torch.float32) for w in weights] for weights in weights_R]
+            sums_R = sums_R if wanted and row.kind.fused else []
             with torch.set_grad_enabled(wanted), hooks:
-                y = row.kind.compute(leaves_R, x, probs, row.num_R)
+                y = row.kind.compute(leaves_R, x, probs, row.num_R, sums_R or None)
             if wanted:
-                ctx.inner = y, x, probs, leaves_R
+                ctx.inner = y, x, probs, leaves_R, sums_R
             outputs.append(y.detach())
         return torch.cat([base_YH, *outputs]) if outputs else base_YH.view_as(base_YH)
 
@@ -97,14 +100,16 @@ class Replicas(torch.autograd.Function):
         stage.weights(row.micro_step, row.layer, Phase.BACKWARD)  # also where this rank has no replica: all keep step
         grad_x = grad_probs = None
         if ctx.inner is not None:
-            y, x, probs, leaves_R = ctx.inner
+            y, x, probs, leaves_R, sums_R = ctx.inner
             ctx.inner = None
-            busy = [r for r, num in enumerate(row.num_R) if num]
+            busy, gradients_R = [r for r, num in enumerate(row.num_R) if num], row.gradients()
+            for r in busy if sums_R else ():
+                for total, gradient, shape in zip(sums_R[r], gradients_R[r], row.kind.shapes(), strict=True):
+                    total.data = gradient.view(shape)
             leaves = [w for r in busy for w in leaves_R[r]]
             grad_x, grad_probs, *grads = torch.autograd.grad(
                 y, [x, probs, *leaves], grad_YH[ctx.split :].to(y.dtype), allow_unused=True
             )
-            gradients_R = row.gradients()
             for total, grad in zip([g for r in busy for g in gradients_R[r]], grads, strict=True):
                 if grad is not None:
                     total.add_(grad.reshape(-1))

@@ -9,7 +9,7 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
-from foremoe.runtime.remap import remap_dense
+from foremoe.runtime.remap import DenseIntervals, remap_dense_planned
 from foremoe.runtime.stage import PlannedStage
 from foremoe.workload.skew import skew
 
@@ -37,19 +37,21 @@ class MegatronStage(PlannedStage):
         self.replay, self.load = replay, dict[tuple[int, int], torch.Tensor]()
         self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
 
+    def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> DenseIntervals:
+        return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
+
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Routing over slots and the number of unplanned pairs, as the plan says."""
-        split_P, expert_P = self._split_MLP[micro_step, layer], self._expert_MLP[micro_step, layer]
-        return remap_dense(routing_TE, split_P, expert_P, self._home_slot_LE[layer])
+        return remap_dense_planned(routing_TE, self._planned_ML.row(micro_step, layer))
 
     def route_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
         """Routing over slots with every expert at home."""
-        routing_TP = routing_TE.new_zeros(len(routing_TE), self._expert_MLP.shape[2])
+        routing_TP = routing_TE.new_zeros(len(routing_TE), self._plan.G * self._plan.S)
         return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)
 
     def spread(self, micro_step: int, layer: int, probs_TE: torch.Tensor, routing_TP: torch.Tensor) -> torch.Tensor:
         """Probabilities over slots; differentiable."""
-        probs_TP = probs_TE.index_select(1, self._expert_MLP[micro_step, layer].clamp(min=0))
+        probs_TP = probs_TE.index_select(1, self._planned_ML.expert_XP[micro_step, layer])
         return probs_TP * routing_TP
 
     def has_replicas(self, micro_step: int, layer: int) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["EngineConfig", "Settings"]
 
 @dataclass
 class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
-    """`McoreEngineConfig` and `foremoe`: `Settings`, or a mapping of them; None leaves the engine as it is."""
+    """``McoreEngineConfig`` and `foremoe`: `Settings`, or a mapping of them; None leaves the engine as it is."""
 
     foremoe: Any = None
 

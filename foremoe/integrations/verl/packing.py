@@ -98,11 +98,11 @@ class Packer:
         limit = int(data["max_token_len_per_gpu"]) * int(tu.get_non_tensor_data(data, key="sp_size", default=1))
         len_S = data["input_ids"].offsets().diff().cpu().numpy().astype(np.int64)
         len_QT = len_S.reshape(-1, together)
-        model = model_of(self._config, len(moe_numbers(self._config)), 2.0)
+        model, num_layers = model_of(self._config, 2.0), len(moe_numbers(self._config))
         layers = self._layers(data["routed_experts"].shape[2])
-        pair_flops = ExpertAware().skew_weight * model.flops_per_pair * model.num_layers / len(layers)
+        pair_flops = ExpertAware().skew_weight * model.flops_per_pair * num_layers / len(layers)
         flops_S = np.asarray(model.attention_flops(len_S.astype(np.float64), len_S.astype(np.float64) ** 2))
-        attention_Q = np.rint(flops_S * (model.num_layers * UNIT / pair_flops)).astype(np.int64).reshape(-1, together).sum(axis=1)
+        attention_Q = np.rint(flops_S * (num_layers * UNIT / pair_flops)).astype(np.int64).reshape(-1, together).sum(axis=1)
         # The last row of a sample holds no routing.
         rows = [routes[:-1, layers].cpu() for routes in data["routed_experts"].unbind()]
         pairs_SJE = count_micro_steps(rows, self._num_experts)

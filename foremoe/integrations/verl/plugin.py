@@ -33,7 +33,7 @@ def _register(module: ModuleType) -> None:
         from foremoe.integrations.verl.engine import register
 
         register(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A log entry, as veRL's own: a Python warning is an exception under -W error, and would stop the import.
         logging.getLogger(__name__).warning(
             "foremoe could not be added to veRL's Megatron engine, which runs without it: %s: %s",
@@ -69,6 +69,8 @@ class _ThenRegister(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader  # who asks the module for its source finds veRL's loader
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Waiting)]
         _register(module)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.rates import busiest_s
 
 # Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank.
 
@@ -32,8 +33,8 @@ class Features(NamedTuple):
     compute_N: Array  # the same without exchange, ``late_s`` per pair less
     peer_pairs_N: Array  # pairs served on another rank of their node
     rdma_pairs_N: Array  # pairs served in another node
-    peer_fan_N: Array  # most copies through one rank and direction on peer links
-    rdma_fan_N: Array  # the same on RDMA links
+    forward_s_N: Array  # seconds of copies through the busiest rank, direction and link in forward
+    backward_s_N: Array  # the same of copies and gradients in backward
     peer_copies_N: Array  # copies inside nodes
     rdma_copies_N: Array  # copies across nodes
 
@@ -90,13 +91,12 @@ def _feature_row(n, counts, held, rates, ranks_V, served_VE, fan_4G, out):
         for node in range(num_nodes):
             node_pairs += pairs * (ranks_V[node] / G) * (ranks_V[node] / G)
         out.peer_pairs_N[n], out.rdma_pairs_N[n] = node_pairs - pairs / G, pairs - node_pairs
-    peer_fan = rdma_fan = peers = rdmas = np.int64(0)
+    out.forward_s_N[n], out.backward_s_N[n] = busiest_s(fan_4G, rates)
+    peers = rdmas = np.int64(0)
     for g in range(G):
-        peer_fan = max(peer_fan, max(fan_4G[0, g], fan_4G[1, g]))
-        rdma_fan = max(rdma_fan, max(fan_4G[2, g], fan_4G[3, g]))
         peers += fan_4G[0, g]
         rdmas += fan_4G[2, g]
-    out.peer_fan_N[n], out.rdma_fan_N[n], out.peer_copies_N[n], out.rdma_copies_N[n] = peer_fan, rdma_fan, peers, rdmas
+    out.peer_copies_N[n], out.rdma_copies_N[n] = peers, rdmas
 
 
 @kernel

@@ -2,7 +2,8 @@
 
 Few replicas leave load where it is and tokens far from their experts; many cost copies. Whatever the number, the bound adds up
 the least compute, the least dispatch and the least price of copies that this number allows; the row's bound is the smallest
-sum.
+sum. Replicas that all stay inside nodes are counted apart from those with one or more in another node: the former leave nodes the
+load that they have, the latter pay for a copy over RDMA.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ class Homes(NamedTuple):
     node_G: Array
     node_only: bool
     redundant: int
+
+
+class Least(NamedTuple):
+    """The least seconds of dispatch, combine and replicas with k or more replicas."""
+
+    plain_K: Array  # without exposed copies
+    late_K: Array  # with those of k copies, however they are spread over ranks
 
 
 @kernel
@@ -117,37 +125,38 @@ def near_pairs(load_GE, demand_VE, base_GB, node_G, node_only, redundant, own_K,
 
 
 @kernel
-def copies_s(own_K, node_K, far, num_ranks, pairs, rates, plain_K, late_K):
-    """Fills the least seconds of dispatch, combine and replicas with k or more replicas: `plain_K` without exposed copies,
-    `late_K` with those of k copies however they are spread over ranks. With `far`, replicas may leave their home's node.
-    """
+def copies_s(own_K, node_K, num_ranks, pairs, rates, near, far):
+    """Fills `near` for replicas inside their homes' nodes, `far` for those of which at least one is not."""
     peer, rdma = rates.peer_pair_s, rates.rdma_pair_s
     # Where RDMA is faster than peer links, leaving the node costs less, and only a rank's own pairs save anything.
     own_s, node_s = min(peer, rdma), max(0.0, rdma - peer)
     excess_s = rates.replica_rdma_s - rates.replica_peer_s
-    none_far = -node_s * node_K[0]
+    inside_s = -node_s * node_K[0]
     some_far = some_far_late = np.inf  # the best number of replicas in other nodes, from 1
     near_late = exposed_s(1.0, 0.0, rates)
     for k in range(own_K.size):
-        if k and far:
+        if k:
             far_s = k * excess_s - node_s * node_K[k]
             some_far = min(some_far, far_s)
             # Every rank sends out 1 / num_ranks of the copies on average.
             fan = float((k + num_ranks - 1) // num_ranks)
             some_far_late = min(some_far_late, far_s + exposed_s(0.0, fan, rates))
         near_s = rates.fixed_s + rdma * pairs - own_s * own_K[k] + k * rates.replica_peer_s
-        plain_K[k] = near_s + min(none_far, some_far)
-        late_K[k] = near_s + min(none_far + (near_late if k else 0.0), some_far_late)
-    for k in range(own_K.size - 1, -1, -1):
-        for least_K in (plain_K, late_K):
-            least_K[k] = max(least_K[k], rates.fixed_s)
-            if k + 1 < own_K.size:
-                least_K[k] = min(least_K[k], least_K[k + 1])
+        near.plain_K[k], near.late_K[k] = near_s + inside_s, near_s + inside_s + (near_late if k else 0.0)
+        far.plain_K[k], far.late_K[k] = near_s + some_far, near_s + some_far_late
+    for least in (near, far):
+        for least_K in least:
+            for k in range(own_K.size - 1, -1, -1):
+                least_K[k] = max(least_K[k], rates.fixed_s)
+                if k + 1 < own_K.size:
+                    least_K[k] = min(least_K[k], least_K[k + 1])
 
 
 @kernel
-def fan_s(fan, most_near, rates):
-    """The least seconds that do not hide where a rank sends `fan` copies, at most `most_near` of them inside its node."""
+def fan_s(fan, most_near, far, rates):
+    """The least seconds that do not hide where a rank sends `fan` copies, up to `most_near` inside its node, more if `far`."""
+    if not far:
+        return exposed_s(float(fan), 0.0, rates) if fan <= most_near else np.inf
     least = np.inf
     for near in range(min(fan, most_near) + 1):
         least = min(least, exposed_s(float(near), float(fan - near), rates))
@@ -155,12 +164,12 @@ def fan_s(fan, most_near, rates):
 
 
 @inlined_kernel
-def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):
+def least_row_s(floor_s, load_GB, near_G, far, rates, least):
     """The smallest sum of compute, dispatch and copies over how many replicas there are.
 
     Replicas are made one by one, each of the largest expert, or what is left of it, of the slowest rank: after j of them no
     choice of j replicas has a faster slowest rank, nor gets there with fewer copies from one home. No slot serves more than the
-    slowest rank. Compute takes at least `floor_s`; a rank sends at most `near_G` copies inside its node.
+    slowest rank. Compute takes at least `floor_s`; a rank sends at most `near_G` copies inside its node, and others if `far`.
     """
     G, B = load_GB.shape
     pair_s, slot_s = rates.pair_s, rates.slot_s
@@ -178,10 +187,10 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):
     mean_s = pair_s * load_GB.sum() / G
     late_s = 0.0
     best = np.inf
-    for k in range(plain_K.size):
+    for k in range(least.plain_K.size):
         slowest = compute_G.argmax()
         compute_s = max(compute_G[slowest], max(floor_s, mean_s + slot_s * (busy + k) / G))
-        best = min(best, compute_s + max(late_K[k], plain_K[k] + late_s))
+        best = min(best, compute_s + max(least.late_K[k], least.plain_K[k] + late_s))
         if compute_G[slowest] <= floor_s:
             break
         # A replica on a rank that is no slower serves no more than this, beside the busy base slots there.
@@ -192,27 +201,29 @@ def least_row_s(floor_s, load_GB, near_G, rates, plain_K, late_K):
         left_GB[slowest, b] -= given
         compute_G[slowest] -= pair_s * given
         fan_G[slowest] += 1
-        late_s = max(late_s, fan_s(fan_G[slowest], near_G[slowest], rates))
+        late_s = max(late_s, fan_s(fan_G[slowest], near_G[slowest], far, rates))
     return best
 
 
 @kernel
-def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_N):
-    """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
+def time_bound_rows(low, high, counts, homes, rates, times, load_bound_2N, bound_2N):
+    """Fills ``bound_2N[:, low:high]`` with the least seconds of rows without ``times.base_N``.
 
-    The largest rank load is no smaller than `load_bound_N`. Sources count as uniform where they are not known.
+    The first of the two tells replicas that stay inside nodes apart from others, the second does not and is no larger. The
+    largest rank load is no smaller than the first of `load_bound_2N`, nor than the second if replicas stay inside nodes. Sources
+    count as uniform where they are not known.
     """
     node_G = homes.node_G
     G, B = homes.base_NGB.shape[1], homes.base_NGB.shape[2]
     num_replicas = G * min(homes.redundant, counts.load_NE.shape[1])
     ranks_V = np.bincount(node_G)
-    far = not homes.node_only and ranks_V.size > 1
+    may_leave = not homes.node_only and ranks_V.size > 1
     near_G = (ranks_V[node_G] - 1) * min(homes.redundant, B)
     share = 0.0
     for node in range(ranks_V.size):
         share += (ranks_V[node] / G) * (ranks_V[node] / G)
     own_K, node_K = np.empty(num_replicas + 1), np.empty(num_replicas + 1)
-    plain_K, late_K = np.empty(num_replicas + 1), np.empty(num_replicas + 1)
+    near, far = Least(np.empty_like(own_K), np.empty_like(own_K)), Least(np.empty_like(own_K), np.empty_like(own_K))
     load_GB, active_G = np.empty((G, B), np.int64), np.empty(G, np.int64)
     for n in range(low, high):
         of_row = row_rates(rates, times, n)
@@ -229,7 +240,15 @@ def time_bound_rows(low, high, counts, homes, rates, times, load_bound_N, bound_
                 counts.load_NGE[n], counts.demand_NVE[n], homes.base_NGB[n], node_G, homes.node_only, homes.redundant, own_K,
                 node_K,
             )  # fmt: skip
-        copies_s(own_K, node_K, far, G, pairs, of_row, plain_K, late_K)
-        floor_s = rates.pair_s * load_bound_N[n] + rates.slot_s * active_G.min()
-        floor_s = max(floor_s, fill_level(pairs, active_G, rates.pair_s, rates.slot_s))
-        bound_N[n] = least_row_s(floor_s, load_GB, near_G, of_row, plain_K, late_K)
+        copies_s(own_K, node_K, G, pairs, of_row, near, far)
+        filled_s = fill_level(pairs, active_G, rates.pair_s, rates.slot_s)
+        active_s = rates.slot_s * active_G.min()
+        floor_s = max(filled_s, rates.pair_s * load_bound_2N[0, n] + active_s)
+        near_floor_s = max(filled_s, rates.pair_s * load_bound_2N[1, n] + active_s)
+        apart_s = least_row_s(floor_s, load_GB, near_G, True, of_row, far) if may_leave else np.inf
+        if near_floor_s + near.plain_K[0] < apart_s:
+            apart_s = min(apart_s, least_row_s(near_floor_s, load_GB, near_G, False, of_row, near))
+        bound_2N[:, n] = apart_s
+        if may_leave:
+            near.plain_K[:], near.late_K[:] = np.minimum(near.plain_K, far.plain_K), np.minimum(near.late_K, far.late_K)
+            bound_2N[1, n] = least_row_s(floor_s, load_GB, near_G, True, of_row, near)

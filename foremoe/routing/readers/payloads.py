@@ -2,7 +2,6 @@
 
 import binascii
 import math
-import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,12 +10,13 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.stored import NPY, npy_array
 
 # Letters: T rows (tokens), L layers of the payload, K top-k.
 
-_NPY = b"\x93NUMPY"
 _NPY_BASE64 = "k05VTVBZ"
-_NPY_KEYS = {"descr": "'([^']*)'", "fortran_order": "(True|False)", "shape": r"\(((?: *\d{1,19},?){0,32}) *\)"}
+# Plans number layers with int16, as experts.
+_MAX_LAYERS = int(np.iinfo(np.int16).max)
 # What engines send without saying so, the most frequent first.
 _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
@@ -41,7 +41,7 @@ def decode(payload: Any, expected: Expected) -> Array:
         return _from_base64(payload, expected)
     if isinstance(payload, bytes | bytearray | memoryview):
         blob = memoryview(payload).cast("B") if memoryview(payload).c_contiguous else memoryview(bytes(payload))
-        return _from_npy(blob, expected) if bytes(blob[:6]) == _NPY else _from_raw(blob, expected)
+        return _from_npy(blob, expected) if blob[:6] == NPY else _from_raw(blob, expected)
     if isinstance(payload, list | tuple):
         return _shaped(_from_lists(payload), expected)
     array = as_numpy(payload)
@@ -111,6 +111,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
     """dtype and shape of raw bytes: the only one that fits; without a dtype and row counts int32, which SGLang sends."""
     if expected.shape is not None:
         dtype, shape = expected.dtype or np.dtype("<i4"), checked_shape(expected.shape)
+        _require_sizes(shape, expected)
         needed = math.prod(shape) * dtype.itemsize
         if needed != num_bytes:
             layout = f"{dtype} of shape {list(shape)}, which takes {needed}"
@@ -145,25 +146,12 @@ def checked_shape(value: Any) -> tuple[int, int, int]:
 
 
 def _from_npy(blob: memoryview, expected: Expected) -> Array:
-    """The array of an .npy file in memory, without a copy; the header is compared with the bytes there are."""
-    # Not by numpy: it evaluates the header, and raises and warns as its tokenizer pleases.
-    width = {1: 2, 2: 4, 3: 4}.get(blob[6] if len(blob) > 6 else 0, 0)
-    at = 8 + width + int.from_bytes(blob[8 : 8 + width], "little")
-    header = bytes(blob[8 + width : min(at, 1 << 16)]).decode("latin1")
-    found = [re.search(rf"'{key}': *{value}", header) for key, value in _NPY_KEYS.items()]
-    if not width or at > len(blob) or None in found:
-        raise InputError(f"{len(blob)} bytes begin like an .npy file but have no readable header; send the whole file.")
-    name, order, axes = (match[1] for match in found if match is not None)
-    shape = tuple(int(axis) for axis in axes.split(",") if axis.strip())
-    if not re.fullmatch(r"[<>|=]?[iu][1248]", name):
-        raise InputError(f"the .npy file must hold whole numbers; its header says {name[:20]} of shape {list(shape)}.")
-    dtype = np.dtype(name)
-    held, stated = len(blob) - at, math.prod(shape) * dtype.itemsize
-    if held != stated:
-        claim = f"claims {dtype} of shape {list(shape)}, {stated} bytes"
-        raise InputError(f"the header of the .npy file {claim}, but {held} follow it; send the whole file.")
-    array = np.frombuffer(blob[at:], dtype)
-    return _shaped(array.reshape(shape[::-1]).T if order == "True" else array.reshape(shape), expected)
+    """The array of an .npy file in memory, without a copy."""
+    array = npy_array(blob)
+    if array.dtype.kind not in "iu":
+        says = f"{array.dtype.str} of shape {list(array.shape)}"
+        raise InputError(f"the .npy file must hold whole numbers; its header says {says}.")
+    return _shaped(array, expected)
 
 
 def _from_lists(tokens: Sequence[Any]) -> Array:
@@ -205,8 +193,18 @@ def _shaped(array: Array, expected: Expected) -> Array:
         num_rows = (len(array),) if array.ndim == 2 else expected.num_rows
         flat = expected._replace(num_rows=num_rows, dtype=array.dtype, shape=None)
         return array.reshape(_raw_layout(array.nbytes, flat)[1])
-    if array.ndim != 3 or array.shape[2] == 0 or array.shape[1] == 0:
+    if array.ndim != 3:
         raise InputError(f"routing must have shape [tokens, layers, top-k]; got {list(array.shape)}.")
-    if expected.num_topk is not None and array.shape[2] != expected.num_topk:
-        raise InputError(f"routing of shape {list(array.shape)} is not top-{expected.num_topk}; correct model or num_topk.")
+    _require_sizes(array.shape, expected)
     return array
+
+
+def _require_sizes(shape: Sequence[int], expected: Expected) -> None:
+    """Raises InputError unless a row [layers, top-k] is one of this model, or could be of any."""
+    _, num_layers, num_topk = shape
+    if not 1 <= num_layers <= _MAX_LAYERS or not 1 <= num_topk <= _MAX_LAYERS:
+        raise InputError(
+            f"routing must have shape [tokens, layers, top-k] with 1 to {_MAX_LAYERS} of the last two; got {list(shape)}."
+        )
+    if expected.num_topk is not None and num_topk != expected.num_topk:
+        raise InputError(f"routing of shape {list(shape)} is not top-{expected.num_topk}; correct model or num_topk.")

@@ -69,8 +69,11 @@ class Reader:
 
     def empty(self, num_tokens: int) -> Array:
         """uint8 or int16 zeros [T, L, K]."""
-        dtype = np.uint8 if self.num_experts <= 256 else np.int16
-        return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), dtype)
+        shape = num_tokens, len(self.moe_layer_L), self.topk()
+        try:
+            return np.zeros(shape, np.uint8 if self.num_experts <= 256 else np.int16)
+        except MemoryError:
+            raise InputError(f"routing of shape {list(shape)} does not fit in memory; correct lengths or start.") from None
 
     def read(self, item: Routed) -> Read:
         """Decodes the payloads of one sequence."""

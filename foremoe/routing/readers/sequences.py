@@ -14,6 +14,10 @@ from foremoe.routing.readers.payloads import as_numpy
 
 # Letters: B sequences of a batch, S tokens of its longest, Q sequences.
 
+# Longer than the context of any model: what counts of tokens in an envelope may claim.
+MAX_TOKENS = 2**24
+_MAX_DEPTH = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routed:
@@ -41,7 +45,7 @@ class Routed:
         for name, low in (("start", 0), ("num_last_missing", 0), ("length", 1), ("prompt_length", 0)):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, whole(value, name, low))
+                object.__setattr__(self, name, whole(value, name, low, MAX_TOKENS))
         if self.length is not None and max(self.start, self.prompt_length or 0) > self.length:
             extent = f"start {self.start} and {self.prompt_length or 0} prompt tokens"
             raise InputError(f"a sequence of {self.length} tokens cannot have {extent}; correct lengths or start.")
@@ -62,12 +66,14 @@ def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = No
     return out
 
 
-def parse_routed(item: Any) -> Routed:
-    """One payload with its envelope, of any kind, as `Routed`."""
+def parse_routed(item: Any, depth: int = 0) -> Routed:
+    """One payload with its envelope, of any kind, as `Routed`; `depth` counts the envelopes around it."""
+    if depth > _MAX_DEPTH:
+        raise InputError(f"the payload lies in more than {_MAX_DEPTH} envelopes; send it in one.")
     if isinstance(item, Routed):
         if not isinstance(item.data, Mapping):
             return item
-        inner = parse_routed(item.data)
+        inner = parse_routed(item.data, depth + 1)
         given = {name: getattr(inner, name) for name in ("data", "dtype", "shape", "prompt") if getattr(inner, name) is not None}
         return dataclasses.replace(item, **{"data": None, **given, "start": inner.start or item.start})
     if not isinstance(item, Mapping):
@@ -78,7 +84,7 @@ def parse_routed(item: Any) -> Routed:
         return Routed(data=item["data"], dtype=item.get("dtype"), shape=item.get("shape"), start=item.get("start") or 0)
     for envelope in ("meta_info", "sgl_ext"):
         if "routed_experts" not in item and isinstance(item.get(envelope), Mapping):
-            return parse_routed({**item, **item[envelope], envelope: None})
+            return parse_routed({**item, **item[envelope], envelope: None}, depth + 1)
     if not {"routed_experts", "prompt_routed_experts"} & set(item):
         keys = ", ".join(sorted(str(key)[:20] for key in list(item)[:8]))
         hint = "; read whole responses by routing.readers.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
@@ -92,7 +98,7 @@ def parse_routed(item: Any) -> Routed:
         data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length, prompt_length=prompt_tokens,
         start=item.get("routed_experts_start_len") or item.get("routed_experts_prompt_start") or item.get("start") or 0,
     )  # fmt: skip
-    return parse_routed(outer)
+    return parse_routed(outer, depth + 1)
 
 
 def num_ids(ids: Any) -> int | None:

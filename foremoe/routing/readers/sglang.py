@@ -33,7 +33,10 @@ def payloads(outputs: Any) -> list[Routed]:
             continue
         if not isinstance(output, Mapping):
             raise InputError(f"an output of SGLang is a dict with meta_info or choices; got {type(output).__name__}.")
-        for choice in output.get("choices") or [output]:
+        choices = output.get("choices") or [output]
+        if not isinstance(choices, list | tuple):
+            raise InputError(f"choices of an output must be a list; got {type(choices).__name__}.")
+        for choice in choices:
             item = parse_routed(choice)
             out.append(item if item.length is not None else dataclasses.replace(item, num_last_missing=1))
     return out

@@ -19,9 +19,6 @@ from foremoe.solvers.kernels.rows import assign, clean_row
 
 # Rounds of prices. After the first and the second one, the best must be within these shares of what the row costs already.
 ROUNDS, FIRST, SECOND = 8, 1.3, 1.1
-# The closed form counts weights and gradients of backward apart, each with all of its time, and links as if they were never idle:
-# a rank holds more than one replica only if all of them take less than this share of the time that hides them.
-SHARE = 1.0 / 3.0
 # Replicas must save this share of the row's compute.
 LEAST = 0.01
 # A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair; prices end at HIGHEST.
@@ -68,13 +65,13 @@ def _choose(v, first, num_slots, row, num_rank_slots, scratch):
 
 @inner_kernel
 def _num_held(row, num_slots):
-    """Replicas that a rank holds at most."""
+    """Replicas that a rank holds at most: more than one only if all of them hide, while as many of its own experts go out."""
     rates = row.rates
     back_s = rates.copy_rdma_s * rates.sends_backward + rates.gradient_rdma_s * rates.returns_gradients
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
         most = min(most, rates.hide_backward_s / back_s)
-    return max(1, min(num_slots, np.int64(min(SHARE * most, 1e9))))
+    return max(1, min(num_slots, np.int64(min(most, 1e9))))
 
 
 @inner_kernel

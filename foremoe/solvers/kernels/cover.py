@@ -16,11 +16,12 @@ from foremoe.solvers.kernels.rows import Placed, home_of_experts
 BALANCED = 5e-4
 
 
-class Fans(NamedTuple):
-    """The most copies through one rank and direction, inside its node and to or from other nodes."""
+class Limits(NamedTuple):
+    """The most copies through one rank and direction, inside its node and to or from other nodes, and on one rank."""
 
     peer: int
     rdma: int
+    slots: int
 
 
 @inner_kernel
@@ -40,25 +41,26 @@ class _Cover(NamedTuple):
     expert_GS: np.ndarray
     home_E: np.ndarray  # int64, home rank of every expert
     used_G: np.ndarray  # int64, slots of every rank that are taken
+    slots: int  # that may be taken
     fan_4G: np.ndarray  # int64, copies out of every rank and into it, on peer links, then on RDMA links
     even_G: np.ndarray  # float64, expected load of every rank if all copies of an expert shared alike
 
 
 @inner_kernel
-def _room(e, g, node_G, fans, cover):
+def _room(e, g, node_G, limits, cover):
     """Whether rank g can take a copy of expert e."""
-    home, S = cover.home_E[e], cover.expert_GS.shape[1]
-    if cover.used_G[g] == S or g == home:
+    home = cover.home_E[e]
+    if cover.used_G[g] == cover.slots or g == home:
         return False
     for s in range(cover.used_G[g]):
         if cover.expert_GS[g, s] == e:
             return False
-    link, fan = (0, fans.peer) if node_G[g] == node_G[home] else (2, fans.rdma)
+    link, fan = (0, limits.peer) if node_G[g] == node_G[home] else (2, limits.rdma)
     return cover.fan_4G[link, home] < fan and cover.fan_4G[link + 1, g] < fan
 
 
 @inner_kernel
-def _best_copy(quota_GS, load_G, node_G, fans, cover):
+def _best_copy(quota_GS, load_G, node_G, limits, cover):
     """Expert and rank of the next copy: the largest quota on the most loaded rank, to where load and expected load are least.
 
     -1 and -1 where no expert of that rank has room elsewhere.
@@ -76,7 +78,7 @@ def _best_copy(quota_GS, load_G, node_G, fans, cover):
         rank, least = -1, np.inf
         for g in range(G):
             load = cover.even_G[g] + load_G[g]
-            if load < least and load_G[g] < load_G[full] and _room(e, g, node_G, fans, cover):
+            if load < least and load_G[g] < load_G[full] and _room(e, g, node_G, limits, cover):
                 rank, least = g, load
         if rank >= 0:
             expert, to, most = e, rank, np.int64(quota_GS[full, s])
@@ -100,8 +102,8 @@ def _add_copy(e, to, share, num_copies, node_G, cover):
 
 
 @kernel
-def cover_loads(share_E, load_XE, node_G, num_base, fans, expert_GS):
-    """Adds replicas until every load can be balanced, or no slot within `fans` helps; redundant slots are empty before.
+def cover_loads(share_E, load_XE, node_G, num_base, limits, expert_GS):
+    """Adds replicas until every load can be balanced, or no slot within `limits` helps; redundant slots are empty before.
 
     The load that is worst balanced gets the next replica, and is split again with it. The others are split again when their
     turn comes: replicas that were not made for them can only have made them better.
@@ -109,7 +111,8 @@ def cover_loads(share_E, load_XE, node_G, num_base, fans, expert_GS):
     (G, S), X = expert_GS.shape, load_XE.shape[0]
     even_G, copies_E = np.zeros(G), np.ones(share_E.size, np.int64)
     home_E = home_of_experts(num_base, expert_GS) // S
-    cover = _Cover(expert_GS, home_E, np.full(G, num_base), np.zeros((4, G), np.int64), even_G)
+    slots = num_base + min(limits.slots, S - num_base)
+    cover = _Cover(expert_GS, home_E, np.full(G, num_base), slots, np.zeros((4, G), np.int64), even_G)
     for e in range(share_E.size):
         even_G[home_E[e]] += share_E[e]
     quota_XGS, load_XG = np.zeros((X, G, S), np.int32), np.zeros((X, G), np.int64)
@@ -127,7 +130,7 @@ def cover_loads(share_E, load_XE, node_G, num_base, fans, expert_GS):
             known_X[x] = num
             skew_X[x] = split_row(-(-total // G), UNLIMITED, num_base, Placed(expert_GS, quota_GS, load_G)) * G / total
             continue
-        e, to = _best_copy(quota_GS, load_G, node_G, fans, cover)
+        e, to = _best_copy(quota_GS, load_G, node_G, limits, cover)
         if e < 0:
             skew_X[x] = 0.0
             continue

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import Rates
+from foremoe.problem.rates import Rates, busiest_s, late_s
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.rows import Row, assign, bare_homes, clean_row
@@ -90,14 +90,11 @@ def price_kept(keeping, buffer_GP, placed):
             if not holds(g, e, buffer_GP):
                 sent_4G[link, home] += 1
                 sent_4G[link + 1, g] += 1
-    near_s, far_s = sent_4G[:2].max() * rates.copy_peer_s, sent_4G[2:].max() * rates.copy_rdma_s
-    copies_s = max(0.0, max(near_s, far_s) - rates.hide_forward_s)
+    # Weights are not sent again in backward, where all replicas return gradients.
+    copies_s = late_s((busiest_s(sent_4G, rates)[0], busiest_s(fan_4G, rates)[1]), rates)
     copies_s += keeping.peer_s * sent_4G[0].sum() + keeping.rdma_s * sent_4G[2].sum()
     peer_s, rdma_s = rates.replica_peer_s - keeping.peer_s, rates.replica_rdma_s - keeping.rdma_s
     copies_s += peer_s * fan_4G[0].sum() + rdma_s * fan_4G[2].sum()
-    if rates.returns_gradients:
-        near_s, far_s = fan_4G[:2].max() * rates.gradient_peer_s, fan_4G[2:].max() * rates.gradient_rdma_s
-        copies_s += max(0.0, max(near_s, far_s) - rates.hide_backward_s)
     return copies_s + price_row(row, keeping.free, placed)
 
 

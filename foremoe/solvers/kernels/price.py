@@ -6,24 +6,19 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import exposed_s
+from foremoe.problem.rates import back_s, busiest_s, late_s
 
 # Letters: G ranks, S slots per rank, E experts, V nodes, I replicas.
 
 
 @inner_kernel
 def fans_seconds(fan_4G, rates):
-    """Seconds of all copies: their price, and what does not hide of the largest number through one rank, direction and link.
-
-    `fan_4G`, int64, counts copies out of every rank and into it on peer links, then on RDMA links.
-    """
-    peers = rdmas = peer_fan = rdma_fan = np.int64(0)
+    """Seconds of all replicas: their price, and what of `busiest_s` does not hide."""
+    peers = rdmas = np.int64(0)
     for g in range(fan_4G.shape[1]):
         peers += fan_4G[0, g]
         rdmas += fan_4G[2, g]
-        peer_fan = max(peer_fan, max(fan_4G[0, g], fan_4G[1, g]))
-        rdma_fan = max(rdma_fan, max(fan_4G[2, g], fan_4G[3, g]))
-    return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + exposed_s(peer_fan, rdma_fan, rates)
+    return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + late_s(busiest_s(fan_4G, rates), rates)
 
 
 @inner_kernel
@@ -44,16 +39,15 @@ def count_copies(row, placed, fan_4G):
 @inner_kernel
 def _free_fan(copy_s, gradient_s, rates):
     most = rates.hide_forward_s / copy_s
-    if rates.sends_backward:
-        most = min(most, rates.hide_backward_s / copy_s)
-    if rates.returns_gradients:
-        most = min(most, rates.hide_backward_s / gradient_s)
+    one_s = back_s(1, 0, copy_s, gradient_s, rates)
+    if one_s > 0.0:
+        most = min(most, rates.hide_backward_s / one_s)
     return np.int64(min(most, 1e9))
 
 
 @inner_kernel
 def free_fans(rates):
-    """The most copies through one rank that hide entirely, on peer and on RDMA links."""
+    """The most replicas of one rank's experts, or on one rank, that hide entirely: on peer and on RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

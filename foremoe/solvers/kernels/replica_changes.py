@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.random import random_below
-from foremoe.problem.rates import exposed_s
+from foremoe.problem.rates import busiest_s, late_s
 from foremoe.solvers.kernels.replica_bounds import count_copy, replica_s
 
 # Letters: G ranks, R redundant slots per rank, P redundant slots, E experts, K bounds.
@@ -59,11 +59,7 @@ def _largest(total_s_K, add_s_K, more_s_K, other_s, enough_s, first):
 @kernel
 def fans_s(fan_4G, rates, free_s):
     """Seconds of copies that do not hide, beyond `free_s`."""
-    peer_fan, rdma_fan = 0, 0
-    for g in range(fan_4G.shape[1]):
-        peer_fan = max(peer_fan, max(fan_4G[0, g], fan_4G[1, g]))
-        rdma_fan = max(rdma_fan, max(fan_4G[2, g], fan_4G[3, g]))
-    return max(0.0, exposed_s(peer_fan, rdma_fan, rates) - free_s)
+    return max(0.0, late_s(busiest_s(fan_4G, rates), rates) - free_s)
 
 
 @kernel

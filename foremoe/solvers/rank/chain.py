@@ -7,11 +7,11 @@ import numpy as np
 
 from foremoe.base.errors import InputError
 from foremoe.base.fields import flag, real, whole
-from foremoe.problem.bounds import row_bound
+from foremoe.problem.bounds import loose_row_bound
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import RowSolver, edit_rows
+from foremoe.solvers.base import RowSolver, edit_rows, require_start
 from foremoe.solvers.kernels.chain import Options, chain_row, chain_rows, inside_rows
 from foremoe.solvers.kernels.rows import problem_rows
 from foremoe.solvers.kernels.timed import timed_rows
@@ -81,6 +81,7 @@ class Chain(RowSolver):
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Runs the row function over all rows; rows that a cancel left out keep `start`."""
+        require_start(problem, start)
         if self.inside or problem.cost.objective == "balance":
             return super().solve(problem, start)
         rows, options = problem_rows(problem), self.options(problem.replicas == "node", problem)
@@ -91,7 +92,7 @@ class Chain(RowSolver):
         """The cheaper of `found` and what other solvers make, row by row, where `found` is above its lower bound."""
         node_only = problem.replicas == "node"
         best_N, gap = row_objective(problem, found), GAP if self.portfolio >= problem.E * problem.G else LARGE_GAP
-        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + gap) * row_bound(problem)))
+        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + gap) * loose_row_bound(problem)))
         if open_I.size == 0:
             return found
         start, load_IE = problem.static().cut(N=open_I), problem.load_NE[open_I]

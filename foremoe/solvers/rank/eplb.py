@@ -11,7 +11,7 @@ from foremoe.base.fields import whole
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import edit_rows
+from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.split.kernels import even_row
 
 # Letters: N rows, G ranks, S slots per rank, E logical experts, P = G*S physical slots, X copies in a node, V nodes;
@@ -132,6 +132,7 @@ class Eplb(RankSolver):
         Raises:
             InputError: the experts do not divide over the groups.
         """
+        require_start(problem, start)
         num_groups = problem.model.num_expert_groups if self.num_groups is None else self.num_groups
         if problem.E % num_groups:
             raise InputError(f"{problem.E} experts do not divide over {num_groups} groups; choose another num_groups for Eplb.")

@@ -11,7 +11,7 @@ from foremoe.base.random import random_below
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import edit_rows
+from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.split.kernels import even_row
 
 # Letters: N rows, G ranks, V nodes, S slots per rank, E experts, X copies of all experts.
@@ -123,5 +123,6 @@ class Laer(RankSolver):
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows."""
+        require_start(problem, start)
         load_NE, node_G = problem.load_NE, problem.cluster.node_of_rank_G
         return edit_rows(start, lambda low, high, *placed: laer_rows(low, high, load_NE, node_G, self.tries, self.seed, *placed))

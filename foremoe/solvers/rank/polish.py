@@ -6,7 +6,7 @@ from foremoe.base.fields import whole
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import edit_rows
+from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.kernels.polish import polish_rows
 from foremoe.solvers.kernels.rows import problem_rows
 
@@ -31,6 +31,7 @@ class Polish(RankSolver):
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Searches from `start` in every row; rows that a cancel left out keep it, and so do all under ``"balance"``."""
+        require_start(problem, start)
         if problem.cost.objective == "balance":
             return start
         rows = problem_rows(problem)

@@ -11,7 +11,7 @@ from foremoe.base.fields import real, whole
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers.base import edit_rows
+from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.kernels.robust import Loads, Options, robust_rows
 from foremoe.solvers.kernels.rows import problem_rows
 
@@ -39,14 +39,11 @@ class Robust(RankSolver):
             times that.
         noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
         samples: Samples that replicas are priced on, at least 1.
-        most: Redundant slots of a rank that are used under ``"time"``, at least 1. The closed form prices layers alone;
-            simulated, more than two slots a rank cost more than they balance.
     """
 
     spread: float = 0.7
     noise: float = 0.5
     samples: int = 4
-    most: int = 2
 
     foresees: ClassVar[bool] = True
 
@@ -54,10 +51,10 @@ class Robust(RankSolver):
         real(self.spread, "spread of Robust", open_low=False)
         real(self.noise, "noise of Robust", 0.0, 100.0, open_low=False)
         whole(self.samples, "samples of Robust", 1, 10**4)
-        whole(self.most, "most of Robust", 1, 2**15)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows without load, and those that a cancel left out, keep `start`."""
+        require_start(problem, start)
         if _is_one_placement(problem):
             first = self.solve(problem[:1], start.cut(N=slice(0, problem.L)))
             return first.cut(N=np.tile(np.arange(problem.L), problem.M))
@@ -72,8 +69,7 @@ class Robust(RankSolver):
         factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
         rows, loads = problem_rows(priced), Loads(problem.load_NE, scenario_XNE, factor_KE)
         timed = problem.cost.objective == "time"
-        most = int(self.most) if timed else problem.R
-        options = Options(problem.replicas == "node", float(self.spread), timed, problem.scenarios_complete, most)
+        options = Options(problem.replicas == "node", float(self.spread), timed, problem.scenarios_complete)
 
         def edit(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
             robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS)

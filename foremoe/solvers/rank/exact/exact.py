@@ -17,6 +17,7 @@ from foremoe.problem.bounds import row_bound
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
+from foremoe.solvers.base import require_start
 from foremoe.solvers.rank.exact.model import Outcome, Program
 from foremoe.solvers.rank.exact.row import Pair, Row, rows_of
 
@@ -79,6 +80,7 @@ class Exact(RankSolver):
         """
         if importlib.util.find_spec("pyscipopt") is None:
             raise InputError("Exact needs the module pyscipopt, which is not installed; run pip install 'foremoe[exact]'.")
+        require_start(problem, start)
         balance = problem.cost.objective == "balance"
         start = start.where(self._within_N(problem, start), problem.static())
         before_N, bound_N = row_objective(problem, start), row_bound(problem)

@@ -15,6 +15,9 @@ from foremoe.solvers.rank.exact.row import Pair, Row
 
 # Letters: G ranks, V nodes, E experts.
 
+# One side of a rank's link: what each of some replicas takes of it, those, and the same of others.
+Side = tuple[float, list[Pair], float, list[Pair]]
+
 
 class Outcome(NamedTuple):
     """What a program ended with."""
@@ -157,38 +160,36 @@ class Program:
         return 0.0
 
     def _copies(self, rates: Rates) -> None:
-        """What the busiest rank of each class and direction sends beyond the window."""
+        """What the busiest rank, direction and link class sends beyond the time that hides it, in forward and in backward."""
         row, unit = self.row, rates.pair_s
         peer = {p: self._by_peer(p) for p in self.pairs}
-        fans = []  # variable of the largest number of copies, its value, and whether the copies stay inside their node
-        for inside in (True, False):
-            groups = [[p for p in pairs if peer[p] == inside] for pairs in (*self.reach, *self.leave)]
-            groups = [group for group in groups if group]
-            if not groups:
+        links = (
+            (True, rates.copy_peer_s / unit, rates.gradient_peer_s / unit),
+            (False, rates.copy_rdma_s / unit, rates.gradient_rdma_s / unit),
+        )
+        forward: list[Side] = []
+        backward: list[Side] = []
+        for g in range(len(row.node_G)):
+            for inside, copy, gradient in links:
+                into, out = ([p for p in pairs if peer[p] == inside] for pairs in (self.reach[g], self.leave[g]))
+                forward += [(copy, into, 0.0, out), (copy, out, 0.0, into)]
+                again, back = copy * rates.sends_backward, gradient * rates.returns_gradients
+                backward += [(again, into, back, out), (again, out, back, into)]
+        for sides, hide_s in ((forward, row.hide_forward_s), (backward, row.hide_backward_s)):
+            busy = [side for side in sides if (side[0] and side[1]) or (side[2] and side[3])]
+            if not busy:
                 continue
 
-            def most(quota: dict[Pair, float], groups: list[list[Pair]] = groups) -> float:
-                return float(max(sum(p in quota for p in group) for group in groups))
+            def exposed(quota: dict[Pair, float], busy: list[Side] = busy, hide: float = hide_s / unit) -> float:
+                def held(pairs: list[Pair]) -> int:
+                    return sum(p in quota for p in pairs)
 
-            fan = self._derived(most, cost=0.0, whole=True)
-            for group in groups:
-                self._constrain(self._sum(self.x[p] for p in group) <= fan)
-            fans.append((fan, most, inside))
-        copy_s, gradient_s = (rates.copy_peer_s, rates.copy_rdma_s), (rates.gradient_peer_s, rates.gradient_rdma_s)
-        exposed = [(copy_s, row.hide_forward_s)]
-        if rates.sends_backward:
-            exposed.append((copy_s, row.hide_backward_s))
-        if rates.returns_gradients:
-            exposed.append((gradient_s, row.hide_backward_s))
-        for (peer_s, rdma_s), hide_s in exposed:
-            terms = [(fan, most, (peer_s if inside else rdma_s) / unit) for fan, most, inside in fans]
+                return max(0.0, *(a * held(these) + b * held(those) - hide for a, these, b, those in busy))
 
-            def exposed_s(quota: dict[Pair, float], terms: Any = terms, hide: float = hide_s / unit) -> float:
-                return max([0.0, *(each * most(quota) - hide for _, most, each in terms)])
-
-            exposed_by = self._derived(exposed_s, cost=1.0)
-            for fan, _, each in terms:
-                self._constrain(exposed_by >= each * fan - hide_s / unit)
+            exposed_by = self._derived(exposed, cost=1.0)
+            for a, these, b, those in busy:
+                seconds = a * self._sum(self.x[p] for p in these) + b * self._sum(self.x[p] for p in those)
+                self._constrain(exposed_by >= seconds - hide_s / unit)
 
     def start_from(self, quota: dict[Pair, float]) -> bool:
         """Offers quotas as a first solution; False if the program does not allow them."""

@@ -1,0 +1,100 @@
+"""Whole files: only regular ones are read, and what is written replaces the old file at once or not at all."""
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from foremoe.base.errors import InputError, file_errors
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file that is not empty, for reading; a fifo, device or directory is refused without waiting for it."""
+    name = os.fspath(path)
+    with file_errors(path, "read", "check the path"):
+        try:
+            _require_regular(name, os.stat(path))
+        except FileNotFoundError:
+            raise InputError(f"there is no file {name!r}; check the path.") from None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # Another file may have taken the name meanwhile.
+            _require_regular(name, os.fstat(descriptor))
+        except InputError:
+            os.close(descriptor)
+            raise
+    return os.fdopen(descriptor, "rb")
+
+
+def file_bytes(file: BinaryIO) -> int:
+    """Size of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes."""
+    with open_regular(path) as file, file_errors(path, "read", "check the path"):
+        if file_bytes(file) > limit:
+            raise InputError(f"{os.fspath(path)!r} has {file_bytes(file)} bytes; files of this kind have at most {limit}.")
+        return file.read(limit)
+
+
+def write_file(path: str | os.PathLike[str], payload: bytes | str) -> None:
+    """Writes a whole file, text as UTF-8, or leaves what was there.
+
+    The bytes go to a file of a random name in the same folder, to the disk, and then by one rename to `path`: readers see the old
+    file or the new one, and of several writers the last one stands. A device or pipe is written to as it is.
+
+    Raises:
+        InputError: The place cannot be written, or the disk is full.
+    """
+    data = payload.encode() if isinstance(payload, str) else payload
+    with file_errors(path, "write", "give another path"):
+        target = Path(path)
+        old = _status(target)
+        if old is not None and not stat.S_ISREG(old.st_mode) and not stat.S_ISDIR(old.st_mode):
+            target.write_bytes(data)
+            return
+        # Exclusive, so that neither a file nor a link that waits there is ever written to.
+        beside = target.with_name(f".foremoe-{secrets.token_hex(8)}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(beside, flags, 0o666)
+        try:
+            with open(descriptor, "wb") as file:
+                if old is not None and stat.S_ISREG(old.st_mode):
+                    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(beside, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        _sync_folder(target.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    # The file is there by now; a folder that cannot be opened or synced loses no more than the rename in a power cut.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _require_regular(name: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{name!r} is not a file; give the path of one file.")
+    if found.st_size == 0:
+        raise InputError(f"{name!r} is empty; write it again.")

@@ -1,0 +1,125 @@
+"""The laws of a plan's copies, vectorised, but for the replay: see `laws`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foremoe.plan.replay import GONE, MISSING, Replay
+from foremoe.plan.transfers import Link, TransferList
+from foremoe.problem.laws import SHOWN_PER_LAW, Violations
+from foremoe.problem.schedule import Uses
+from foremoe.problem.slots import SharedSlots
+
+if TYPE_CHECKING:
+    from foremoe.plan.plan import Plan
+
+# Letters: L layers, G ranks, R redundant slots, C copies, Y of them relays, U uses.
+
+
+def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
+    """Law 3: replaying the copies gives every use the weights it needs, and nothing lands on a buffer still in use."""
+    _check_ranges(found, plan)
+    if not found.errors:
+        _check_times(found, plan, uses)
+    if found.errors:
+        return
+    t = plan.transfers
+    placed_C = plan.expert_MLGS[t.micro_step_C, t.layer_C, t.dst_C, t.slot_C] == t.expert_C
+    lack = "where the plan does not place expert"
+    found.mask("residency", ~placed_C, "C", lambda i: f"fills slot {t.slot_C[i]}, {lack} {t.expert_C[i]}")
+    if not found.errors:
+        _check_order(found, plan)
+    if found.errors:
+        return
+    replay = Replay.of(plan, uses)
+    found.mask(
+        "buffers", replay.early_C, "C",
+        lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
+    )  # fmt: skip
+    _check_readers(found, plan, uses, replay)
+    _check_circles(found, t, replay)
+
+
+def _check_ranges(found: Violations, plan: Plan) -> None:
+    """Every column of a copy names something that exists."""
+    t, R = plan.transfers, plan.header.redundant
+    inside = (t.layer_C >= 0) & (t.layer_C < plan.L) & (t.expert_C >= 0) & (t.expert_C < plan.E)
+    inside &= (t.dst_C >= 0) & (t.dst_C < plan.G) & (t.slot_C >= plan.B) & (t.slot_C < plan.B + R)
+    found.mask("residency", ~inside, "C", lambda i: f"layer, expert, rank or slot out of range (slot {t.slot_C[i]})")
+    found.mask("residency", t.link_C > max(Link), "C", lambda i: f"{t.link_C[i]} is not a code of Link")
+    if found.errors:
+        return
+    per_pool = plan.header.slots.num_buffers(R, 1)
+    shared = isinstance(plan.header.slots, SharedSlots)
+    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
+    found.mask(
+        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
+        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
+    )  # fmt: skip
+    other_rank_C = (t.src_C >= 0) & (t.src_C < plan.G) & (t.src_C != t.dst_C)
+    found.mask(
+        "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is not another rank (nor -1 by host)",
+    )  # fmt: skip
+    node_G = plan.header.cluster.node_of_rank_G
+    across_C = node_G[np.where(other_rank_C, t.src_C, t.dst_C)] != node_G[t.dst_C]
+    wrong_C = (t.link_C != Link.HOST) & ((t.link_C == Link.RDMA) != across_C) & other_rank_C
+    found.mask(
+        "residency", wrong_C, "C",
+        lambda i: f"rank {t.src_C[i]} sends it over {Link(int(t.link_C[i])).name}, which does not lead to rank {t.dst_C[i]}",
+    )  # fmt: skip
+    if plan.header.cluster.host_bytes_per_s == 0:
+        lost = "comes from a host store, which the cluster has none of"
+        found.mask("residency", t.link_C == Link.HOST, "C", lambda i: f"expert {t.expert_C[i]} {lost}")
+
+
+def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
+    """Every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
+    t = plan.transfers
+    late_C = (t.after_C >= t.need_C) | (t.after_C < -1)
+    found.mask("buffers", late_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}")
+    at_C = np.minimum(np.searchsorted(uses.use_U, t.need_C), len(uses.use_U) - 1)
+    right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
+    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
+    found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is not a use of its layer, phase and micro-step")
+
+
+def _check_order(found: Violations, plan: Plan) -> None:
+    """Copies stand in the order in which they are needed: by use, then rank, then slot, each of these once."""
+    t = plan.transfers
+    key_C = (t.need_C.astype(np.int64) * plan.G + t.dst_C) * plan.S + t.slot_C
+    behind_C = np.append(False, key_C[1:] <= key_C[:-1])[: len(t)]
+    found.mask(
+        "order", behind_C, "C", lambda i: f"stands behind a copy for the same or a later use, rank or slot ({t.need_C[i]})"
+    )
+
+
+def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) -> None:
+    """Every slot that serves, and every rank that passes a copy on, has the expert when it reads it."""
+    t, B = plan.transfers, plan.B
+    for state, text in ((MISSING, "was never copied there"), (GONE, "has been overwritten by then")):
+        places, relay_Y = np.argwhere(replay.read_UGR == state), np.flatnonzero(replay.sent_C == state)
+        more = f"({len(places) + len(relay_Y)} uses in all)"
+        for u, g, r in places[:SHOWN_PER_LAW].tolist():
+            m, layer = int(plan.order_M[uses.micro_step_U[u]]), int(uses.layer_U[u])
+            where = f"use {u} (layer {layer}), rank {g}, slot {B + r}"
+            found.add("residency", f"expert {plan.expert_MLGS[m, layer, g, B + r]} {text} {more}.", where)
+        for c in relay_Y[:SHOWN_PER_LAW].tolist():
+            where = f"use {t.need_C[c]} (layer {t.layer_C[c]}), rank {t.src_C[c]}, to be passed on by copy {c}"
+            found.add("residency", f"expert {t.expert_C[c]} {text} {more}.", where)
+
+
+def _check_circles(found: Violations, t: TransferList, replay: Replay) -> None:
+    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is not a relay."""
+    from_C, parent_C = np.arange(len(t)), replay.parent_C.clip(0)
+    same_use_C = replay.relay_C & (replay.parent_C >= 0) & (t.need_C[parent_C] == t.need_C)
+    from_C[same_use_C] = parent_C[same_use_C]
+    end_C = from_C
+    for _ in range(len(t).bit_length() if same_use_C.any() else 0):
+        end_C = end_C[end_C]
+    found.mask(
+        "residency", from_C[end_C] != end_C, "C",
+        lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
+    )  # fmt: skip

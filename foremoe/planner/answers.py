@@ -1,0 +1,92 @@
+"""Answers of solvers, checked before anything compiled reads them; what cannot be used is refused in the solver's name."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.errors import InputError, PlanError
+from foremoe.levels import HomeSolver, OrderSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import TransferList
+from foremoe.problem.laws import placement_violations, slot_violations
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem
+
+# Letters: N rows, G ranks, S slots, L layers, E experts, M micro-steps.
+
+
+def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
+    """A rank level's placement, whose slots exist; quotas may be missing or wrong."""
+    if not isinstance(placement, Placement):
+        raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
+    refuse(solver, slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L))
+    return placement
+
+
+def placement_of(solver: RankSolver | OrderSolver, problem: Problem, placement: Any, keeps_homes: bool) -> Placement:
+    """A level's placement, which keeps the laws."""
+    if not isinstance(placement, Placement):
+        raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
+    refuse(solver, placement_violations(problem, placement, keeps_homes=keeps_homes))
+    return placement
+
+
+def quotas_of(split: SplitSolver, problem: Problem, expert_NGS: Array) -> Array:
+    """The split level's quotas, int32 like the slots; they may not sum to the load."""
+    return _array(split, "quota", split.solve(problem, expert_NGS), "quota_NGS", expert_NGS.shape)
+
+
+def homes_of(solver: HomeSolver, problem: Problem) -> Array:
+    """The home level's permutations, int32 [L, E]."""
+    home_LE = _array(solver, "homes", solver.solve(problem), "home_LE", (problem.L, problem.E))
+    wrong_L = (np.sort(home_LE, axis=1) != np.arange(problem.E)).any(axis=1)
+    if wrong_L.any():
+        where = f"layer {int(np.argmax(wrong_L))}"
+        raise PlanError("homes", where, f"{solver!r} must return a permutation of the {problem.E} home slots.")
+    return home_LE
+
+
+def order_of(solver: OrderSolver, problem: Problem, placement: Placement, keeps_homes: bool) -> tuple[Array, Placement]:
+    """The order level's order, a permutation int32 [M], and its placement."""
+    answer = solver.solve(problem, placement)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise PlanError("order", "", f"{solver!r} must return (order_M, placement); got {type(answer).__name__}.")
+    order_M = _array(solver, "order", answer[0], "order_M", (problem.M,))
+    if (np.sort(order_M) != np.arange(problem.M)).any():
+        raise PlanError("order", "", f"{solver!r} must return a permutation of the {problem.M} micro-steps; got {order_M[:8]}.")
+    return order_M, placement_of(solver, problem, answer[1], keeps_homes)
+
+
+def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
+    """The plan with the links that the path level chooses for its copies; it keeps all laws."""
+    given, found = plan.transfers, path.solve(problem, plan.transfers)
+    if not isinstance(found, TransferList):
+        raise PlanError("residency", "", f"{path!r} must return a TransferList; got {type(found).__name__}.")
+    for name in TransferList.array_fields().keys() - {"link_C", "src_C"}:
+        if not np.array_equal(getattr(given, name), getattr(found, name)):
+            raise PlanError("residency", "", f"{path!r} may change link_C and src_C alone; it changed {name}.")
+    return valid(dataclasses.replace(plan, transfers=found))
+
+
+def valid(plan: Plan) -> Plan:
+    """The plan, checked once and for all; the error names the planner."""
+    try:
+        plan.check()
+    except PlanError as error:
+        raise PlanError(error.law, error.where, f"{plan.header.planner} made an invalid plan: {error.message}") from None
+    return plan
+
+
+def refuse(solver: RankSolver | OrderSolver, broken: list[PlanError]) -> None:
+    """Raises the first of the broken laws in the solver's name."""
+    if broken:
+        raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
+
+
+def _array(solver: Any, law: str, value: Any, name: str, shape: tuple[int, ...]) -> Array:
+    try:
+        return frozen_array(value, np.int32, name, shape)
+    except InputError as error:
+        raise PlanError(law, "", f"{solver!r} returned what cannot be read: {error}") from None

@@ -1,0 +1,119 @@
+"""Whether few ranks with one redundant slot each can reach a maximum load: exact, over all sets of ranks.
+
+Every rank has one slot, so replicas lead from home to slot in trees, and in cycles, which less load all the way round opens. A
+rank no fuller than the maximum need not give: what it would give, its own giver can give in its place, of the expert that
+it gives already. So only ranks above the maximum give. What is in their way is how a giver's experts are shared out: a set of
+ranks takes one expert up to its load and up to what the set lacks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
+
+# Letters: N rows, G ranks, B base slots, C ranks that give, J their largest experts, from none up, Q sets of ranks, as bits.
+
+# More ranks than an NVLink node has would take three times as long each.
+MOST_RANKS = 8
+# The quick bound is hardly ever looser; beyond, the placement is to blame.
+WITHIN = 1.06
+# The bound is settled to so much.
+NEAR = 1.005
+
+
+class _Sets(NamedTuple):
+    """What sets of ranks take at most from outside, -1 where they stay above the maximum whatever they take or give."""
+
+    taken_Q: Array  # int64, of one expert without end
+    taken_CJQ: Array  # int64, of the j largest experts of one giver
+
+
+@kernel
+def _below_givers(target, members, load_G, giver_G, sets):
+    """What the set takes from outside: as one tree under any of its givers, or as two sets."""
+    G, best = load_G.size, np.int64(-1)
+    last = sets.taken_CJQ.shape[1] - 1
+    for g in range(G):
+        if (members >> g) & 1 and giver_G[g] >= 0:
+            passed = sets.taken_CJQ[giver_G[g], last, members ^ (1 << g)]
+            if passed >= 0:
+                best = max(best, target - load_G[g] + passed)
+    first = members & -members
+    rest = members ^ first
+    part = (rest - 1) & rest
+    while part != rest and rest:
+        one, other = sets.taken_Q[part | first], sets.taken_Q[rest ^ part]
+        if one >= 0 and other >= 0:
+            best = max(best, one + other)
+        part = (part - 1) & rest
+    return best
+
+
+@kernel
+def _share_out(members, load_J, taken_JQ, taken_Q):
+    """Fills what the set takes of the j largest experts: of the last of them some of its ranks, of those before the others."""
+    taken_JQ[0, members] = min(taken_Q[members], 0)
+    for j in range(1, taken_JQ.shape[0]):
+        best, part = taken_JQ[j - 1, members], members
+        while part:
+            before = taken_JQ[j - 1, members ^ part]
+            if taken_Q[part] >= 0 and before >= 0:
+                best = max(best, before + min(load_J[j - 1], taken_Q[part]))
+            part = (part - 1) & members
+        taken_JQ[j, members] = best
+
+
+@kernel
+def reachable(target, load_GB):
+    """Whether any replicas level all ranks to at most `target`; `load_GB`, int64, descends on every rank."""
+    G, B = load_GB.shape
+    load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
+    givers = 0
+    for g in range(G):
+        load_G[g] = load_GB[g].sum()
+        if load_G[g] > target:
+            giver_G[g], num = num, num + 1
+            givers |= 1 << g
+    sets = _Sets(np.zeros(1 << G, np.int64), np.zeros((num, min(B, G - 1) + 1, 1 << G), np.int64))
+    for members in range(1 << G):
+        if members & givers:
+            sets.taken_Q[members] = _below_givers(target, members, load_G, giver_G, sets)
+        else:
+            for g in range(G):
+                if (members >> g) & 1:
+                    sets.taken_Q[members] += target - load_G[g]
+        for g in range(G):
+            if giver_G[g] >= 0 and not (members >> g) & 1:
+                _share_out(members, load_GB[g], sets.taken_CJQ[giver_G[g]], sets.taken_Q)
+    return sets.taken_Q[(1 << G) - 1] >= 0
+
+
+@kernel
+def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
+    """Raises ``bound_N[low:high]`` in rows close to it, to `reached_N` if that is the least, or to a share `NEAR` below it."""
+    G, B = homes.base_NGB.shape[1:]
+    domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
+    domains = [domain_G == domain for domain in range(domain_G.max() + 1)]
+    if homes.redundant != 1 or np.bincount(domain_G).max() > MOST_RANKS:
+        return
+    load_GB = np.empty((G, B), np.int64)
+    for n in range(low, high):
+        if not bound_N[n] < reached_N[n] <= WITHIN * bound_N[n]:
+            continue
+        for g in range(G):
+            for b in range(B):
+                load_GB[g, b] = load_NE[n, homes.base_NGB[n, g, b]]
+            load_GB[g] = -np.sort(-load_GB[g])
+        least, most = np.int64(bound_N[n]), np.int64(reached_N[n])
+        target = most - 1
+        while target >= least:
+            stuck = 0
+            for member_G in domains:
+                stuck += not reachable(target, load_GB[member_G])
+            least, most = (target + 1, most) if stuck else (least, target)
+            target = (least + most) // 2 if most > NEAR * least else least - 1
+        bound_N[n] = least

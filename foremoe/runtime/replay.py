@@ -1,0 +1,129 @@
+"""Replayed rows: routing that is known before the stage, and routes of its rows, made in one pass when the stage begins."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.base.parallel import for_rows, row_runner
+from foremoe.distributed.group import Group, first_fault
+from foremoe.runtime.dispatch import Exchange, Route
+from foremoe.runtime.kernels.routes import KnownRows, route_rows
+
+# Letters: N rows whose routing is known here, M micro-steps, L layers, G ranks, E experts, S slots of a rank, P = G*S physical
+# slots, T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, X all numbers of all rows.
+
+Routing = Mapping[tuple[int, int], torch.Tensor | Array]  # (micro-step, layer) -> topk_TK, any integer dtype
+
+
+class ReplayedRows:
+    """Routes of the rows in which the routing of every rank is known and has the planned counts.
+
+    Sizes of messages and all permutations follow from the plan. So a layer remaps nothing, sorts nothing and exchanges no counts,
+    and the host waits for nothing. Twelve bytes for each pair of this source and eight for each pair that this rank serves are
+    kept on the host until the stage ends, and copied to the device when a layer runs.
+
+    Args:
+        routing: Rows that this source knows; all others, and those with padding, exchange their counts.
+        expert_MLGS: The plan's experts in slots, -1 empty.
+        split_MLP: What the plan gives to this source.
+        received_GMLS: What it gives to this rank's slots, by source.
+        num_experts: E.
+        group: The EP group; making this object is collective.
+        device: Where layers run.
+
+    Raises:
+        InputError: A row does not exist or its routing is not [T, K]; on all ranks.
+    """
+
+    def __init__(
+        self, routing: Routing, expert_MLGS: Array, split_MLP: Array, received_GMLS: Array, *, num_experts: int, group: Group,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self._group, self._device = group, device
+        known = {row: _on_host(topk_TK) for row, topk_TK in routing.items()}
+        fault = _routing_fault(known, expert_MLGS.shape[:2])
+        planned_ML = np.zeros(expert_MLGS.shape[:2], bool)
+        if not fault:
+            at = tuple(np.array(list(known), np.int64).reshape(-1, 2).T)
+            self._make(known, expert_MLGS[at], split_MLP[at], np.moveaxis(received_GMLS, 0, 2)[at], num_experts)
+            planned_ML[at] = self._planned_N
+        answers = group.gather((fault, np.packbits(planned_ML).tobytes()))
+        fault = first_fault([fault for fault, _ in answers])
+        if fault:
+            raise InputError(fault)
+        bits = np.bitwise_and.reduce([np.frombuffer(bits, np.uint8) for _, bits in answers])
+        everywhere_ML = np.unpackbits(bits, count=planned_ML.size).reshape(planned_ML.shape)
+        self._number = {row: n for n, row in enumerate(known) if everywhere_ML[row]}
+        self._differs: list[tuple[tuple[int, int], torch.Tensor]] = []
+
+    def _make(self, known: dict[tuple[int, int], Array], expert_NGS: Array, split_NP: Array, received_NGS: Array, E: int) -> None:
+        self._shape_N = [topk_TK.shape for topk_TK in known.values()]
+        num_pairs_N = np.array([topk_TK.size for topk_TK in known.values()], np.int64)
+        num_served_N = received_NGS.sum((1, 2), np.int64)
+        self._begin_N = np.concatenate([[0], np.cumsum(3 * num_pairs_N + 2 * num_served_N)])
+        self._numbers_X = torch.empty(int(self._begin_N[-1]), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._planned_N, numbers_X = np.zeros(len(known), bool), self._numbers_X.numpy()
+        int32 = [np.ascontiguousarray(x, np.int32) for x in (expert_NGS, split_NP, received_NGS)]
+        rows = KnownRows(self._begin_N, num_pairs_N, int32[0], int32[1], int32[2], E)
+        topks = list(known.values())
+
+        def block(low: int, high: int) -> None:
+            for begin, topk_TK in zip(self._begin_N[low:high], topks[low:high], strict=True):
+                numbers_X[begin : begin + topk_TK.size] = topk_TK.reshape(-1)
+            route_rows(low, high, rows, numbers_X, self._planned_N)
+
+        with row_runner():
+            for_rows(block, len(topks), rows_per_block=8, whole=True)
+        G, S = expert_NGS.shape[1:]
+        self._sent_NG, self._received_NG = split_NP.reshape(-1, G, S).sum(2), received_NGS.sum(2)
+        self._num_NS = received_NGS.sum(1)
+
+    def route(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
+        """The route of a row, which all ranks take, or None if they have to exchange counts.
+
+        Raises:
+            InputError: The routing has another shape than it had when the stage began.
+        """
+        n = self._number.get((micro_step, layer))
+        if n is None:
+            return None
+        if topk_TK.shape != self._shape_N[n]:
+            told = f"micro-step {micro_step}, layer {layer} has routing {list(topk_TK.shape)} and begin() was given"
+            raise InputError(f"{told} {list(self._shape_N[n])}; give it the routing that layers get, or leave the row out.")
+        numbers = self._numbers_X[self._begin_N[n] : self._begin_N[n + 1]].to(self._device, non_blocking=True)
+        num_S: list[int] = self._num_NS[n].tolist()
+        known_Z, *order = numbers.split([topk_TK.numel()] * 3 + [sum(num_S)] * 2)
+        self._differs.append(((micro_step, layer), (topk_TK.reshape(-1) != known_Z).sum()))
+        exchange = Exchange(self._group, self._sent_NG[n].tolist(), self._received_NG[n].tolist())
+        return Route(exchange, topk_TK.shape[1], num_S, *order)
+
+    def require_replayed(self) -> None:
+        """Checks that layers got the routing that was known; the host waits for the device, once.
+
+        Raises:
+            InputError: They did not; the results of this stage are wrong.
+        """
+        if not self._differs:
+            return
+        num_differs = torch.stack([num for _, num in self._differs]).cpu()
+        for ((m, layer), _), num in zip(self._differs, num_differs.tolist(), strict=True):
+            if num:
+                told = f"{num} pairs of micro-step {m}, layer {layer} have other experts than begin() was given"
+                raise InputError(f"{told}, and went to these; drop this step, and leave rows out that are not replayed.")
+
+
+def _on_host(topk_TK: torch.Tensor | Array) -> Array:
+    return topk_TK.cpu().numpy() if isinstance(topk_TK, torch.Tensor) else topk_TK
+
+
+def _routing_fault(known: dict[tuple[int, int], Array], shape: tuple[int, ...]) -> str:
+    """Why routing cannot be that of a plan with ``shape`` [M, L]; empty if it can."""
+    for row, topk_TK in known.items():
+        if not (row[0] in range(shape[0]) and row[1] in range(shape[1])):
+            return f"routing has the row {row}; the plan has {shape[0]} micro-steps and {shape[1]} layers, from 0."
+        if topk_TK.ndim != 2 or topk_TK.dtype.kind not in "iu":
+            return f"routing of {row} must be integers [T, K]; got {topk_TK.dtype} {list(topk_TK.shape)}."
+    return ""
