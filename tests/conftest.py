@@ -14,9 +14,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # Files with most seconds, longest first: side by side, no core is left with a long file at the end.
 LONGEST = (
-    "test_measure.py", "test_demo.py", "test_simulate.py", "test_best_pack.py", "test_planner_laws.py", "test_laws.py",
-    "test_cli_compare.py", "test_exact.py", "test_compiled.py", "test_cli_simulate.py", "test_equality.py", "test_split.py",
-    "test_refusals.py", "test_chain_kernels.py", "test_deadline.py", "test_homes.py", "test_cost.py", "test_bounds.py",
+    "test_bench_gpu.py", "test_measure.py", "test_demo.py", "test_simulate.py", "test_best_pack.py", "test_planner_laws.py",
+    "test_laws.py", "test_cli_compare.py", "test_exact.py", "test_compiled.py", "test_cli_simulate.py", "test_equality.py",
+    "test_split.py", "test_refusals.py", "test_chain_kernels.py", "test_deadline.py", "test_homes.py", "test_cost.py",
+    "test_bounds.py",
 )  # fmt: skip
 
 

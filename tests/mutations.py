@@ -76,10 +76,11 @@ class Breaker:
         return tuple(int(i) for i in places[self.rng.integers(len(places))])
 
     def placed(self) -> Plan:
-        """The plan with the changed slots. Its bounds are lowered to zero: other loads may reach less, and bounds are a law
-        of their own."""
+        """The plan with the changed slots. Its bounds are lowered to zero, which proves nothing optimal: other loads may reach
+        less, and bounds are a law of their own."""
         zero = np.zeros_like(self.plan.bound_ML)
-        return dataclasses.replace(self.plan, expert_MLGS=self.expert, quota_MLGS=self.quota, bound_ML=zero, load_bound_ML=zero)
+        slots = {"expert_MLGS": self.expert, "quota_MLGS": self.quota}
+        return dataclasses.replace(self.plan, **slots, bound_ML=zero, load_bound_ML=zero, stop_ML=np.zeros_like(zero, np.uint8))
 
     def take_over(self, allowed: Callable[[int, int, int], bool], share: float = 0.5) -> Plan:
         """Puts into some empty redundant slot an expert that ``allowed(layer, rank, expert)``, with a share of another slot's

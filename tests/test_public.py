@@ -35,3 +35,23 @@ def test_import_needs_neither_torch_nor_numba() -> None:
     code = "import sys, foremoe; print([name for name in ('torch', 'numba', 'safetensors') if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout.strip() == "[]", run.stdout + run.stderr
+
+
+def test_what_a_notebook_shows_fits_a_line_or_three():
+    """Arrays in full would fill pages."""
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=2)
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), redundant=1)
+    plan, _ = foremoe.Planner().plan(problem)
+    for shown in (work, problem, plan, plan.transfers, foremoe.simulate.simulate(problem, plan)):
+        assert repr(shown).startswith(type(shown).__name__) and len(repr(shown)) < 400
+
+
+def test_toml_is_read_without_the_package_that_writes_it() -> None:
+    """GPU images lack it, and running a plan writes none."""
+    code = (
+        "import sys; sys.modules['tomli_w'] = None\n"
+        "import foremoe; cluster = foremoe.Cluster.preset('8xh100', num_ranks=8); print(cluster.num_ranks)\n"
+        "cluster.to_toml('/dev/null')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == "8" and "writing TOML needs tomli-w" in run.stderr, run.stderr

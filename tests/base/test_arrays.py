@@ -145,3 +145,11 @@ def test_cutting_and_joining_are_inverse(data: st.DataObject) -> None:
     turned = value.cut(L=np.array(layers), M=[0])
     assert turned.home_L.tolist() == layers and turned.load_ML.tolist() == [value.load_ML[0, layers].tolist()]
     assert Table.join_arrays([value, table(M, L)], "M")["seen_ML"] is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float16, np.uint64])
+def test_limits_are_compared_exactly_whatever_the_dtype(dtype):
+    assert frozen_array(np.array([1, 60000], dtype), np.int32, "a").tolist() == [1, 60000]
+    with pytest.raises(InputError, match="values from 1"):
+        frozen_array(np.array([1, 60000], dtype), np.int16, "a")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installation import read_only_copy
 from numba import njit
 
 import foremoe
@@ -45,15 +46,8 @@ print(sum(split_over_sources.__globals__["_split_rows"].stats.cache_hits.values(
 @pytest.fixture(scope="module")
 def read_only(tmp_path_factory):
     """A copy of the package that cannot be written, and what a process sees that may write nothing but the temporary folder."""
-    root = tmp_path_factory.mktemp("installed")
-    shutil.copytree(PACKAGE, root / "foremoe", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "home").mkdir()
-    folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
-    yield root
-    for folder in folders:
-        folder.chmod(0o755)
+    with read_only_copy(PACKAGE, tmp_path_factory.mktemp("installed"), "home") as root:
+        yield root
 
 
 def run(root, temporary, writable):

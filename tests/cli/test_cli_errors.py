@@ -37,7 +37,7 @@ OPTIONS = {
     "other model": (["--model", "gpt-oss-20b"], "experts"),
     "unknown cluster": (["--cluster", "nope"], "there is no cluster preset 'nope'"),
     "cluster file": (["--cluster", "./nope.toml"], "nope.toml"),
-    "missing history": (["--history", "nope.npz"], "'nope.npz': No such file or directory"),
+    "missing history": (["--history", "nope.npz"], "there is no file 'nope.npz'"),
     "unknown schedule": (["--schedule", "nope"], "is not a valid schedule"),
     "schedule against stage": (["--schedule", "forward"], "backward"),
     "stage against schedule": (["--stage", "recompute", "--schedule", "accumulate"], "backward"),

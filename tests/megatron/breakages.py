@@ -3,6 +3,8 @@
 import contextlib
 from unittest.mock import patch
 
+import torch
+
 from foremoe.integrations.megatron.buffers import ParamSync
 from foremoe.integrations.megatron.replicas import _Keys
 from foremoe.integrations.megatron.stage import MegatronStage
@@ -28,7 +30,7 @@ def one_pair_elsewhere():
         if not len(away):
             return routing_TP
         token, slot = away[0].tolist()
-        expert = int(stage._expert_MLP[m, layer, slot])
+        expert = int(stage._plan.expert_MLGS[m, layer].flat[slot])
         changed = routing_TP.clone()
         changed[token, slot] = False
         changed[token, stage._home_slot_LE[layer, expert]] = True
@@ -41,7 +43,7 @@ def wrong_expert():
     """A replica's pairs go to the slot beside it."""
 
     def moved(stage, m, layer, routing_TE, routing_TP):
-        at_home = stage.route_home(layer, routing_TE).any(0) | (stage._expert_MLP[m, layer] < 0)
+        at_home = stage.route_home(layer, routing_TE).any(0) | torch.from_numpy(stage._plan.expert_MLGS[m, layer].reshape(-1) < 0)
         changed = routing_TP.clone()
         for slot in (~at_home).nonzero()[:, 0].tolist():
             if not routing_TP[:, slot - 1].any():

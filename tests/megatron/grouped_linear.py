@@ -4,15 +4,11 @@ import torch
 
 
 class GroupedLinear(torch.nn.Module):
-    """One matrix [out, in] per expert, ``weight0`` and so on; takes the sizes of `num_gemms` parts as a list.
-
-    With `fuse_wgrad_accumulation` weight gradients are added to `main_grad` in backward, past autograd.
-    """
+    """One matrix [out, in] per expert, ``weight0`` and so on; takes the sizes of `num_gemms` parts as a list."""
 
     def __init__(self, num_gemms, input_size, output_size, *, config, **_):
         super().__init__()
         self.num_gemms, self.use_bias, self.config = num_gemms, False, config
-        self.fuse_wgrad_accumulation = config.gradient_accumulation_fusion
         for i in range(num_gemms):
             weight = torch.nn.Parameter(torch.randn(output_size, input_size, dtype=config.params_dtype) * 0.2)
             weight.allreduce = False
@@ -21,18 +17,23 @@ class GroupedLinear(torch.nn.Module):
     def forward(self, x, m_splits):
         assert isinstance(m_splits, list) and len(m_splits) == self.num_gemms
         weights = [self.weight(i) for i in range(self.num_gemms)]
-        return _Product.apply(x, m_splits, self.fuse_wgrad_accumulation, *weights), None
+        return _Product.apply(x, m_splits, None, *weights), None
 
     def weight(self, i):
         return getattr(self, f"weight{i}")
 
 
 class Fused(GroupedLinear):
-    """Adds weight gradients to `main_grad`; the config's option would ask Megatron's other layers for CUDA kernels."""
+    """Adds weight gradients to `main_grad` in float32; the config's option would ask Megatron's other layers for CUDA kernels."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.fuse_wgrad_accumulation = True
+
+    def forward(self, x, m_splits):
+        weights = [self.weight(i) for i in range(self.num_gemms)]
+        sums = [weight.main_grad for weight in weights] if self.fuse_wgrad_accumulation and torch.is_grad_enabled() else None
+        return _Product.apply(x, m_splits, sums, *weights), None
 
 
 class Quantized(GroupedLinear):
@@ -81,9 +82,9 @@ class Activation(torch.nn.Module):
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, splits, fused, *weights):
+    def forward(ctx, x, splits, sums, *weights):
         ctx.save_for_backward(x, *weights)
-        ctx.splits, ctx.fused = splits, fused
+        ctx.splits, ctx.sums, ctx.weights = splits, sums, weights
         return torch.cat([part @ weight.t() for part, weight in zip(x.split(splits), weights, strict=True)])
 
     @staticmethod
@@ -91,9 +92,17 @@ class _Product(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         parts = grad.split(ctx.splits)
         grad_x = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
-        grads = [part.t() @ mine for part, mine in zip(parts, x.split(ctx.splits), strict=True)]
-        if ctx.fused:
-            for weight, mine in zip(weights, grads, strict=True):
-                weight.main_grad.add_(mine)
-            grads = [None] * len(grads)
-        return grad_x, None, None, *grads
+        factors = [(part.t(), mine) for part, mine in zip(parts, x.split(ctx.splits), strict=True)]
+        if ctx.sums is None:
+            return grad_x, None, None, *(left @ right for left, right in factors)
+        for total, (left, right) in zip(ctx.sums, factors, strict=True):
+            total.add_(left.float() @ right.float())
+        return grad_x, None, None, *map(_told, ctx.weights)
+
+
+def _told(weight):
+    """What autograd gets of a gradient that is in `main_grad` already: something, if Megatron asks to be told."""
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    return torch.full_like(weight, float("nan"))

@@ -1,5 +1,7 @@
 """How large the terms are that sum up to expert weight gradients: what bounds of rounding errors are made of."""
 
+from functools import partial
+
 import cpu
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ class Magnitudes:
                 for linear in (expert.linear_fc1, expert.linear_fc2):
                     hook = lambda linear, args, out: self._sequential(names[linear.weight], args[0], out[0])  # noqa: E731
                     self._hooks.append(linear.register_forward_hook(hook))
+            for linear in (x for x in (getattr(experts, f"linear_fc{n}", None) for n in (1, 2)) if hasattr(x, "num_gemms")):
+                self._hooks.append(linear.register_forward_hook(partial(self._engine, names)))
             for name in ("weight1", "weight2"):
                 if hasattr(experts, name):
                     grouped[getattr(experts, name).data_ptr()] = names[getattr(experts, name)]
@@ -53,6 +57,21 @@ class Magnitudes:
         x = x.detach().double().abs()
         if output.requires_grad:  # not in the first forward of a recomputed layer
             output.register_hook(lambda grad: _add(total, grad.double().abs().t() @ x))
+
+    def _engine(self, names, linear, args, out):
+        x, num_rows = args
+        totals = [
+            self._sums.setdefault(names[linear.weight(i)], torch.zeros(out[0].shape[1], x.shape[1], dtype=torch.float64))
+            for i in range(linear.num_gemms)
+        ]
+        xs = x.detach().double().abs().split(num_rows)
+
+        def add(grad):
+            for total, mine, g in zip(totals, xs, grad.double().abs().split(num_rows), strict=True):
+                _add(total, g.t() @ mine)
+
+        if out[0].requires_grad:
+            out[0].register_hook(add)
 
     def _grouped(self, name, x, weights, num_rows, output):
         total = self._sums.setdefault(name, torch.zeros(weights.shape, dtype=torch.float64))

@@ -1,6 +1,10 @@
 """The example does what it says: the same losses with and without foremoe."""
 
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,8 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed; mak
 
 from foremoe.testing.ranks import RankPool
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "megatron_gpt.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "megatron_gpt.py"
 
 
 def losses(_group, arguments):
@@ -38,3 +43,12 @@ def test_example(arguments):
     assert any(with_foremoe), "no rank had a loss"
     for mine, plain in zip(with_foremoe, without, strict=True):
         assert mine == pytest.approx(plain, abs=1e-5)
+
+
+def test_the_line_of_the_tutorial():
+    (line,) = re.findall(r"^torchrun (.*)$", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *line.split(), "--sequence", "16"]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "loss" in run.stdout

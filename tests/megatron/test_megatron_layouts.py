@@ -12,6 +12,12 @@ from foremoe.problem.slots import SharedSlots
 
 # One expert per rank, for which Megatron has a path of its own.
 SINGLE = Case(4, Layout(ep=4, num_experts=4, recompute="full"))
+# Experts that add weight gradients to float32 themselves; in one micro-step, they are reduced in the backward that makes them.
+FUSED = (
+    Case(2, Layout(bf16=True, engine="Fused")),
+    Case(2, Layout(bf16=True, engine="Fused", overlap_grad=True, M=1)),
+    Case(2, Layout(bf16=True, engine="Fused", recompute="full2")),
+)
 # The case, and whether products of matrices are `steady_rows` or those of BLAS.
 LONG = (
     (Case(4, Layout(pp=2, num_layers=4, recompute="full2", overlap_grad=True, overlap_param=True), nodes=2), False),
@@ -24,7 +30,7 @@ def test_all_pairs_are_covered():
     assert len(all_pairs()) > sum(map(len, FACTORS.values()))
 
 
-@pytest.mark.parametrize("case", [*CASES, SINGLE], ids=str)
+@pytest.mark.parametrize("case", [*CASES, SINGLE, *FUSED], ids=str)
 def test_one_step_equals_the_program_without_foremoe(pool, case):
     verdicts = pool.run(compare.one_step, case, num_ranks=case.num_ranks)
     for rank, verdict in enumerate(verdicts):

@@ -15,6 +15,7 @@ from foremoe.plan.figures import FIGURES, traffic
 from foremoe.planner.comparison import ablate, compare
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.solvers import Chain, Exact, ExpertAware, Greedy, RankSolver, Transitions
 
@@ -79,7 +80,9 @@ class ProvenChain(RankSolver):
 
     def solve(self, problem: foremoe.Problem, start: Placement) -> Placement:
         placement = Chain().solve(problem, start)
-        return dataclasses.replace(placement, stop_N=np.full(problem.N, Stop.OPTIMAL, np.uint8))
+        return dataclasses.replace(
+            placement, bound_N=row_objective(problem, placement), stop_N=np.full(problem.N, Stop.OPTIMAL, np.uint8)
+        )
 
 
 def test_exact_counts_copies_bytes_and_memory_as_the_other_lines(problem):

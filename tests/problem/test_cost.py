@@ -61,15 +61,24 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
         return max([sum(1 for c in copies if c[end] == g) for g in range(G) for end in (0, 1)])
 
     copy = max(busiest(peer) * rates.copy_peer_s, busiest(rdma) * rates.copy_rdma_s)
-    back = max(busiest(peer) * rates.gradient_peer_s, busiest(rdma) * rates.gradient_rdma_s)
-    transfer = max(0.0, copy - rates.hide_forward_s) + rates.sends_backward * max(0.0, copy - rates.hide_backward_s)
+    back = max(
+        sum(again * (c[end] == g) + gradient * (c[1 - end] == g) for c in copies)
+        for copies, again, gradient in (
+            (peer, rates.sends_backward * rates.copy_peer_s, rates.returns_gradients * rates.gradient_peer_s),
+            (rdma, rates.sends_backward * rates.copy_rdma_s, rates.returns_gradients * rates.gradient_rdma_s),
+        )
+        for g in range(G)
+        for end in (0, 1)
+    )
+    again = rates.sends_backward * max(0.0, copy - rates.hide_backward_s)
+    transfer = max(0.0, copy - rates.hide_forward_s) + again
     return {
         "window_s": times.window_N[n],
         "dispatch_s": exchange / 2,
         "compute_s": slowest - late,
         "combine_s": exchange / 2,
         "transfer_s": transfer + len(peer) * rates.replica_peer_s + len(rdma) * rates.replica_rdma_s,
-        "gradient_s": rates.returns_gradients * max(0.0, back - rates.hide_backward_s),
+        "gradient_s": max(0.0, back - rates.hide_backward_s) - again,
     }
 
 

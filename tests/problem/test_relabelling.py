@@ -143,8 +143,15 @@ def test_renaming_ranks_changes_no_verdict(broken: bool, data: st.DataObject) ->
         plan = dataclasses.replace(plan, transfers=data.draw(mutated(plan.transfers)))
     new_G = rank_permutation(problem, np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))))
     other = rename_ranks(problem, new_G)
-    assert laws_of(rename_ranks_of_plan(plan, other, new_G), other) == laws_of(plan, problem)
+    # Copies stand in the order of their destinations, which have other names now.
+    plan, renamed = in_order(plan), in_order(rename_ranks_of_plan(plan, other, new_G))
+    assert laws_of(renamed, other) == laws_of(plan, problem)
     assert broken or not laws_of(plan, problem)
+
+
+def in_order(plan: Plan) -> Plan:
+    t = plan.transfers
+    return dataclasses.replace(plan, transfers=t.take(np.lexsort((t.slot_C, t.dst_C, t.need_C))))
 
 
 def laws_of(plan: Plan, problem: Problem) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 from stage_util import Case, a_case, expected_counts, make_bank, run_case, run_dense, run_passes, worst
 from test_equality import TOLERANCE
 
-from foremoe.base.errors import InputError, StaleWeights, TransferError
+from foremoe.base.errors import InputError, PlanError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.problem.schedule import Phase
 from foremoe.runtime import Runtime, stage
@@ -56,15 +56,16 @@ def test_a_plan_whose_quotas_do_not_sum_up_to_the_load_is_refused() -> None:
     quota_MLGS[0, 1, 1, 2] += 1
     wrong = dataclasses.replace(case, plan=dataclasses.replace(case.plan, quota_MLGS=quota_MLGS))
     for error in run_threads(run_case, 2, wrong, errors=True):
-        assert isinstance(error, InputError)
+        assert isinstance(error, PlanError)
 
 
 def test_a_remapping_that_ignores_quotas_shows_in_what_slots_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_to_replicas(topk_TK: Any, split_P: Any, expert_P: Any, home_slot_E: Any) -> Any:
-        last_E = torch.stack([(expert_P == e).nonzero()[-1, 0] for e in range(len(home_slot_E))])
+    def all_to_replicas(self: Any, m: int, layer: int, topk_TK: torch.Tensor) -> Any:
+        expert_P = self._plan.expert_MLGS[m, layer].reshape(-1)
+        last_E = torch.tensor([int((expert_P == e).nonzero()[0][-1]) for e in range(self._plan.E)])
         return last_E[topk_TK], torch.zeros((), dtype=torch.int64)
 
-    monkeypatch.setattr(stage, "remap", all_to_replicas)
+    monkeypatch.setattr(stage.PlannedStage, "slots", all_to_replicas)
     case = a_case()
     ranks = run_threads(run_case, 2, case)
     assert worst(ranks, run_dense(case)) < TOLERANCE  # the right expert all the same

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import gamma
 from runtime_util import relative, swiglu
 
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.runtime import SwiGLU
-from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, add_product
 from foremoe.transfer.residency import Residency
 
 # Letters: S slots, Y pairs, H hidden size, F ffn size.
@@ -130,6 +131,40 @@ def test_gradients_are_added_in_the_wider_dtype() -> None:
     swiglu(x_YH, *slots.weights_S[0]).sum().backward()
     for grad, weight in zip(slots.grads_S[0], slots.weights_S[0], strict=True):
         assert relative(grad.view(weight.shape), 1 + weight.grad.float()) < 0.02
+
+
+@pytest.mark.parametrize("num_parts", [1, 5])
+def test_products_of_bfloat16_are_rounded_in_float32_alone(num_parts: int) -> None:
+    """So that replicas, which add them up part by part, lose nothing: the bound is that of float32, whatever the parts."""
+    left_IN, right_NO = (torch.randn(*shape).bfloat16() for shape in ((6, 300), (300, 7)))
+    total_IO = torch.zeros(6, 7)
+    for left, right in zip(left_IN.chunk(num_parts, 1), right_NO.chunk(num_parts), strict=True):
+        add_product(total_IO, left, right)
+    bound_IO = gamma(300 + num_parts) * (left_IN.double().abs() @ right_NO.double().abs())
+    assert ((total_IO.double() - left_IN.double() @ right_NO.double()).abs() <= bound_IO).all()
+
+
+class OnGpu(torch.Tensor):
+    """Claims to be on a GPU, and multiplies as GPUs do: the result has the dtype that is asked for."""
+
+    is_cuda = True
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.mm:
+            cls.asked.append(kwargs)
+            left, right = (value.as_subclass(torch.Tensor).to(kwargs["out_dtype"]) for value in args)
+            return left @ right
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_on_a_gpu_factors_are_not_widened() -> None:
+    left, right = torch.randn(3, 4).bfloat16(), torch.randn(4, 2).bfloat16()
+    on_host, on_gpu = torch.zeros(2, 3, 2)
+    add_product(on_host, left, right)
+    add_product(on_gpu, left.as_subclass(OnGpu), right.as_subclass(OnGpu))
+    assert torch.equal(on_host, on_gpu) and OnGpu.asked == [{"out_dtype": torch.float32}]
 
 
 def test_pairs_for_an_empty_slot_are_an_error() -> None:

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foremoe.runtime import remap
-from foremoe.runtime.remap import remap_dense
+from foremoe.runtime.remap import DenseIntervals, Intervals, remap_dense, remap_dense_planned, remap_planned
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import random_sources
 from foremoe.testing.strategies import plans, problems
@@ -58,6 +59,51 @@ def test_every_pair_goes_where_the_slow_reference_sends_it(call: tuple, dtype: t
     assert slot_TK.dtype == num_drift.dtype == torch.int64 and num_drift.dim() == 0
     assert slot_TK.shape == topk_TK.shape
     assert (slot_TK.tolist(), int(num_drift)) == slow_remap(topk_TK.tolist(), *tables)
+
+
+@given(st.lists(calls(), min_size=1, max_size=3), st.integers(1, 4))
+def test_rows_whose_intervals_were_made_together_go_the_same_way(rows: list, layers: int) -> None:
+    """Rows of other sizes are padded: with slots that hold nothing, and experts that nobody asks for."""
+    P, E = max(len(row[2]) for row in rows), max(len(row[3]) for row in rows)
+    pad = lambda values, num, fill: [*values, *[fill] * (num - len(values))]  # noqa: E731
+    split_XP, expert_XP = (torch.tensor([[pad(row[i], P, f)] * layers for row in rows]) for i, f in ((1, 0), (2, -1)))
+    home_XE = torch.tensor([[pad(row[3], E, 0)] * layers for row in rows])
+    sparse, dense = Intervals.of(split_XP, expert_XP, E), DenseIntervals.of(split_XP, expert_XP, home_XE)
+    for m, (topk_TK, *tables) in enumerate(rows):
+        slot_TK, num_drift = remap_planned(topk_TK, sparse.row(m, layers - 1), home_XE[m, 0])
+        assert (slot_TK.tolist(), int(num_drift)) == slow_remap(topk_TK.tolist(), *tables)
+        routing_TE = torch.zeros(len(topk_TK), E, dtype=torch.bool).scatter_(1, topk_TK.long(), True)
+        own, own_drift = remap_dense(routing_TE[:, : len(tables[2])], *map(torch.tensor, tables))
+        together, drift = remap_dense_planned(routing_TE, dense.row(m, layers - 1))
+        assert torch.equal(together[:, : own.shape[1]], own) and not together[:, own.shape[1] :].any() and drift == own_drift
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations on elements."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_row_of_a_stage_costs_no_operation_that_the_plan_alone_decides() -> None:
+    topk_TK, tables = (
+        torch.arange(24).view(12, 2) % 4,
+        [torch.tensor(x) for x in ([3, 3, 9, 3, 6], [0, 1, 2, 3, 0], [0, 1, 2, 3])],
+    )
+    routing_TE = torch.zeros(12, 4, dtype=torch.bool).scatter_(1, topk_TK, True)
+    sparse, dense = Intervals.of(*tables[:2], 4), DenseIntervals.of(*tables)
+    for expected, alone, staged in (
+        (23, lambda: remap(topk_TK, *tables), lambda: remap_planned(topk_TK, sparse, tables[2])),
+        (16, lambda: remap_dense(routing_TE, *tables), lambda: remap_dense_planned(routing_TE, dense)),
+    ):
+        with Operations() as before:
+            alone()
+        with Operations() as after:
+            staged()
+        assert after.num <= expected and before.num >= 36
 
 
 @given(calls(), st.integers(0, 2**32 - 1), st.sampled_from(INTEGERS[1:]))

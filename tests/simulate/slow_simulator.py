@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import numpy as np
+from slow_rounds import rounds_by_hand
 
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import Link
@@ -219,7 +220,8 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         if feed[c] is not None:
             begin[c] = max(begin[c], min(begin[feed[c]] + 1, t.need_C[c]))
     fills = fills_of(plan, cluster)
-    in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], c))
+    round_of = rounds_by_hand(list(zip(t.need_C, t.slot_C, t.src_C, t.dst_C, strict=True)), node_G)
+    in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], round_of[c], c))
     begins = defaultdict(list)
     for c in in_order:
         if c not in late:
@@ -274,8 +276,8 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                     else now
                 )
             done_G = now + swap_s + cluster.backward_ratio * compute_G
-            for g, s in away:
-                home = int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)
+            leaving = [(0, s, g, int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)) for g, s in away]
+            for _, (_, s, g, home) in sorted(zip(rounds_by_hand(leaving, node_G), leaving, strict=True), key=lambda x: x[0]):
                 path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
                 _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
                 gone[g, s, 0 if shared else l].append(end)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, note, target
 from hypothesis import strategies as st
+from slow_rounds import rounds_by_hand
 from solver_util import make_problem
 
 from foremoe.base.errors import InputError
@@ -100,11 +101,19 @@ class Timeline:
         self.later = max(self.later, end - self.begin[need])
 
 
+def in_rounds(problem, transfers):
+    """Copies by use, then by the round in which they would come from their homes."""
+    home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
+    messages = list(zip(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, strict=True))
+    round_C = rounds_by_hand(messages, problem.cluster.node_of_rank_G)
+    return sorted(range(len(messages)), key=lambda c: (transfers.need_C[c], round_C[c], c))
+
+
 def paths_by_hand(problem, transfers):
     """Per copy: the free times of every link it may use, in a dict that is emptied for every use."""
-    node_of, seconds, out = problem.cluster.node_of_rank_G, problem.cluster.copy_seconds(problem.model.expert_bytes), []
+    node_of, seconds, out = problem.cluster.node_of_rank_G, problem.cluster.copy_seconds(problem.model.expert_bytes), {}
     need, free, timeline = None, {}, Timeline(problem)
-    for c in range(len(transfers)):
+    for c in in_rounds(problem, transfers):
         if transfers.need_C[c] != need:
             need, free = int(transfers.need_C[c]), {}
             timeline.next_use()
@@ -118,8 +127,8 @@ def paths_by_hand(problem, transfers):
         best = min(links, key=lambda path: (end[path], path == Link.HOST))
         free.update(dict.fromkeys(links[best], end[best]))
         timeline.take(best, need, src, src, dst, *what)
-        out.append((int(best), -1 if best == Link.HOST else src))
-    return out
+        out[c] = int(best), -1 if best == Link.HOST else src
+    return [out[c] for c in range(len(transfers))]
 
 
 @given(st.data())
@@ -146,10 +155,11 @@ def relays_by_hand(problem, transfers, relay):
             pool = problem.slots.num_buffers(problem.R, 1)
             kept.append((g, layer * pool + r, layer, int(problem.resident_LGS[layer, g, problem.B + r]), -1))
     landings = list(zip(*(a.tolist() for a in (t.dst_C, t.buffer_C, t.need_C, t.after_C)), strict=True))
+    in_order = in_rounds(problem, transfers)
     for need in sorted(set(t.need_C.tolist())):
         free = {}
         timeline.next_use()
-        for c in np.flatnonzero(t.need_C == need).tolist():
+        for c in (c for c in in_order if t.need_C[c] == need):
             dst, layer, expert = int(t.dst_C[c]), int(t.layer_C[c]), int(t.expert_C[c])
             home = int(problem.home_LE[layer, expert]) // problem.B
             sources = [(0, home, 0.0, 0)]

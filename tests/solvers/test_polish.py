@@ -274,15 +274,15 @@ def test_costs_as_much_as_the_proven_optimum(shape, tokens, redundant):
     problem = small(*shape, redundant, tokens, overlap=0.0, seed=2)
     found = polished(problem)
     bound_N = Exact(node_limit=20_000).solve(problem, found).bound_N
-    # One row of these twelve ends 3 % above its optimum; no other is let off.
-    missed = 1 if (shape, redundant) == ((16, 4, 2), 1) else 0
+    # One row of these twelve ends 1.5 % above its optimum, which four times as many steps reach; no other is let off.
+    missed = 1 if (shape, redundant) == ((16, 4, 2), 2) else 0
     over_N = row_objective(problem, found) / bound_N
-    assert (over_N > 1.001).sum() <= missed and (over_N <= 1.03).all()
+    assert (over_N > 1.001).sum() <= missed and (over_N <= 1.02).all()
 
 
 def test_copies_that_pay_only_together_are_found():
     """The first copy across nodes is exposed and costs more than it saves; the others then hide behind it."""
-    problem = small(16, 4, 1, 1, 3072, overlap=0.0, seed=22, layers=1)
+    problem = small(16, 4, 1, 1, 3072, overlap=0.0, seed=38, layers=1)
     prepared = Prepared(problem)
     bare_s = prepared.price(prepared.home.expert_GS, prepared.home.quota_GS)
     alone_s = []

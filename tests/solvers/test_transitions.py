@@ -121,17 +121,20 @@ def test_a_reordered_plan_computes_what_the_dense_model_does(data: st.DataObject
     assert run_reference(plan, load_MLGE).difference(dense) < 1e-9
 
 
-def slow_transfer_s(problem: Problem, plan: Plan, n: int) -> float:
-    """`transfer_s` of one row, copy by copy."""
+def slow_parts(problem: Problem, plan: Plan, n: int) -> tuple[float, float]:
+    """`transfer_s` and `gradient_s` of one row, copy by copy."""
     r, times, t = problem_rates(problem), row_times(problem), plan.transfers
     price = problem.cluster.copy_contention / problem.G
     node_G, m, layer = problem.cluster.node_of_rank_G, n // problem.L, n % problem.L
-    seconds = 0.0
+    seconds, returned = 0.0, dict[tuple[str, bool, int], float]()
     for g in range(problem.G):
         for s in range(problem.B, problem.S):
             if plan.quota_NGS[n, g, s] > 0:
                 home = problem.home_LE[layer, plan.expert_NGS[n, g, s]] // problem.B
-                near = node_G[home] == node_G[g]
+                near = bool(node_G[home] == node_G[g])
+                for end in (("in", near, int(home)), ("out", near, g)):
+                    gradient_s = (r.gradient_peer_s if near else r.gradient_rdma_s) * r.returns_gradients
+                    returned[end] = returned.get(end, 0.0) + gradient_s
                 seconds += r.replica_peer_s - price * r.copy_peer_s if near else r.replica_rdma_s - price * r.copy_rdma_s
     for forward, hide_N in ((True, times.hide_forward_N), (False, times.hide_backward_N)):
         busy: dict[tuple[str, bool, int], float] = {}
@@ -144,8 +147,10 @@ def slow_transfer_s(problem: Problem, plan: Plan, n: int) -> float:
             seconds += price * copy_s
             for end in (("out", near, int(home)), ("in", near, int(dst))):
                 busy[end] = busy.get(end, 0.0) + copy_s
-        seconds += max(0.0, max(busy.values(), default=0.0) - hide_N[n])
-    return seconds
+        exposed_s = max(0.0, max(busy.values(), default=0.0) - hide_N[n])
+        seconds += exposed_s
+    both_s = max([0.0, *(busy.get(end, 0.0) + returned.get(end, 0.0) for end in {*busy, *returned})])
+    return seconds, max(0.0, both_s - times.hide_backward_N[n]) - exposed_s
 
 
 @given(data=st.data())
@@ -155,11 +160,10 @@ def test_the_sequence_cost_equals_the_slow_reference_and_bounds_hold(data: st.Da
     placement = random_placement(problem, rng, density=data.draw(st.sampled_from([1.0, 0.4])), evenness=20.0)
     plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
     cost, full = sequence_cost(problem, placement, plan.transfers), price_rows(problem, placement)
-    np.testing.assert_allclose(
-        cost.transfer_s, [slow_transfer_s(problem, plan, n) for n in range(problem.N)], rtol=1e-9, atol=1e-15
-    )
+    parts_N2 = [slow_parts(problem, plan, n) for n in range(problem.N)]
+    np.testing.assert_allclose(np.stack([cost.transfer_s, cost.gradient_s], axis=1), parts_N2, rtol=1e-9, atol=1e-15)
     for name, part in full.parts().items():
-        assert name == "transfer_s" or np.array_equal(part, cost.parts()[name])
+        assert name in ("transfer_s", "gradient_s") or np.array_equal(part, cost.parts()[name])
     assert (sequence_bound(problem, load_bound(problem)) <= cost.total_s * CLOSE).all()
 
 

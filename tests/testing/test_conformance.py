@@ -10,24 +10,37 @@ from hypothesis import strategies as st
 
 import foremoe.solvers
 from foremoe.base.arrays import Array
+from foremoe.base.errors import PlanError
+from foremoe.plan.transfers import TransferList
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.solvers import HomeSolver, RankSolver, RowSolver, SplitSolver
-from foremoe.testing import HomeSolverTests, SolverTests, SplitSolverTests
+from foremoe.solvers import Deadline, HomeSolver, OrderSolver, PathSolver, RankSolver, RowSolver, SplitSolver, Transitions
+from foremoe.testing import HomeSolverTests, OrderSolverTests, PathSolverTests, SolverTests, SplitSolverTests
 
 # Exact takes milliseconds a row where the others take microseconds.
 OPTIONS: dict[str, dict[str, Any]] = {
     "Exact": {"limits": {"max_ranks": 3, "max_base": 2, "max_redundant": 2, "max_layers": 1, "max_pairs": 12}, "many_rows": 0},
     "ExactSplit": {"optimal": True},
 }
-SUITES: dict[type, type] = {RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests}
+SUITES: dict[type, type] = {
+    RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests, PathSolver: PathSolverTests,
+    OrderSolver: OrderSolverTests,
+}  # fmt: skip
 
 for _name in foremoe.solvers.__all__:
     _found = getattr(foremoe.solvers, _name)
     for _interface, _suite in SUITES.items():
         if issubclass(_found, _interface) and not _found.__abstractmethods__:
             globals()[f"Test{_name}"] = type(f"Test{_name}", (_suite,), {"solver": _found(), **OPTIONS.get(_name, {})})
+
+
+class TestRelays(PathSolverTests):
+    solver = Deadline(relay=2)
+
+
+class TestTransitionsThatInvest(OrderSolverTests):
+    solver = Transitions(invest=True)
 
 
 def with_quota(start: Placement, quota_NGS: Array, **fields: Any) -> Placement:
@@ -91,6 +104,33 @@ class SendsAllHome(HomeSolver):
         return np.zeros((problem.L, problem.E), np.int32)
 
 
+@dataclasses.dataclass(frozen=True)
+class AllFromRankZero(PathSolver):
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        return transfers.replace(src_C=np.zeros(len(transfers), np.int16))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeavesOneOut(PathSolver):
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        return transfers.take(np.arange(len(transfers)) > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneTooMany(OrderSolver):
+    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
+        return np.arange(1, problem.M + 1, dtype=np.int32), placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Backwards(OrderSolver):
+    calls: ClassVar[list[int]] = []
+
+    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
+        self.calls.append(1)
+        return np.roll(np.arange(problem.M, dtype=np.int32), len(self.calls)), placement
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(
     ("suite", "solver", "test", "sentence"),
@@ -103,6 +143,10 @@ class SendsAllHome(HomeSolver):
         (SolverTests, BoastsOfBounds(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "costs at least"),
         (SolverTests, CallsAnythingOptimal(), "test_bounds_hold_and_rows_called_optimal_are_not_beaten", "optimal at"),
         (SplitSolverTests, ServesNothing(), "test_quotas_sum_to_the_load", "quotas must sum to the load"),
+        (PathSolverTests, AllFromRankZero(), "test_links_lead_there_and_sources_have_the_expert", "residency"),
+        (PathSolverTests, LeavesOneOut(), "test_links_lead_there_and_sources_have_the_expert", "alone; it changed"),
+        (OrderSolverTests, OneTooMany(), "test_the_order_is_a_permutation_and_placements_are_valid", "must return a permutation"),
+        (OrderSolverTests, Backwards(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "two results"),
         (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "not a permutation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -114,7 +158,7 @@ def test_the_suite_catches_a_broken_solver(suite: type, solver: Any, test: str, 
         inner = run.hypothesis.inner_test
         # The first failure will do: shrinking it takes seconds.
         run = settings(phases=(Phase.generate,), database=None)(given(st.data())(lambda data: inner(mine, data)))
-    with pytest.raises(AssertionError, match=sentence) as caught:
+    with pytest.raises((AssertionError, PlanError), match=sentence) as caught:
         run()
     notes = "\n".join(getattr(caught.value, "__notes__", []))
     assert "threads" in test or "Problem(" in notes, "the failing problem is printed to paste"

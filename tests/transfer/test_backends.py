@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+import torch
 
 from foremoe.base import extensions
 from foremoe.base.errors import InputError
@@ -40,10 +43,14 @@ def test_a_missing_module_comes_with_the_command():
         resolve_backend(NeedsMuch())
 
 
-def test_cupy_comes_with_our_own_extra(monkeypatch):
+@pytest.mark.parametrize(("cuda", "extra"), [("13.0", "cupy-cuda13"), ("12.8", "cupy-cuda12"), (None, "cupy-cuda13")])
+def test_cupy_comes_with_the_extra_of_torchs_cuda(cuda, extra, monkeypatch):
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"CupyPeer needs cupy; pip install 'foremoe\[cupy\]'\."):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(InputError, match=rf"CupyPeer needs cupy; pip install 'foremoe\[{extra}\]'\."):
         resolve_backend("cupy_peer")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras[extra][0].startswith(f"{extra}x>=")
 
 
 @pytest.mark.parametrize("value", [Local, 3, None])

@@ -144,7 +144,7 @@ class PretendNccl:
     supports_coalescing = True
 
     def __init__(self, fails=False):
-        self.calls, self.looks, self.fails = [], 3, fails
+        self.calls, self.looks, self.fails, self.num_waits = [], 3, fails, 0
 
     def _start_coalescing(self):
         self.calls.append("begin")
@@ -160,6 +160,7 @@ class PretendNccl:
         self.calls.append(("recv", peer, [x.dtype for x in tensors]))
 
     def wait(self):
+        self.num_waits += 1
         if self.fails:
             raise RuntimeError("NCCL communicator was aborted on rank 0.")
 
@@ -189,6 +190,18 @@ def test_nccl_gets_one_group_of_messages_in_the_order_of_keys():
     backend.wait(backend.start(some_copies()), 1.0)
     message = [torch.uint8]
     assert link.calls == ["begin", *[("send", 2, message)] * 2, *[("recv", 1, message)] * 2, "end"]
+
+
+def test_nccl_connects_every_pair_of_ranks_before_the_first_copy():
+    """By sends and receives: a collective would connect neighbours of its ring or tree alone."""
+    met = set()
+    for rank in range(4):
+        backend, link = on_pretend_nccl()
+        backend._connect(rank, 4, torch.device("cpu"))
+        assert (link.calls[0], link.calls[-1]) == ("begin", "end") and link.num_waits == 1
+        met |= {(rank, peer) if kind == "send" else (peer, rank, "received") for kind, peer, _ in link.calls[1:-1]}
+    pairs = {(a, b) for a in range(4) for b in range(4) if a != b}
+    assert met == pairs | {(*pair, "received") for pair in pairs}
 
 
 def test_nccl_copies_that_still_run_are_waited_for_before_the_abort():

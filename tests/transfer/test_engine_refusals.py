@@ -198,3 +198,41 @@ def test_debug_sees_an_overwritten_buffer():
 
     with pytest.raises(TransferError, match="differs from its home"):
         run_threads(overwrite, plan.G)
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["on all ranks", "on one rank"])
+def test_a_plan_that_breaks_a_law_runs_nowhere(everywhere):
+    """Weights from a rank that does not have them: without a check the step ends well, with wrong weights."""
+    plan = a_plan(ranks=2)
+    home_C = plan.home_LE[plan.transfers.layer_C, plan.transfers.expert_C]
+    other_C = plan.expert_MLGS[0, plan.transfers.layer_C, home_C // plan.B, (home_C + 1) % plan.B]
+    swapped = dataclasses.replace(plan, transfers=plan.transfers.replace(expert_C=other_C))
+    assert plan.checked and not swapped.checked
+
+    def begin(group):
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
+        with pytest.raises(InputError, match="breaks a law" if everywhere else "was given another plan"):
+            engine.begin(swapped if everywhere or group.rank == 1 else plan)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        engine.close()
+
+    run_threads(begin, plan.G)
+
+
+def test_only_the_first_rank_checks_and_only_what_nobody_has_checked(monkeypatch):
+    plan, seen = a_plan(), []
+    monkeypatch.setattr(type(plan), "violations", lambda self, problem=None: seen.append(self) or [])
+
+    def begin(group):
+        for given in (plan, same[group.rank]):
+            engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
+            engine.begin(given)
+            run_uses(engine, given, group)
+            engine.end()
+            engine.close()
+
+    same = [dataclasses.replace(plan) for _ in range(plan.G)]
+    run_threads(begin, plan.G)
+    assert seen == [same[0]] and [one.checked for one in same] == [True, False, False]

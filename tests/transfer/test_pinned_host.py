@@ -1,11 +1,13 @@
 """PinnedHost: right bytes of the right version or an error, on any nodes, and nothing written twice."""
 
+import os
 import threading
 
 import pretend_gpu
 import pytest
 import torch
 from host_util import SIZES, Experts, entries, holds, opened, pull, weights
+from pretend_gpu import PretendEvent, on_gpu, raw
 
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_threads
@@ -94,6 +96,28 @@ def test_what_has_this_version_is_not_written_again_and_stays_when_the_store_gro
     assert run_threads(rank, 3) == [[True] * 4] * 3
 
 
+def test_every_rank_of_a_node_takes_its_share_of_the_memory_first(monkeypatch):
+    """So that it lies near all of them: memory comes from the NUMA node of whoever asks first."""
+    taken, reserve = [], os.posix_fallocate
+
+    def reserving(file, begin, size):
+        taken.append((threading.current_thread().name, begin, size))
+        reserve(file, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserving)
+
+    def rank(group):
+        backend, _ = opened(group)
+        backend.publish(entries(3, (0, 1)), 1)
+        group.barrier()
+        backend.close()
+
+    run_threads(rank, 3)
+    shares, whole = taken[:6], taken[6:]
+    assert sorted(shares) == [(f"rank {g}", 4096 * (1 + place), 4096) for g in range(3) for place in (g, g + 3)]
+    assert sorted(whole) == [(f"rank {g}", 0, 7 * 4096) for g in range(3)]
+
+
 def test_a_new_version_takes_the_places_of_the_old_one():
     def rank(group):
         backend, buffers = opened(group)
@@ -150,10 +174,6 @@ def test_a_pull_that_meets_another_version_is_stale():
     run_threads(rank, 1)
 
 
-def on_gpu(tensors):
-    return [tensor.as_subclass(pretend_gpu.PretendTensor) for tensor in tensors]
-
-
 class ExpertsOnGpu(Experts):
     def home(self, layer, expert):
         return on_gpu(super().home(layer, expert))
@@ -162,8 +182,27 @@ class ExpertsOnGpu(Experts):
         return on_gpu(super().slot(buffer))
 
 
-def test_on_a_gpu_stores_are_page_locked_and_copies_waited_for(monkeypatch):
-    current, cudart = pretend_gpu.install(monkeypatch)
+class Blocker(PretendEvent):
+    """Has not happened before it is recorded."""
+
+    def query(self):
+        return self.stream is not None
+
+
+@pytest.fixture(params=["late", "early"])
+def gpu(request, monkeypatch):
+    return pretend_gpu.install(monkeypatch, request.param)
+
+
+@pytest.mark.usefixtures("gpu")
+class TestPinnedHostOnPretendGpu(TransferTests):
+    backend = PinnedHost()
+    in_process = True
+    device = "cpu"
+
+
+def test_on_a_gpu_stores_are_page_locked_and_copies_waited_for(gpu):
+    cudart = gpu.cudart
 
     def rank(group):
         backend, buffers = PinnedHost(), ExpertsOnGpu()
@@ -171,17 +210,20 @@ def test_on_a_gpu_stores_are_page_locked_and_copies_waited_for(monkeypatch):
         for layer in range(3):
             backend.publish([Entry(layer, 0, 0, 0)], 1)
             assert list(cudart.locked.values()) == [(1 + layer + 1) * 4096]
+        backend.finish()
         dst = on_gpu(torch.zeros(n) for n in SIZES)
         handles = [backend.start([Copy(0, layer, 0, HOST, 0, None, dst)]) for layer in range(3)]
-        backend._stream.queue.append(lambda: left.append("drained"))
-        left, waits = [], current.num_waits
+        left, blocker = [], Blocker()
+        backend._stream.put(lambda: left.append("drained"), blocker)
         for handle in handles:
             backend.wait(handle, 1.0)
-        assert current.num_waits == waits + 3 and not left
-        assert holds([tensor.as_subclass(torch.Tensor) for tensor in dst], 2, 0, 1)
+        torch.cuda.current_stream().synchronize()
+        assert holds([raw(tensor) for tensor in dst], 2, 0, 1) and not left
+        blocker.record()
         backend.publish([Entry(0, 0, 0, 0)], 2)
         assert left == ["drained"]  # nobody writes while this rank still reads
-        backend._stream.queue.append(lambda: left.append("drained"))
+        backend.finish()
+        backend._stream.put(lambda: left.append("drained"))
         backend.close()
         assert left == ["drained"] * 2  # and the memory stays while it does
         assert not cudart.locked and cudart.num_locks == 3

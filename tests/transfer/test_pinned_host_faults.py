@@ -33,9 +33,9 @@ def open_files():
 def test_no_file_no_descriptor_and_no_map_is_left(store_files, monkeypatch):
     reserving = host_store._reserve
 
-    def reserve(file, size):
+    def reserve(file, begin, size):
         assert os.fstat(file).st_nlink == 0  # a file with a name is empty: it could stay behind
-        reserving(file, size)
+        reserving(file, begin, size)
 
     monkeypatch.setattr(host_store, "_reserve", reserve)
 
