@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-megatron test-verl smoke-verl bench clean
+.PHONY: demo test lint types unit test-megatron test-verl smoke-verl fuzz bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -39,8 +39,21 @@ test-verl: .venv-verl/.verl
 smoke-verl: .venv-verl/.verl
 	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -W ignore examples/verl_cpu_smoke.py; fi
 
+# Every night, not in CI: some minutes on all cores.
+fuzz: .venv/.test
+	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
+
 bench: .venv/.test
 	$(BIN)/python -m bench.run
+
+# The site, at docs/_build/index.html; a warning is an error, and every page is read anew, as a cached one gives no warnings. It reads docstrings, so it needs what the library needs, torch too.
+docs: .venv/.docs
+	@if [ -e .venv/.docs ]; then echo "docs: building" && $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
+		--fresh-env --jobs auto docs docs/_build && echo "docs: see docs/_build/index.html"; fi
+
+# Pictures of the README and the site, kept in git: from the committed result tables.
+pictures: .venv/.docs
+	@if [ -e .venv/.docs ]; then $(BIN)/python -m bench.pictures; fi
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -54,6 +67,11 @@ bench: .venv/.test
 	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test; \
 		else echo "test-megatron: skipped, megatron-core cannot be installed here"; fi
 
+.venv/.docs: pyproject.toml | .venv/bin/python
+	@echo "docs: installing what the site is built with"
+	@rm -f $@
+	@if $(PIP) $(EDITABLE) -e '.[docs]'; then touch $@ .venv/.test; else echo "docs: skipped, Sphinx cannot be installed here"; fi
+
 .venv-verl/.verl: pyproject.toml
 	@test -e .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	@rm -f $@
@@ -61,4 +79,4 @@ bench: .venv/.test
 		else echo "test-verl: skipped, verl cannot be installed here"; fi
 
 clean:
-	rm -rf .venv .venv-verl
+	rm -rf .venv .venv-verl docs/_build docs/_reference

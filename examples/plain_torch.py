@@ -26,7 +26,8 @@ def train(rank, size, topk_MGTK, plan=None, split_MLP=None):
         if plan is None:
             runtime.begin_home()
         else:
-            runtime.begin(plan, split_MLP)
+            routing = {(m, 0): topk_MGTK[m, rank] for m in range(MICRO_STEPS)}  # replayed as recorded: no counts travel
+            runtime.begin(plan, split_MLP, routing=routing)
         for m in range(MICRO_STEPS):
             x_TH = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(100 * m + rank))
             weight_TK = torch.full((TOKENS, TOPK), 1 / TOPK)

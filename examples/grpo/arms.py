@@ -92,7 +92,9 @@ class Arms:
         self.runtime.group.barrier()
         begin_s = time.perf_counter()
         if arm == "foremoe":
-            self.runtime.begin(planned.plan, planned.split_MLP, same_weights=self._planned_before)
+            layers, micro_steps = range(planned.plan.L), range(planned.plan.M)
+            routing = {(m, layer): batches[m].topk_TLK[:, layer] for m in micro_steps for layer in layers}
+            self.runtime.begin(planned.plan, planned.split_MLP, routing=routing, same_weights=self._planned_before)
             self._planned_before = True
         else:
             self.runtime.begin_home()

@@ -1,0 +1,160 @@
+"""Gaps between lower bounds and the best placement known, by case, and what the bounds take per row.
+
+    python -m bench.bounds [--layers 4] [--steps 100] [--only balance|time] [--out bench/results/bounds_HARDWARE_DATE.md]
+
+Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest, row by row, of bare homes, `Chain`, `Quota`,
+`Greedy`, `LeastLoaded` and `Lplb`; under time also of `Polish`, in problems of at most 2048 experts times ranks, and under
+balance of a `Chain` of 256 tries. A gap is what this is above the bound: looseness of the bound and what search misses together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from bench.output import command_line, emit, hardware
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import DISPATCHES, Cluster
+from foremoe.problem.bounds import load_bound, loose_row_bound, row_bound, settled_load_bound
+from foremoe.problem.cost import CostModel
+from foremoe.problem.objective import problem_rates, row_objective, row_times
+from foremoe.problem.problem import Problem
+from foremoe.solvers import Chain, Greedy, LeastLoaded, Lplb, Polish, Quota
+from foremoe.synthetic.counts import synthetic_workload
+
+# Letters: N rows.
+
+BALANCE = (
+    ("mixtral-8x7b", 8), ("gpt-oss-20b", 8), ("gpt-oss-20b", 16), ("deepseek-v2-lite", 8), ("deepseek-v2-lite", 16),
+    ("qwen3-30b-a3b", 8), ("qwen3-30b-a3b", 16),
+)  # fmt: skip
+TIME = (("gpt-oss-20b", 16), ("deepseek-v2-lite", 16), ("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 32), ("deepseek-v3", 64))
+REGIMES = ("mild", "mid", "skew", "gpt-oss-like")
+TOKENS, SMALL = (256, 1024, 8192), 2048
+WITHIN = {"balance": 0.005, "time": 0.05}
+MICRO_STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Rows of one case: gaps to the bounds before, and as they are; seconds per row of the latter."""
+
+    labels: tuple[str, ...]
+    loose_N: Array
+    gap_N: Array
+    bound_s: float
+
+    def cells(self, within: float) -> str:
+        """Markdown."""
+        figures = [*spread(self.loose_N, within), *spread(self.gap_N, within), f"{self.bound_s * 1e6:.1f}"]
+        return "| " + " | ".join([*self.labels, *figures]) + " |"
+
+
+def spread(gap_N: Array, within: float) -> list[str]:
+    """Median and worst gap, and the share of rows that are `within`."""
+    return [f"{np.median(gap_N):.2%}", f"{gap_N.max():.2%}", f"{np.mean(gap_N <= within):.0%}"]
+
+
+def best_known(problem: Problem, steps: int) -> Array:
+    """float64 [N]: the smallest objective that any solver here reaches."""
+    start, balance = problem.static(), problem.cost.objective == "balance"
+    first = Chain(tries=256) if balance else Chain()
+    made = [
+        start,
+        *(s.solve(problem, start) for s in (first, Quota(), Greedy(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb())),
+    ]
+    if not balance and problem.E * problem.G <= SMALL:
+        made.append(Polish(steps=steps).solve(problem, made[1]))
+    return np.asarray(np.min([row_objective(problem, placement) for placement in made], axis=0))
+
+
+def per_row_s(problem: Problem, bound: Callable[[Problem], Array]) -> float:
+    """Least of five CPU seconds per row of a bound."""
+    took = []
+    for _ in range(5):
+        fresh = dataclasses.replace(problem)
+        for needed in (problem_rates, row_times, load_bound):
+            needed(fresh)
+        fresh.counts()
+        begin_s = time.process_time()
+        bound(fresh)
+        took.append(time.process_time() - begin_s)
+    return min(took) / problem.N
+
+
+def balance(layers: int) -> Iterator[Line]:
+    """Objective balance: the bound before rows are settled, and after."""
+    for (model, ranks), regime, redundant in itertools.product(BALANCE, REGIMES, (1, 2)):
+        work = synthetic_workload(
+            model, num_ranks=ranks, tokens_per_rank=8192, micro_steps=MICRO_STEPS, num_layers=layers, regime=regime, seed=11
+        )
+        problem = Problem.of(work, Cluster.preset("8xh100", ranks), redundant=redundant, cost=CostModel(objective="balance"))
+        best_N = best_known(problem, 0)
+        took_s = per_row_s(problem, lambda p, best_N=best_N: settled_load_bound(p, best_N))  # type: ignore[misc]
+        bound_N = settled_load_bound(problem, best_N)
+        yield Line((f"{model} EP{ranks}", regime, str(redundant)), best_N / load_bound(problem) - 1, best_N / bound_N - 1, took_s)
+
+
+def seconds(layers: int, steps: int) -> Iterator[Line]:
+    """Objective time: the bound that does not tell replicas inside nodes from others, and the one that does."""
+    for (model, ranks), tokens, dispatch, preset in itertools.product(TIME, TOKENS, DISPATCHES, ("8xh100", "8xpcie")):
+        loose, gaps, took = [], [], []
+        for stage, redundant in (("update", 1), ("recompute", 1), ("update", 2)):
+            work = synthetic_workload(
+                model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=MICRO_STEPS, num_layers=layers, seed=5, stage=stage
+            )  # fmt: skip
+            problem = Problem.of(work, Cluster.preset(preset, ranks, dispatch=dispatch), redundant=redundant)
+            took.append(per_row_s(problem, row_bound))
+            few = problem[:1]
+            best_N = best_known(few, steps)
+            loose.append(best_N / loose_row_bound(few) - 1)
+            gaps.append(best_N / row_bound(few) - 1)
+        labels = (f"{model} EP{ranks}", str(tokens), dispatch, preset)
+        yield Line(labels, np.concatenate(loose), np.concatenate(gaps), float(np.mean(took)))
+
+
+def table(objective: str, heads: tuple[str, ...], lines: Iterator[Line]) -> str:
+    """Markdown; each line is printed to stderr as it is done."""
+    within, made = WITHIN[objective], []
+    for line in lines:
+        made.append(line)
+        print(line.cells(within), file=sys.stderr, flush=True)
+    gap_N = np.concatenate([line.gap_N for line in made])
+    verdict = (
+        f"{gap_N.size} rows: gap median {np.median(gap_N):.2%}, worst {gap_N.max():.2%}; within {within:.1%}"
+        f" {np.mean(gap_N <= within):.1%} of rows; closed {np.mean(gap_N <= 1e-9):.1%}."
+    )
+    three = ("median", "worst", f"within {within:.1%}")
+    columns = [*heads, *(f"loose: {name}" for name in three), *three, "us a row"]
+    rows = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *(line.cells(within) for line in made)]
+    return f"## Objective {objective}\n\n{verdict}\n\n" + "\n".join(rows)
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=100, help="of Polish")
+    parser.add_argument("--only", choices=tuple(WITHIN), help="one objective only")
+    args = parser.parse_args()
+    sections = []
+    if args.only != "time":
+        sections.append(table("balance", ("rows", "regime", "R"), balance(args.layers)))
+    if args.only != "balance":
+        sections.append(table("time", ("rows", "tokens per rank", "dispatch", "cluster"), seconds(args.layers, args.steps)))
+    text = (
+        f"# Lower bounds against the best placement known\n\nMeasured on: {hardware()}. Command: `python -m bench.bounds --layers"
+        f" {args.layers} --steps {args.steps}`. Gap: the best known above the bound. Loose: under balance before rows are"
+        " settled; under time without telling replicas inside nodes from others. Time rows: regime mid, update (R = 1, 2) and"
+        " recompute (R = 1). Microseconds: under balance what settling adds. Model, uncalibrated."
+    )
+    emit("\n\n".join([text, *sections]) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()
