@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +153,29 @@ def _valid(tokens: int) -> torch.Tensor:
 # What ranks run.
 
 
+class Pace:
+    """Seconds that this machine takes for the same work on all ranks at once, a few hundredths; others may use its cores too."""
+
+    def __init__(self, group: Group) -> None:
+        torch.manual_seed(0)
+        self.group, self.x_TH, self.weight_HF = group, torch.randn(1024, 128), torch.randn(128, 384)
+
+    def seconds(self) -> float:
+        """Wall seconds, of the slowest rank."""
+        self.group.barrier()
+        begin_s = time.perf_counter()
+        for _ in range(24):
+            hidden_TF = torch.nn.functional.silu(self.x_TH @ self.weight_HF)
+            torch.softmax(hidden_TF @ self.weight_HF.T, dim=1)
+        return max(self.group.gather(time.perf_counter() - begin_s))
+
+
+def pace_rank(group: Group, times: int) -> list[float]:
+    """Seconds of the same work, some times."""
+    pace = Pace(group)
+    return [pace.seconds() for _ in range(times + 2)][2:]
+
+
 def calibrate_rank(group: Group, case: Case) -> Any:
     """The points of `foremoe calibrate`."""
     return measure(group, case, torch.device("cpu"), lambda *_: None)
@@ -231,16 +255,19 @@ def _no_experts(layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK
     raise AssertionError("there are no MoE layers")
 
 
-def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: int) -> list[dict[tuple[str, str], float]]:
-    """Wall seconds by (stage, arm), repeat by repeat; the order of arms turns."""
-    rank = Rank(group, config, cluster)
-    out = []
+def stages_rank(
+    group: Group, config: Configuration, cluster: Cluster, repeats: int
+) -> tuple[list[dict[tuple[str, str], float]], list[float]]:
+    """Wall seconds by (stage, arm), repeat by repeat, where the order of arms turns; and of the same work before every arm."""
+    rank, pace = Rank(group, config, cluster), Pace(group)
+    out, pace_s = [], []
     with rank.runtime:
         for i in range(repeats + 1):
             arms = Arms(rank.policy, rank.runtime, rank.clock, rank.plans)
             turn = i % len(ARMS)
             seconds = {}
             for arm in (*ARMS[turn:], *ARMS[:turn]):
+                pace_s.append(pace.seconds())
                 run, old = arms.recompute(arm, rank.batches["recompute"])
                 seconds["recompute", arm] = run.wall_s
                 # Both stages have the same micro-steps here, so log-probabilities need no sorting.
@@ -254,4 +281,4 @@ def stages_rank(group: Group, config: Configuration, cluster: Cluster, repeats: 
                 rank.drop_gradients()
             if i:  # the first one warms up
                 out.append(seconds)
-    return out
+    return out, pace_s[len(ARMS) :]
