@@ -82,6 +82,12 @@ def test_the_picture_of_a_layer_is_that_of_the_readme() -> None:
     assert busiest and all(f"busiest rank {int(load):,} pairs" in text for load in busiest.groups())
 
 
+def test_the_readme_is_short() -> None:
+    """Words of its prose, code and tables; what needs more belongs in docs/."""
+    text = (ROOT / "README.md").read_text()
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1500
+
+
 def test_tables_are_read_below_their_heading() -> None:
     one_column = "\n| x |\n| --- |\n| {} |\n\n"
     text = f"# A\n\n| x | y |\n| --- | --- |\n| 1 | 2.5% (3) |\n\n## B\n{one_column.format('2 to 8')}# C\n{one_column.format(0)}"

@@ -145,6 +145,10 @@ class Cluster(ArrayValue):
 
         Raises:
             InputError: There is no such preset (it lists those there are), or a count out of range.
+
+        Example:
+            >>> foremoe.Cluster.preset("8xh100", num_ranks=16).node_of_rank_G.tolist()
+            [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
         """
         table = fields.preset(_FILE, name, "cluster") | {"num_ranks": num_ranks, "dispatch": dispatch}
         if not host_store:

@@ -45,6 +45,13 @@ class Plan(ArrayValue, Checked):
         load_bound_ML: float64, lower bound of the largest rank load.
         stop_ML: uint8, `Stop`.
         resident_LGS: int16, what ResidentSlots held at the start, or None.
+
+    Example:
+        >>> plan
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 108 replicas, stage='update', objective='time')
+        >>> plan.check(problem)
+        >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
+        (1993, 5010)
     """
 
     header: PlanHeader
@@ -248,13 +255,24 @@ class Plan(ArrayValue, Checked):
         return summary(self)
 
     def explain(self, micro_step: int, layer: int) -> str:
-        """Why one row looks as it does: loads of ranks at home and as planned, and every replica with what it takes over."""
+        """Why one row looks as it does: loads of ranks at home and as planned, and every replica with what it takes over.
+
+        Example:
+            >>> print(plan.explain(0, 0).splitlines()[1])
+            busiest rank: 3571 at home -> 1959 planned; no placement with these homes and slots is below 1959
+        """
         from foremoe.plan.text import explain
 
         return explain(self, micro_step, layer)
 
     def diff(self, other: Plan) -> str:
-        """What changed from this plan to `other`: rows, replicas, quotas, skew, bytes."""
+        """What changed from this plan to `other`: rows, replicas, quotas, skew, bytes.
+
+        Example:
+            >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
+            >>> print(plan.diff(greedy).splitlines()[2])
+            skew mean: 1.0011 -> 1.0224; copies: 116 -> 138
+        """
         from foremoe.plan.text import diff
 
         return diff(self, other)

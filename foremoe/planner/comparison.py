@@ -61,6 +61,11 @@ def compare(
 
     Raises:
         InputError: A planner has a pack level that did not deal the problem, or an order level that the problem leaves no part.
+
+    Example:
+        >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "hierarchical")})
+        >>> [(row["solver"], round(row["skew_mean"], 3)) for row in rows]
+        [('static', 1.78), ('greedy', 1.022), ('hierarchical', 1.001)]
     """
     for name, planner in planners.items():
         _require_part(name, planner, problem)

@@ -43,6 +43,10 @@ def parse(text: str, *, builtin: bool = False) -> Any:
 
     Raises:
         InputError: The text is not literals and calls, or names something that is unknown or cannot be imported.
+
+    Example:
+        >>> foremoe.parse("Planner(rank=(Quota(min_pairs=64),))").rank
+        (Quota(min_pairs=64, best_fit=False),)
     """
     try:
         source, names = text.strip(), {}

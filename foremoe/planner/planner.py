@@ -57,6 +57,12 @@ class Planner:
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.
+
+    Example:
+        >>> foremoe.Planner().rank
+        (Chain(tries=16, spread=0.6, slack=0.0, relay=True, portfolio=1024, inside=False),)
+        >>> foremoe.Planner(rank=(foremoe.solvers.Quota(),), guard=False).plan(problem)[0]
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 72 replicas, stage='update', objective='time')
     """
 
     pack: PackSolver = field(default_factory=AsGiven)
@@ -101,7 +107,12 @@ class Planner:
         return next((reason for solver in self.rank if (reason := solver.refusal(problem)) is not None), None)
 
     def using(self, *solvers: Any) -> Self:
-        """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order."""
+        """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order.
+
+        Example:
+            >>> foremoe.Planner().using(foremoe.solvers.Greedy(), foremoe.solvers.Even()).rank
+            (Greedy(),)
+        """
         changed: dict[str, Any] = {}
         for solver in solvers:
             level = getattr(solver, "level", None)
@@ -154,6 +165,12 @@ class Planner:
         Raises:
             InputError: The start or history does not fit, or the pack or home level of this planner has not run (see `what_ran`).
             PlanError: A solver of any level returned what breaks a law.
+
+        Example:
+            >>> found, how = foremoe.Planner().plan(problem)
+            >>> how.rows
+            16
+            >>> found.check(problem)
         """
         watch, warnings = Stopwatch(), list[str]()
         if key is not None and key.stage != problem.stage:

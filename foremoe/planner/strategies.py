@@ -48,6 +48,12 @@ def resolve(text: str | Planner | Any) -> Planner:
               ``"package.module:Class(depth=2)"``;
             * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Chain(), package.module:Class()))"``;
             * a planner or solver.
+
+    Example:
+        >>> foremoe.resolve("eplb-step").rank
+        (Eplb(num_groups=None),)
+        >>> foremoe.resolve("Chain(slack=0.015)").rank
+        (Chain(tries=16, spread=0.6, slack=0.015, relay=True, portfolio=1024, inside=False),)
     """
     if not isinstance(text, str):
         return _planner_of(text, repr(text))
@@ -82,6 +88,13 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
 
     Args:
         compiled: Run it through numba; False runs plain Python, with the same result.
+
+    Example:
+        >>> def nothing(load_E, node_G, num_base, options, expert_GS, quota_GS):
+        ...     return  # every expert stays at home
+        >>> idle = foremoe.row_solver(nothing, compiled=False)
+        >>> foremoe.Planner(rank=(idle,)).plan(problem)[0].num_replicas
+        0
     """
     name = getattr(edit, "__name__", "row_solver")
     body = {"edit": staticmethod(edit), "compiled": compiled, "__repr__": lambda self: f"row_solver({name})"}

@@ -76,6 +76,11 @@ class CostModel:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
         overlap: Share of the time before the experts are needed under which copies hide, 0 (as when planning online) to 1. That
             time is the window and the balanced expert compute of one layer (with a single buffer per slot, the window alone).
+
+    Example:
+        >>> balance = foremoe.Problem.of(work, cluster, redundant=1, cost=foremoe.CostModel(objective="balance"))
+        >>> print(foremoe.Planner().plan(balance)[0].summary().splitlines()[1])
+        skew: 1.780 -> 1.000 mean, 2.558 -> 1.000 worst; load gap 0.00% mean, 16 of 16 rows proven optimal in balance
     """
 
     objective: str = "time"

@@ -23,6 +23,11 @@ class Noisy:
     Attributes:
         drift: Standard deviation of the log factor, from 0 to 100.
         seed: Of the noise, a whole number >= 0; a micro-step's noise does not depend on how many there are.
+
+    Example:
+        >>> blurred, _ = foremoe.Planner(foresight=foremoe.Noisy(drift=0.3)).plan(problem)
+        >>> round(float(blurred.skew_ML.mean()), 3), round(float(plan.skew_ML.mean()), 3)
+        (1.108, 1.001)
     """
 
     drift: float = 0.1
@@ -45,6 +50,11 @@ class Rerouted:
         share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
         how: "swap": another expert, drawn by load, is in the place of one of a token's; "redraw": all are drawn by load.
         seed: Of the draw, a whole number >= 0; a micro-step's draw does not depend on how many there are.
+
+    Example:
+        >>> rerouted, _ = foremoe.Planner(foresight=foremoe.Rerouted(share=0.1)).plan(problem)
+        >>> round(float(rerouted.skew_ML.mean()), 3), round(float(plan.skew_ML.mean()), 3)
+        (1.016, 1.001)
     """
 
     share: float = 0.1

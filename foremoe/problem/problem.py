@@ -159,6 +159,11 @@ class Problem(ArrayValue, Derived):
 
         Raises:
             InputError: No model of the workload's shape, another number of ranks, or what `Problem` refuses.
+
+        Example:
+            >>> two = foremoe.Problem.of(work, cluster, redundant=2)
+            >>> two.N, two.G, two.E, two.S
+            (16, 8, 32, 6)
         """
         if model is None:
             model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)

@@ -33,6 +33,12 @@ class ResidentSlots:
 
     A rank has ``redundant * copies`` buffers per layer. Under 1F1B a later forward overwrites what an earlier backward still
     needs unless ``copies`` covers the micro-steps in flight; with fewer, weights are sent again.
+
+    Example:
+        >>> resident = foremoe.Problem.of(work, cluster, redundant=1, slots=foremoe.ResidentSlots())
+        >>> kept, _ = foremoe.Planner().plan(resident)
+        >>> len(kept.transfers), len(plan.transfers)
+        (98, 116)
     """
 
     copies: int = 1

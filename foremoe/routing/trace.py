@@ -38,6 +38,11 @@ class RoutingTrace(ArrayValue):
 
     Raises:
         InputError: Wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
+
+    Example:
+        >>> topk_TLK = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])
+        >>> foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=4, seq_len_Q=np.array([2, 1])).sequences([1]).topk_TLK.tolist()
+        [[[0, 2]]]
     """
 
     topk_TLK: Array = array(np.int16)  # uint8 for up to 256 experts

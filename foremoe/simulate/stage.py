@@ -46,6 +46,12 @@ def simulate(
     Raises:
         InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
         PlanError: The plan breaks a law.
+
+    Example:
+        >>> from foremoe.simulate import simulate
+        >>> static, _ = foremoe.resolve("static").plan(problem)
+        >>> round(simulate(problem, static).total_s / simulate(problem, plan).total_s, 2)
+        1.24
     """
     run = StageRun(
         problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision,
@@ -57,7 +63,13 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """The stage with the same tokens and even routing, experts at home: what perfect balance alone would give."""
+    """The stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
+
+    Example:
+        >>> from foremoe.simulate import force_balanced, simulate
+        >>> round(force_balanced(problem).total_s / simulate(problem, plan).total_s, 2)
+        0.97
+    """
     even = even_routing(problem)
     return simulate(even, Planner(rank=()).plan(even)[0], outside_s_MG=outside_s_MG)
 

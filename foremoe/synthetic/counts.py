@@ -121,6 +121,11 @@ def synthetic_workload(
 
     Raises:
         InputError: An unknown name or a number out of range.
+
+    Example:
+        >>> made = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, micro_steps=2, tokens_per_rank=512, seed=0)
+        >>> made.load_MLE.shape
+        (2, 24, 32)
     """
     model, regime = resolve(model, regime)
     G, M = whole(num_ranks, "num_ranks"), whole(micro_steps, "micro_steps")

@@ -59,6 +59,10 @@ def synthetic_trace(
 
     Raises:
         InputError: An unknown name or a number out of range.
+
+    Example:
+        >>> foremoe.synthetic_trace("gpt-oss-20b", num_sequences=4, num_layers=2, seed=0).topk_TLK.shape
+        (1984, 2, 4)
     """
     model, regime = resolve(model, regime)
     Q, L = whole(num_sequences, "num_sequences"), layer_count(num_layers, model)

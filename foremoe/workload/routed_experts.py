@@ -68,6 +68,12 @@ def from_routed_experts(
 
     Raises:
         InputError: Anything that is not routing, in one sentence that names the sequence.
+
+    Example:
+        >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
+        >>> found, read = foremoe.from_routed_experts([routed_experts], num_experts=4)
+        >>> found.topk_TLK.shape
+        (3, 1, 2)
     """
     reader = Reader(model, num_experts, num_topk, num_layers, moe_layer_L, dtype)
     tally, num_missing, num_padding = np.zeros(4, np.int64), 0, 0
@@ -118,6 +124,12 @@ def count_workload(
 
     Raises:
         InputError: As `from_routed_experts`, or places that do not exist.
+
+    Example:
+        >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
+        >>> counted, read = foremoe.count_workload([routed_experts], num_ranks=1, micro_step_Q=[0], rank_Q=[0], num_experts=4)
+        >>> counted.load_MLE.tolist()
+        [[[2, 1, 1, 2]]]
     """
     of_items = {name: options.pop(name, None) for name in ("lengths", "start", "mask")}
     reader = Reader(**options)

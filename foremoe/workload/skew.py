@@ -31,6 +31,10 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
 
     Raises:
         InputError: Experts that do not divide over the ranks.
+
+    Example:
+        >>> {name: round(value, 3) for name, value in foremoe.skew_statistics(work).items()}
+        {'skew_mean': 1.78, 'skew_p99': 2.471, 'step_correlation': 0.583, 'log_spread': 0.764, 'source_distance': 0.24}
     """
     load_MLE = workload.load_MLE.astype(np.float64)
     M, L, E = load_MLE.shape

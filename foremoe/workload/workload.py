@@ -132,6 +132,11 @@ class Workload(ArrayValue):
 
         Raises:
             InputError: As the class, or counts that do not balance.
+
+        Example:
+            >>> load_MLGE = np.array([[[[5, 1], [2, 4]]]])  # one micro-step and layer, two ranks, two experts
+            >>> foremoe.Workload.from_counts(load_MLGE, num_topk=1).load_MLE.tolist()
+            [[[7, 5]]]
         """
         load = checked_load(load_MLGE)
         M, L, G, E = load.shape
@@ -175,6 +180,10 @@ class Workload(ArrayValue):
 
         Raises:
             InputError: Numbers out of range, options that exclude each other, or a packer that breaks its law.
+
+        Example:
+            >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
+            (4, 4, 32)
         """
         G = whole(num_ranks, "num_ranks")
         micro_step_Q = rank_Q = dealt = None
