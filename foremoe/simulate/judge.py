@@ -12,8 +12,11 @@ from foremoe.planner.summary import PlanSummary
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import simulate
+from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.prune import Prune
 
-CANDIDATES = tuple(STRATEGIES[name] for name in ("quota", "greedy", "static"))
+FEWER = Planner(rank=(Chain(), Prune()), guard=False)
+CANDIDATES = (FEWER, *(STRATEGIES[name] for name in ("quota", "greedy", "static")))
 
 
 def plan_judged(

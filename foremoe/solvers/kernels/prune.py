@@ -1,4 +1,4 @@
-"""Drops replicas that a placement's maximum load does not need."""
+"""Drops replicas that a placement does not need: for its maximum load, or for one that is a little larger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import numpy as np
 
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.rows import assign, clean_row, copy_of, home_of_experts
+from foremoe.solvers.kernels.price import price_row
+from foremoe.solvers.kernels.rows import Placed, assign, clean_row, copy_of, home_of_experts, row_of
 
-# Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
+# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
+
+# Vain tries of `prune_rows`.
+FAILURES = 16
 
 
 @inner_kernel
@@ -132,3 +136,26 @@ def prune_row(target, load_E, failures, num_base, placed):
             _link(rank * S + slot, e, links)
             failures -= 1
     clean_row(num_base, placed)
+
+
+@kernel
+def prune_rows(low, high, rows, within, priced, expert_NGS, quota_NGS):
+    """Drops replicas of rows [low, high) while the maximum load rises by at most `within` of the mean; with `priced`, the seconds
+    too by no more than that much load takes. In place.
+
+    All of `within` is tried first, then three quarters of it, half, and a quarter.
+    """
+    num_base = rows.num_base
+    for n in range(low, high):
+        row = row_of(rows, n, expert_NGS[n])
+        placed = Placed(expert_NGS[n], quota_NGS[n], np.empty(expert_NGS.shape[1], np.int64))
+        clean_row(num_base, placed)
+        more = within * placed.load_G.sum() / placed.load_G.size
+        limit_s = price_row(row, row.rates, placed) + row.rates.pair_s * more
+        tried = copy_of(placed)
+        for quarters in range(4, 0, -1):
+            prune_row(placed.load_G.max() + np.int64(more * quarters / 4), row.load_E, FAILURES, num_base, tried)
+            if not priced or price_row(row, row.rates, tried) <= limit_s:
+                assign(placed, tried)
+                break
+            assign(tried, placed)
