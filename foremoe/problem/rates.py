@@ -69,11 +69,16 @@ def back_s(out, into, copy_s, gradient_s, rates):
 
 
 @inner_kernel
-def busiest_s(fan_4G, rates):
-    """Seconds of the busiest rank's link in forward and in backward.
+def add_copies(num, home, rank, node_G, fan_4G):
+    """Counts `num` replicas on `rank` of experts of rank `home` in `fan_4G`, int64: by both, on peer links, then on RDMA."""
+    link = 0 if node_G[home] == node_G[rank] else 2
+    fan_4G[link, home] += num
+    fan_4G[link + 1, rank] += num
 
-    `fan_4G`, int64, counts replicas by their home's rank and by their own: on peer links, then on RDMA links.
-    """
+
+@inner_kernel
+def busiest_s(fan_4G, rates):
+    """Seconds of the busiest rank's link in forward and in backward; `add_copies` fills `fan_4G`."""
     forward_s, backward_s = 0.0, 0.0
     for g in range(fan_4G.shape[1]):
         out, into, far_out, far_into = fan_4G[0, g], fan_4G[1, g], fan_4G[2, g], fan_4G[3, g]

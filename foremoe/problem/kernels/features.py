@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import busiest_s
+from foremoe.problem.rates import add_copies, busiest_s
 
 # Letters: N rows, L layers, G ranks, V nodes, E experts, S slots per rank.
 
@@ -63,9 +63,7 @@ def _read_row(n, counts, held, rates, served_VE, fan_4G):
                 local_pairs += min(load_GE[g, e], quota)
             home = home_E[e] // num_base
             if home != g and quota > 0:
-                link = 0 if node_G[home] == node_G[g] else 2
-                fan_4G[link, home] += 1
-                fan_4G[link + 1, g] += 1
+                add_copies(1, home, g, node_G, fan_4G)
         slowest_s = max(slowest_s, rates.pair_s * load + rates.slot_s * busy)
         compute_s = max(compute_s, work_s * load + rates.slot_s * busy)
     return slowest_s, compute_s, local_pairs

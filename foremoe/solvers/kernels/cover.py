@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.rates import add_copies
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.rows import Placed, home_of_experts
 
@@ -96,9 +97,7 @@ def _add_copy(e, to, share, num_copies, node_G, cover):
     cover.even_G[to] += new
     cover.expert_GS[to, cover.used_G[to]] = e
     cover.used_G[to] += 1
-    link = 0 if node_G[to] == node_G[cover.home_E[e]] else 2
-    cover.fan_4G[link, cover.home_E[e]] += 1
-    cover.fan_4G[link + 1, to] += 1
+    add_copies(1, cover.home_E[e], to, node_G, cover.fan_4G)
 
 
 @kernel

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import Rates, busiest_s, late_s
+from foremoe.problem.rates import Rates, add_copies, busiest_s, late_s
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.rows import Row, assign, bare_homes, clean_row
@@ -84,12 +84,9 @@ def price_kept(keeping, buffer_GP, placed):
             if e < 0 or quota_GS[g, s] == 0:
                 continue
             home = row.home_E[e] // S
-            link = 0 if row.node_G[home] == row.node_G[g] else 2
-            fan_4G[link, home] += 1
-            fan_4G[link + 1, g] += 1
+            add_copies(1, home, g, row.node_G, fan_4G)
             if not holds(g, e, buffer_GP):
-                sent_4G[link, home] += 1
-                sent_4G[link + 1, g] += 1
+                add_copies(1, home, g, row.node_G, sent_4G)
     # Weights are not sent again in backward, where all replicas return gradients.
     copies_s = late_s((busiest_s(sent_4G, rates)[0], busiest_s(fan_4G, rates)[1]), rates)
     copies_s += keeping.peer_s * sent_4G[0].sum() + keeping.rdma_s * sent_4G[2].sum()

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import Rates
+from foremoe.problem.rates import Rates, add_copies
 from foremoe.solvers.kernels.cover import Limits, home_quotas
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.price import fans_seconds, free_fans
@@ -86,9 +86,7 @@ def place_copies(case, limits, expert_GS):
                     to, least = g, load_G[g]
             if to < 0:
                 break
-            link = 0 if node_G[to] == node_G[home] else 2
-            fan_4G[link, home] += 1
-            fan_4G[link + 1, to] += 1
+            add_copies(1, home, to, node_G, fan_4G)
             expert_GS[to, used_G[to]] = e
             used_G[to] += 1
             load_G[to] += per_copy_E[e]
@@ -103,10 +101,7 @@ def expected_s(case, expert_GS):
     for g in range(G):
         for s in range(num_base, S):
             if expert_GS[g, s] >= 0:
-                home = home_E[expert_GS[g, s]] // S
-                link = 0 if node_G[home] == node_G[g] else 2
-                fan_4G[link, home] += 1
-                fan_4G[link + 1, g] += 1
+                add_copies(1, home_E[expert_GS[g, s]] // S, g, node_G, fan_4G)
     load_G, compute_s = np.zeros(G, np.int64), 0.0
     for load_E in case.load_KE:
         home_quotas(load_E, num_base, expert_GS, quota_GS, load_G)

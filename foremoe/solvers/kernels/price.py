@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import back_s, busiest_s, late_s
+from foremoe.problem.rates import add_copies, back_s, busiest_s, late_s
 
 # Letters: G ranks, S slots per rank, E experts, V nodes, I replicas.
 
@@ -30,10 +30,7 @@ def count_copies(row, placed, fan_4G):
         for s in range(row.num_base, S):
             if expert_GS[g, s] < 0 or placed.quota_GS[g, s] == 0:
                 continue
-            home = row.home_E[expert_GS[g, s]] // S
-            link = 0 if node_G[home] == node_G[g] else 2
-            fan_4G[link, home] += 1
-            fan_4G[link + 1, g] += 1
+            add_copies(1, row.home_E[expert_GS[g, s]] // S, g, node_G, fan_4G)
 
 
 @inner_kernel
@@ -80,9 +77,7 @@ def _price(row, rates, placed, held_5I, last_E, served_V, fan_4G):
                 continue
             busy += 1
             home = home_E[e] // S
-            link = 0 if node_G[home] == node_G[g] else 2
-            fan_4G[link, home] += 1
-            fan_4G[link + 1, g] += 1
+            add_copies(1, home, g, node_G, fan_4G)
             rank_I[num], home_I[num], expert_I[num], quota_I[num] = g, home, e, quota_GS[g, s]
             next_I[num], last_E[e] = last_E[e], num
             num += 1

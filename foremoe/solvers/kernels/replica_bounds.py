@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.problem.rates import Rates
+from foremoe.problem.rates import Rates, add_copies
 
 # Letters: G ranks, R redundant slots per rank, E experts, P redundant slots, K bounds.
 
@@ -175,9 +175,7 @@ def renew_two(case, held, e, f, num, bounds):
 def count_copy(case, e, r, sign, fan_4G):
     """Counts the copy of an expert to a rank (-1: nothing), or with sign -1 takes it out of the count."""
     if e >= 0:
-        link = 0 if case.node_G[case.home_E[e]] == case.node_G[r] else 2
-        fan_4G[link, case.home_E[e]] += sign
-        fan_4G[link + 1, r] += sign
+        add_copies(sign, case.home_E[e], r, case.node_G, fan_4G)
 
 
 @kernel

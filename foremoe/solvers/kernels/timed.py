@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.problem.rates import exposed_s
+from foremoe.problem.rates import add_copies, exposed_s
 from foremoe.solvers.kernels.bring import bring_row
 from foremoe.solvers.kernels.chain import FAILURES, Options, level_goal, plain_rule, search_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
@@ -63,9 +63,7 @@ def _undo(moves, num_moves, most, row, fan_4G, placed):
         load_G[r] -= amount
         most = max(most, load_G[g])
         if moves.new_C[i] == 1:
-            link = 0 if node_G[g] == node_G[r] else 2
-            fan_4G[link, g] -= 1
-            fan_4G[link + 1, r] -= 1
+            add_copies(-1, g, r, node_G, fan_4G)
             copies_s = fans_seconds(fan_4G, rates)
         if rates.pair_s * most + copies_s < best_s:
             best_s, best = rates.pair_s * most + copies_s, i
