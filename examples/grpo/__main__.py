@@ -40,7 +40,7 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed
     """Pre-trains a small MoE language model on puzzles, then improves it by GRPO, on processes of this machine (CPU).
 
     In every step the recorded routing is replayed in the recompute and update stages, three times from the same parameters: with
-    experts at home (static), by a plan (foremoe), and with routing forced to be even (balanced). Takes some minutes.
+    experts at home (static), by a plan (foremoe), and with routing forced to be even (force-balanced). Takes some minutes.
 
     \b
     Example:
@@ -71,7 +71,7 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         ctx.exit(FAILED)
-    emit(json_file, figures, [report(figures)])
+    emit(json_file, figures, report(figures))
 
 
 if __name__ == "__main__":

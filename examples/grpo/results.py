@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,12 @@ def _stage(records: Records, stage: str) -> dict[str, Any]:
         "rank_cpu_s": largest_cpu_s,
     }
     for name, measure in measures.items():
-        for arm in ARMS:
-            values = [measure([record.runs[stage, arm] for record in by_rank]) for by_rank in records]
+        values_of = {arm: [measure([record.runs[stage, arm] for record in by_rank]) for by_rank in records] for arm in ARMS}
+        for arm, values in values_of.items():
             low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
             out[f"{arm}_{name}"] = float(middle)
             out[f"{arm}_{name}_quartiles"] = [float(low), float(high)]
+        out[f"noise_{name}"] = noise(values_of)
         out[f"recovery_{name}"] = recovery(out[f"static_{name}"], out[f"foremoe_{name}"], out[f"balanced_{name}"])
     skew = np.array([by_rank[0].skew[stage] for by_rank in records])
     timelines = [[record.runs[stage, "foremoe"].report["timeline"] for record in by_rank] for by_rank in records]
@@ -96,6 +97,26 @@ def recovery(static: float, foremoe: float, balanced: float) -> float | None:
     """(static - foremoe) / (static - balanced); None where even loads gain less than a fiftieth, which measuring cannot tell."""
     gain = static - balanced
     return (static - foremoe) / gain if gain > 0.02 * static else None
+
+
+def noise(values_of: Mapping[str, Sequence[float]]) -> float | None:
+    """Standard error of the median gain of an arm over static; None for fewer steps than three, which say nothing of it.
+
+    Steps differ in size, so gains are taken step by step. The larger of both arms' errors, from the quartiles: a normal
+    distribution has its quartiles 1.35 standard deviations apart, and the median's error is 1.25 of the mean's.
+    """
+    num_steps = len(values_of["static"])
+    if num_steps < 3:
+        return None
+    gains = [np.subtract(values_of["static"], values_of[arm]) for arm in values_of if arm != "static"]
+    spread = max(float(np.subtract(*np.quantile(gain, (0.75, 0.25)))) for gain in gains)
+    return 1.25 * spread / 1.35 / num_steps**0.5
+
+
+def readable(figures: Mapping[str, Any], name: str) -> bool:
+    """True if a measure's noise is at most a quarter of what even routing gains, so that arms can be told apart."""
+    gain, noise_s = figures[f"static_{name}"] - figures[f"balanced_{name}"], figures[f"noise_{name}"]
+    return noise_s is not None and figures[f"recovery_{name}"] is not None and noise_s <= gain / 4
 
 
 def _loss_difference(by_rank: Sequence[StepRecord], stage: str) -> float:

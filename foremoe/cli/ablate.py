@@ -1,68 +1,140 @@
-"""``foremoe ablate``: one planner, level by level, over redundant slots and foresight."""
+"""``foremoe ablate``: planners, level by level, over redundant slots, foresight, nodes and seeds."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import click
 
-from foremoe.cli.compare import PLANNED, WORDS, notes, planned
-from foremoe.cli.inputs import build_case
+from foremoe.base.errors import InputError
+from foremoe.cli.ablated import COLUMNS, Lines, lines_of
+from foremoe.cli.compare import WORDS
+from foremoe.cli.inputs import Case, build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import CaseOptions, case_options, option
+from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options
+from foremoe.cli.plot import plot, require_matplotlib
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, number, render
-from foremoe.cli.texts import foresight_of, planner_of, split_list, whole_numbers
-from foremoe.planner import comparison
+from foremoe.cli.tables import Look
+from foremoe.cli.texts import Seconds, foresight_of, planner_of, split_list, whole_numbers
+from foremoe.planner import ablation
+from foremoe.planner.comparison import EXACT_BUDGET_S
 from foremoe.planner.planner import Planner
+from foremoe.workload.packing import AsGiven
+
+
+class Varied(NamedTuple):
+    """What varies besides the levels: every combination is planned."""
+
+    planners: dict[str, Planner]
+    nodes: list[int | None]  # ranks of a node; None: the cluster's own
+    seeds: list[int]
+    redundant: list[int]
+    foresight: list[Any]
+
+    @property
+    def num_tasks(self) -> int:
+        """Planners that `comparison.compare` will run in all."""
+        variants = sum(len(ablation.left_out(planner)) for planner in self.planners.values())
+        return variants * len(self.nodes) * len(self.seeds) * len(self.redundant) * len(self.foresight)
 
 
 @click.command(cls=JsonCommand)
-@case_options(redundant=False)
+@case_options(without=("redundant", "ranks_per_node", "seed"))
 @option(
-    "--planner", "planner_name", metavar="NAME", default="hierarchical",
-    help="What to take apart: a strategy, or a text such as 'Planner(rank=(NodeChain(), Chain()))'.",
+    "--planner", "planner_name", metavar="NAME",
+    help="What to take apart: a strategy, or a text such as 'Planner(rank=(NodeChain(), Chain()))'.  [default: hierarchical]",
 )  # fmt: skip
+@solvers_option(help="Several such planners with commas between them, instead of --planner.  [default: the planner]")
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
     help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
 )  # fmt: skip
+@option(
+    "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
+    help="Ranks of one node, joined by the fast link, such as 8,72.  [default: the cluster's own]",
+)  # fmt: skip
+@option(
+    "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
+    help="Seeds of all random draws, such as 0,1,2; the table then has means and standard deviations over them.",
+)  # fmt: skip
+@option("--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S, help="Seconds that each exact solver may spend on a line.")
+@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups (needs matplotlib).  [default: no picture]")
+@table_options
 def ablate(
-    case_options: CaseOptions, planner_name: str, redundant: tuple[str, ...], foresight: tuple[str, ...], json_file: str | None
-) -> None:
-    """Leaves out one level of a planner at a time, for every number of redundant slots and every foresight.
+    case_options: CaseOptions, planner_name: str | None, solvers: tuple[str, ...], redundant: tuple[str, ...],
+    foresight: tuple[str, ...], nodes: tuple[str, ...], seeds: tuple[str, ...], json_file: str | None, *,
+    exact_seconds: float = EXACT_BUDGET_S, plot_file: str | None = None, look: Look = Look(),  # noqa: B008
+) -> None:  # fmt: skip
+    """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-    All lines are of the same case, so of the same rows; planning time is in the line.
+    For every number of redundant slots, every foresight, every size of node and every seed. Lines of one plan are one line,
+    which names them all. JSON and CSV have a row for each.
 
     \b
-    Example:
-      foremoe ablate rollout.npz --ranks 16 --redundant 0,1,2 --foresight 'exact,previous,Noisy(0.2)'
+    Examples:
+      foremoe ablate rollout.npz --ranks 16 --redundant 0,1,2
+      foremoe ablate --synthetic gpt-oss-20b --ranks 16 --seeds 0,1,2
     """
-    require_writable({"the JSON file": json_file}, case_options.files)
-    slots = whole_numbers(redundant, "--redundant")
+    require_writable({"the JSON file": json_file, "the picture": plot_file}, case_options.files)
+    look.require(COLUMNS)
+    if plot_file is not None:
+        require_matplotlib()
+    if solvers and planner_name is not None:
+        raise InputError("--planner and --solvers exclude each other; name all planners in --solvers.")
+    names = split_list(solvers, "--solvers") if solvers else [planner_name or "hierarchical"]
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
-    planner = planner_of(planner_name, case_options.shuffle)
-    with Progress() as progress:
-        case = build_case(dataclasses.replace(case_options, redundant=max(slots)), planner.pack, progress=progress)
-        rows = comparison.ablate(
-            case.problem, planner, redundant=slots, foresight=views, history_LE=case.history_LE, progress=progress
-        )
+    varied = Varied(
+        {name: planner_of(name, case_options.shuffle) for name in names},
+        [*whole_numbers(nodes, "--ranks-per-node")] if nodes else [None], whole_numbers(seeds, "--seeds"),
+        whole_numbers(redundant, "--redundant"), views,
+    )  # fmt: skip
+    if len(varied.seeds) > 1 and case_options.synthetic is None and not case_options.shuffle:
+        raise InputError("seeds draw --synthetic routing, or the order of --shuffle; without either, give --seeds one number.")
+    with Progress(tasks=varied.num_tasks) as progress:
+        case, rows = _rows(case_options, varied, exact_seconds, progress)
     payload = {
-        "rows": rows, "case": case.record | {"redundant": slots}, "planner": repr(planner),
+        "rows": rows, "case": case.record | {"redundant": varied.redundant, "seeds": varied.seeds},
+        "planner": repr(varied.planners[names[0]]), "planners": {name: repr(p) for name, p in varied.planners.items()},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual,
     }  # fmt: skip
-    times = (Column("predicted ms", number(1, 1e3)), Column("speed-up", number(3)))
-    columns = [Column("levels", left=True), Column("R"), Column("foresight", left=True), *PLANNED, *times]
-    cells = [[row["levels"], row["redundant"], row["foresight"], *planned(row), *_times(row, planner)] for row in rows]
-    lines = [
-        case.line.replace(f"R = {max(slots)}", "R below"), f"planner: {planner!r}", "", render(columns, cells), "",
-        f"predicted ms, speed-up over static: {case.constants}; plan us: CPU time per row", *WORDS, *notes(rows, "levels"),
+    found = lines_of(rows, varied.planners)
+    drawn = [] if plot_file is None else [plot(plot_file, found.bars, case.line)]
+    emit(json_file, payload, [*_head(case, varied), "", found.table, "", *_foot(case, found), *drawn], look)
+
+
+def _rows(options: CaseOptions, varied: Varied, exact_seconds: float, progress: Progress) -> tuple[Case, list[dict[str, Any]]]:
+    """Lines of every planner, size of node and seed, and the first of the cases."""
+    cases, rows = [], []
+    for (name, planner), node, seed in itertools.product(varied.planners.items(), varied.nodes, varied.seeds):
+        chosen = dataclasses.replace(options, redundant=max(varied.redundant), ranks_per_node=node, seed=seed)
+        if node is not None and node < 1:
+            raise InputError(f"--ranks-per-node needs numbers of at least 1; got {node}.")
+        case = build_case(chosen, planner.pack, progress=progress)
+        cases.append(case)
+        packs = not isinstance(planner.pack, AsGiven) and options.synthetic is None
+        found = ablation.ablate(
+            case.problem, planner, redundant=varied.redundant, foresight=varied.foresight, history_LE=case.history_LE,
+            unpacked=build_case(chosen).problem if packs else None, exact_budget_s=exact_seconds, progress=progress,
+        )  # fmt: skip
+        where = {"planner": name, "ranks_per_node": case.record["ranks_per_node"], "seed": seed}
+        rows += [row | where for row in found]
+    return cases[0], rows
+
+
+def _head(case: Case, varied: Varied) -> list[str]:
+    line = case.line.replace(f"R = {max(varied.redundant)}", "R below")
+    lines = [line] + [f"planner: {planner!r}" for planner in varied.planners.values()]
+    if len(varied.seeds) > 1:
+        seeds = ", ".join(map(str, varied.seeds))
+        lines.append(f"seeds {seeds}: means ± standard deviations; the case above is the first one's")
+    return lines
+
+
+def _foot(case: Case, found: Lines) -> list[str]:
+    return [
+        f"predicted, speed-up over static: {case.constants}; plan us: CPU time per row",
+        "any: with every level, and with each left out; a line without figures has the plan of the line above",
+        *WORDS, *found.notes,
     ]  # fmt: skip
-    emit(json_file, payload, lines)
-
-
-def _times(row: Mapping[str, Any], planner: Planner) -> tuple[float | None, float | None]:
-    """Predicted seconds, and the gain over static unless homes move: then they leave out how weights travel."""
-    return row["predicted_stage_s"], row["predicted_speedup_vs_static"] if planner.keeps_homes else None

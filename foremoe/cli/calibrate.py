@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
 from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, option
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, percent, plural, render
+from foremoe.cli.tables import Column, Look, Table, number, percent, plural
 from foremoe.cli.texts import Seconds, is_count
 from foremoe.machine.model import Model
 
@@ -55,7 +56,8 @@ def calibrate(
     \b
     Examples:
       foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
-      torchrun --nnodes 2 --nproc-per-node 8 ... -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
+      torchrun --nnodes 2 --nproc-per-node 8 ... \\
+        -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
     """
     joined = under_torchrun()
     reports = not joined or int(os.environ["RANK"]) == 0
@@ -92,7 +94,7 @@ def calibrate(
     }  # fmt: skip
     points = [point.to_dict() for point in measured.points]
     write_file(fit_file, json.dumps(plain(record | {"points": points}), indent=2) + "\n")
-    emit(json_file, record, report(found, measured, base.name, output))
+    emit(json_file, record, report(found, measured, base.name, output), Look(wide=True))
 
 
 def under_torchrun() -> bool:
@@ -122,23 +124,25 @@ def source_of(case: Case, measured: Measured) -> str:
     )
 
 
-def report(found: Fit, measured: Measured, base: str, output: str) -> list[str]:
+def report(found: Fit, measured: Measured, base: str, output: str) -> list[str | Table]:
     """The tables of constants and of backends, and what stands below them."""
-    shares = [Column("median residual", percent), Column("worst", percent), Column("spread", percent)]
-    columns = [
-        Column("constant", left=True), Column("value", "{:.4g}".format), Column("unit", left=True), Column("points"), *shares,
-    ]  # fmt: skip
-    figures = (*found.constants, *found.checks)
-    rows = [[c.name, c.value, c.unit, c.num_points or None, c.median, c.worst, c.spread] for c in figures]
-    by_backend = [
-        Column("backend", left=True), Column("link", left=True), Column("GB/s", "{:.4g}".format),
-        Column("us per copy", "{:.4g}".format), Column("contention", "{:.2f}".format), *shares[1:],
-    ]  # fmt: skip
-    backends = [
-        [b.backend, b.link, b.bytes_per_s / 1e9, b.latency_s * 1e6, b.contention, b.worst, b.spread] for b in found.backends
-    ]
-    lines = [f"{plural(len(measured.points), 'point')} on {measured.hardware}", "", render(columns, rows), ""]
-    lines += [render(by_backend, backends), ""] if backends else []
+    shares = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
+    columns = {
+        "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
+        "unit": Column("unit", left=True, rank=2), "num_points": Column("points", rank=5),
+        "median": Column("median residual", percent, rank=4), **shares,
+    }  # fmt: skip
+    by_backend = {
+        "backend": Column("backend", left=True, rank=0), "link": Column("link", left=True, rank=0),
+        "bytes_per_s": Column("GB/s", lambda value: f"{value / 1e9:.4g}", rank=1),
+        "latency_s": Column("us per copy", lambda value: f"{value * 1e6:.4g}", rank=2),
+        "contention": Column("contention", number(2), rank=4), **shares,
+    }  # fmt: skip
+    figures = [line_of(one, columns) for one in (*found.constants, *found.checks)]
+    backends = [line_of(one, by_backend) for one in found.backends]
+    head = f"{plural(len(measured.points), 'point')} on {measured.hardware}"
+    lines: list[str | Table] = [head, "", Table(columns, figures), ""]
+    lines += [Table(by_backend, backends), ""] if backends else []
     lines += [
         "residual: |fitted - measured| / measured; spread: distance of the quartiles of a point's repeats over their median",
         "constants stand on a link's first backend; copies between ranks are not fitted but checked by the links' constants",
@@ -148,6 +152,11 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str]:
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]  # fmt: skip
     return lines
+
+
+def line_of(figure: Any, columns: Mapping[str, Column]) -> dict[str, Any]:
+    """The figure's values by the names of columns; no points are unknown points."""
+    return {name: getattr(figure, name) if name != "num_points" else figure.num_points or None for name in columns}
 
 
 def _sizes(

@@ -8,25 +8,45 @@ import click
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.simulate import step_line
-from foremoe.cli.tables import Column, number, percent, plural, render
+from foremoe.cli.tables import (
+    BYTES,
+    GIGABYTES,
+    SECONDS,
+    Column,
+    Look,
+    Table,
+    count,
+    flat,
+    number,
+    percent,
+    plural,
+    seconds,
+)  # fmt: skip
 from foremoe.cli.texts import Seconds, planners_of, split_list
+from foremoe.cli.tones import tones
 from foremoe.planner import comparison
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.step import Judge
 
-PLANNED = (
-    Column("skew mean", number(3)), Column("p99", number(3)), Column("max", number(3)), Column("load gap", percent),
-    Column("replicas", number(1)), Column("moves", number(1)), Column("fanout"), Column("MB/layer", number(1, 1e-6)),
-    Column("peer MB", number(1, 1e-6)), Column("rdma MB", number(1, 1e-6)), Column("host MB", number(1, 1e-6)),
-    Column("plan us", number(1)), Column("slots"), Column("peak GB", number(2, 1e-9)),
-)  # fmt: skip
-SIMULATED = (
-    Column("stage ms", number(1, 1e3)), Column("speed-up", number(3)), Column("step", number(3)), Column("of balanced", percent),
-)  # fmt: skip
+PLANNED = {
+    "skew_mean": Column("skew mean", number(3), rank=3), "skew_p99": Column("p99", number(3)),
+    "skew_max": Column("max", number(3), rank=9), "gap_mean": Column("load gap", percent),
+    "replicas_per_layer": Column("replicas", number(1), rank=5), "moves_per_layer": Column("moves", number(1)),
+    "max_fanout": Column("fanout", count), "bytes_per_layer": Column("sent", BYTES, rank=8),
+    "bytes_by_link.peer": Column("peer", BYTES), "bytes_by_link.rdma": Column("rdma", BYTES),
+    "bytes_by_link.host": Column("host", BYTES), "plan_us_per_layer": Column("plan us", number(1), rank=6),
+    "slots_per_rank": Column("slots", count),
+    "peak_bytes": Column("peak", GIGABYTES, rank=7),
+}  # fmt: skip
+COLUMNS = {
+    "solver": Column("solver", left=True, rank=0), **PLANNED,
+    "simulated_stage_s": Column("stage", SECONDS, rank=4), "speedup_vs_static": Column("speed-up", number(3), rank=1),
+    "step_speedup": Column("step", number(3), rank=10), "share_of_balanced": Column("of balanced", percent, rank=2),
+}  # fmt: skip
 
 
 @click.command(cls=JsonCommand)
@@ -39,10 +59,11 @@ SIMULATED = (
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
     help="Seconds that each exact solver may spend; it plans a sample of the rows.",
 )  # fmt: skip
+@table_options
 @trainer_options
 def compare(
     case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float,
-    json_file: str | None,
+    json_file: str | None, *, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Plans one case with every strategy and prints a line for each.
 
@@ -51,12 +72,13 @@ def compare(
 
     \b
     Example:
-      foremoe compare rollout.npz --ranks 16 --redundant 1 --solvers static,eplb-history,hierarchical
+      foremoe compare rollout.npz --ranks 16 --solvers static,quota,hierarchical
     """
     require_writable({"the JSON file": json_file}, case_options.files)
+    look.require(COLUMNS)
     planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
     trainer = case_options.trainer.of()
-    with Progress() as progress:
+    with Progress(tasks=len(planners)) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
         rows = comparison.compare(
@@ -72,41 +94,34 @@ def compare(
     }  # fmt: skip
     words = footers(rows, planners, case.constants, judge.static_s)
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, "", table(rows, planners), "", *words, step_line(rows, trainer), *memory])
+    emit(json_file, payload, [case.line, "", table(rows, planners), "", *words, step_line(rows, trainer), *memory], look)
 
 
-def planned(row: Mapping[str, Any]) -> list[Any]:
-    """The cells of `PLANNED` for one of compare's rows."""
-    link = row["bytes_by_link"] or {}
-    return [
-        row["skew_mean"], row["skew_p99"], row["skew_max"], row["gap_mean"], row["replicas_per_layer"], row["moves_per_layer"],
-        row["max_fanout"], row["bytes_per_layer"], link.get("peer"), link.get("rdma"), link.get("host"),
-        row["plan_us_per_layer"], row["slots_per_rank"], row["peak_bytes"],
-    ]  # fmt: skip
-
-
-def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> str:
+def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
     """The table; under a sampled row stands the hierarchical figure on the same rows, or that of the best one there is."""
-    lines: list[list[Any]] = []
+    lines: list[dict[str, Any]] = []
+    sources: list[Mapping[str, Any]] = []
     for row in rows:
         if not row["n_solved"]:
             continue
         name = row["solver"]
         sampled = "same_rows" in row
         label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
-        lines.append([label, *planned(row), *(row[name] for name in Judge.FIGURES)])
+        lines.append(flat(row) | {"solver": label})
+        sources.append(row)
         same = row.get("same_rows") or {}
         if same:
             other = "hierarchical" if "hierarchical" in same else min(same, key=lambda key: same[key])
-            lines.append([f"  {other}, same rows", same[other]])
-    return render([Column("solver", left=True), *PLANNED, *SIMULATED], lines)
+            lines.append({"solver": f"  {other}, same rows", "skew_mean": same[other]})
+            sources.append({})
+    return Table(COLUMNS, lines, rows, tones(sources, "speedup_vs_static"))
 
 
 # What the columns mean, for a reader of the table alone.
 WORDS = (
     "a row is one layer of one micro-step; skew: largest over mean rank load; load gap: above the proven lower bound",
-    "per row: replicas; moves (copies made, or slots refilled where homes move); MB of weights (every pass) and gradients",
-    "fanout: most copies that leave one rank for one row; slots: redundant, per rank; peak GB: the fullest rank",
+    "per row: replicas; moves (copies made, or slots refilled where homes move); sent: weights (every pass) and gradients",
+    "fanout: most copies that leave one rank for one row; slots: redundant, per rank; peak: memory of the fullest rank",
 )
 
 
@@ -114,12 +129,12 @@ def footers(
     rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str, static_s: float
 ) -> list[str]:  # fmt: skip
     """What a reader must know to read the table."""
-    lines = [f"stage ms, speed-up over static ({static_s * 1e3:.1f} ms): simulated, {constants}; plan us: CPU time per row"]
+    lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}; plan us: CPU time per row"]
     lines += WORDS
     moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
     if moved:
-        spent = ", ".join(f"{row['solver']} {row['transfer_s'] * 1e3:.1f} ms" for row in moved)
-        travel = f"stage ms leaves out how their weights travel ({spent}), so no speed-up"
+        spent = ", ".join(f"{row['solver']} {seconds(row['transfer_s'])}" for row in moved)
+        travel = f"stage leaves out how their weights travel ({spent}), so no speed-up"
         lines.append(f"* homes move: scored, never executed; {travel}")
     return lines + notes(rows, "solver")
 
@@ -127,8 +142,9 @@ def footers(
 def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     """What the lines have to say, each sentence once, with the names of its lines."""
     names: dict[str, dict[str, None]] = {}
+    num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
             # The library names its argument; here it is an option.
             names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
-    return [f"{', '.join(lines)}: {note}" for note, lines in names.items()]
+    return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

@@ -10,6 +10,7 @@ from foremoe.base import tensor_file
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, printable
 from foremoe.cli.options import DEFAULT_RANKS
+from foremoe.cli.texts import require_known
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.routing.trace import RoutingTrace
@@ -25,7 +26,10 @@ def is_file(text: str) -> bool:
 
 def model_of(text: str) -> Model:
     """The preset or TOML file of that name."""
-    return Model.from_toml(text) if is_file(text) else Model.preset(text)
+    if is_file(text):
+        return Model.from_toml(text)
+    require_known(text.lower(), Model.preset_names(), "model preset")
+    return Model.preset(text)
 
 
 def cluster_of(
@@ -36,6 +40,7 @@ def cluster_of(
     A file says itself whether there are host stores.
     """
     if not is_file(text):
+        require_known(text.lower(), Cluster.preset_names(), "cluster preset")
         ranks = DEFAULT_RANKS if ranks is None else ranks
         return Cluster.preset(text, ranks, ranks_per_node, dispatch=dispatch or "pairs", host_store=host_store)
     cluster = Cluster.from_toml(text)

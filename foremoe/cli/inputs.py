@@ -108,7 +108,7 @@ def _case(options: CaseOptions, source: _Dealt) -> Case:
 
 def _line(record: dict[str, Any]) -> str:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
-    size = f"{record['tokens']} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
+    size = f"{record['tokens']:,} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
     where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}, {record['dispatch']} dispatch"
     routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
     return f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"

@@ -1,11 +1,9 @@
-"""JSON out: strictly valid, and an option ``--json`` whose file name is optional but never swallows a trace."""
+"""What a command prints: text, tables, CSV, or JSON by an option ``--json`` whose file name never swallows a trace."""
 
 import dataclasses
 import json
 import math
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,9 @@ import click
 from foremoe.base.errors import InputError, file_errors, printable
 from foremoe.base.files import write_file
 from foremoe.base.version import __version__
+from foremoe.cli.helping import HelpedCommand
+from foremoe.cli.tables import BEST, FAILING, Look, Table, csv_text, render
+from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
@@ -23,7 +24,7 @@ _HELP = (
 )
 
 
-class JsonCommand(click.Command):
+class JsonCommand(HelpedCommand):
     """A command with the option ``--json [FILE.json]``, parameter ``json_file``: None, "-" for stdout, or a path; see `_HELP`."""
 
     def __init__(self, *, params: list[click.Parameter], **settings: Any) -> None:
@@ -83,16 +84,38 @@ def plain(value: Any) -> Any:
     return value
 
 
-def emit(json_file: str | None, payload: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """Prints the lines, or the JSON instead of them; writes the JSON file if one was asked for."""
+def emit(
+    json_file: str | None,
+    payload: Mapping[str, Any],
+    lines: Iterable[str | Table],
+    look: Look = Look(),  # noqa: B008
+) -> None:
+    """Prints lines and tables, or JSON or CSV instead of them; writes the JSON file if one was asked for.
+
+    On a terminal lines end at words, and the best and the failing lines of tables have a colour.
+    """
     if json_file is not None:
         body = json.dumps(plain({**payload, "foremoe_version": __version__}), indent=2, allow_nan=False) + "\n"
         if json_file == STDOUT:
             click.echo(body, nl=False)
             return
         write_file(json_file, body)
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        lines = [click.wrap_text(line, width, "", "  ") if "\n" not in line and len(line) > width else line for line in lines]
-    # What a file says of itself is in these lines.
-    click.echo("\n".join(map(printable, "\n".join(lines).split("\n"))))
+    if look.csv:
+        first = next(part for part in lines if isinstance(part, Table))
+        click.echo(csv_text(plain(first.figures), look.columns, first.columns), nl=False)
+        return
+    columns, out = width(), list[str]()
+    for part in lines:
+        if isinstance(part, Table):
+            out += [_toned(printable(line), tone) for line, tone in render(part, look, columns)]
+        else:
+            # What a file says of itself is in these lines.
+            out += [short for line in part.split("\n") for short in wrapped(printable(line), columns)]
+    click.echo("\n".join(out))
+
+
+_COLOURS = {BEST: "green", FAILING: "red"}
+
+
+def _toned(line: str, tone: str | None) -> str:
+    return click.style(line, fg=_COLOURS[tone]) if tone is not None and has_colour() else line

@@ -14,6 +14,8 @@ import click
 
 from foremoe.base.errors import InputError, PlanError, printable
 from foremoe.base.version import __version__
+from foremoe.cli.tables import did_you_mean
+from foremoe.cli.terminal import width, wrapped
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -79,7 +81,21 @@ class CommandLine(OneSentence, click.Group):
         if name not in COMMANDS:
             return None
         name = name.replace("-", "_")
-        return getattr(importlib.import_module(f"foremoe.cli.{name}"), name)
+        watched = sys.stderr.isatty()
+        if watched:  # numpy and numba take a second or two
+            click.echo("loading", err=True, nl=False)
+        try:
+            return getattr(importlib.import_module(f"foremoe.cli.{name}"), name)
+        finally:
+            if watched:
+                click.echo("\r       \r", err=True, nl=False)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click, but with the name that was meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            meant = did_you_mean(args[0], COMMANDS)
+            raise click.UsageError(f"there is no command {args[0]!r}; {meant}the commands are {', '.join(sorted(COMMANDS))}.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands without importing them."""
@@ -88,8 +104,9 @@ class CommandLine(OneSentence, click.Group):
 
 
 def fail(sentence: str) -> NoReturn:
-    """Ends with one line on stderr."""
-    click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
+    """Ends with one line on stderr, which ends at words on a terminal."""
+    line = f"error: {printable(' '.join(sentence.split()))}"
+    click.echo("\n".join(wrapped(line, width(sys.stderr))), err=True)
     sys.exit(BAD_INPUT)
 
 

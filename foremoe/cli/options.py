@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from foremoe.base.errors import InputError
+from foremoe.cli.jsonio import STDOUT
+from foremoe.cli.tables import Look
 from foremoe.machine.cluster import DISPATCHES
 from foremoe.machine.trainer import Trainer
 
@@ -15,7 +18,7 @@ DEFAULT_RANKS = 16
 DEFAULT_TOKENS_PER_RANK = 1024
 DEFAULT_MICRO_STEPS = 4
 MODELS = "qwen3-30b-a3b, qwen3-235b-a22b, glm-4.5-air, deepseek-v3, gpt-oss-20b, gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b"
-CLUSTERS = "8xh100, 8xh200, 8xh20, 8xa100, 8xpcie"
+CLUSTERS = "8xh100, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
 # Literal, as REGIMES: options must not wait for numpy.
 IMBALANCES = (
@@ -52,10 +55,10 @@ class CaseOptions:
     micro_steps: int | None
     layers: str | None
     ranks: int | None
-    ranks_per_node: int | None
+    ranks_per_node: int | None = None
     tokens_per_rank: int | None
     shuffle: bool
-    seed: int
+    seed: int = 0
     history: str | None
     model: str | None
     cluster: str
@@ -75,7 +78,13 @@ class CaseOptions:
         return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
 
 
-option = functools.partial(click.option, show_default=True)
+def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `click.option`, with the default shown and numbers named N."""
+    if isinstance(settings.get("type"), click.IntRange):
+        settings.setdefault("metavar", "N")
+    return click.option(*names, **({"show_default": True} | settings))
+
+
 _TOML = "NAME|FILE.toml"
 _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
@@ -84,15 +93,15 @@ _CASE = {
         help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
     "regime": option(
-        "--regime", type=click.Choice([*REGIMES, *IMBALANCES]),
-        help="How uneven --synthetic routing is, and how fast it moves; the last eight are W0 to W7 of Megatron-LM's imbalance"
-        f" benchmark.  [default: {DEFAULT_REGIME}]",
+        "--regime", type=click.Choice([*REGIMES, *IMBALANCES]), metavar="NAME",
+        help=f"How uneven --synthetic routing is, and how fast it moves: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
+        f" imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
         "--ranks", type=RANKS, help=f"Ranks of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"
     ),
     "ranks_per_node": option(
-        "--ranks-per-node", type=RANKS, help="Ranks of one node, joined by the fast link.  [default: the cluster's own, 8]"
+        "--ranks-per-node", type=RANKS, help="Ranks of one node, joined by the fast link.  [default: the cluster's own]"
     ),
     "tokens_per_rank": option(
         "--tokens-per-rank", type=COUNT,
@@ -155,9 +164,9 @@ _CASE = {
 }  # fmt: skip
 
 
-def case_options(*, redundant: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of a case (but ``--redundant`` if a command has its own), as one `CaseOptions` in ``case_options``."""
-    names = [name for name in _CASE if redundant or name != "redundant"]
+def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds every option of a case but those that a command has of its own, as one `CaseOptions` in ``case_options``."""
+    names = [name for name in _CASE if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -218,6 +227,35 @@ def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
     decorated: Any = wrapped
     for name in reversed(_TRAINER):
         decorated = _TRAINER[name](decorated)
+    return decorated
+
+
+_LOOK = {
+    "wide": option("--wide", is_flag=True, help="All columns; those that do not fit go on below."),
+    "columns": option(
+        "--columns", metavar="NAME,...", multiple=True,
+        help="Columns by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
+    ),
+    "csv": option(
+        "--csv", is_flag=True, help="The rows as CSV and nothing else on stdout, in seconds and bytes, with JSON's names."
+    ),
+}  # fmt: skip
+
+
+def table_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say how tables look, as one `Look` in ``look``."""
+
+    @functools.wraps(function)
+    def wrapped(wide: bool, columns: tuple[str, ...], csv: bool, **given: Any) -> None:
+        if csv and given.get("json_file") == STDOUT:
+            raise InputError("--csv and --json both want stdout; give --json a file, as in --json=rows.json.")
+        # Every name of a column is one word.
+        names = tuple(dict.fromkeys(name.strip() for text in columns for name in text.split(",") if name.strip()))
+        function(look=Look(wide, names, csv), **given)
+
+    decorated: Any = wrapped
+    for name in reversed(_LOOK):
+        decorated = _LOOK[name](decorated)
     return decorated
 
 

@@ -39,7 +39,7 @@ def plan(
 
     \b
     Example:
-      foremoe plan rollout.npz --ranks 16 --redundant 1 --tokens-per-rank 1024 -o plan.safetensors
+      foremoe plan rollout.npz --ranks 16 --redundant 1 -o plan.safetensors
     """
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)

@@ -1,49 +1,121 @@
-"""Progress on stderr: a bar on a terminal, one plain line per task elsewhere."""
+"""Progress on stderr: a line that moves on a terminal, one plain line per task elsewhere."""
 
+import contextlib
 import sys
-from typing import Any, Self
+import threading
+import time
+from typing import Self
 
 import click
 
 from foremoe.base.errors import printable
+from foremoe.cli.terminal import width, wrapped
+
+_TICK_S = 0.5
+_BAR = 20
+COMPILING = "compiling kernels (first run; `foremoe warm-up` does it ahead)"
 
 
 class Progress:
     """Call it with (task, done, total). It never writes to stdout, and nothing that it shows is a result.
 
-    Use as a context manager: leaving it clears the bar, also after an error.
+    Use as a context manager: inside, the line shows that time goes on, and compiling is told once; leaving it clears the line,
+    also after an error.
+
+    Args:
+        verb: What the tasks are done by.
+        tasks: How many there will be, as far as it is known; `tasks` may be set later.
+        tells: Say that kernels are compiled.
     """
 
-    def __init__(self, verb: str = "planning") -> None:
-        self.verb, self.task = verb, ""
-        self._bar: Any = None
+    def __init__(self, verb: str = "planning", tasks: int | None = None, *, tells: bool = True) -> None:
+        self.verb, self.tasks, self.tells = verb, tasks, tells
+        self.task, self.share, self.num_done = "", 0.0, 0
+        self._begin_s = self._task_begin_s = time.monotonic()
+        self._num_compiled = 0
+        self._live = sys.stderr.isatty()
+        self._lock, self._over, self._inside = threading.RLock(), threading.Event(), contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        from foremoe.base.compiled import watch_compilation
+
+        self._inside.enter_context(watch_compilation(self._compiled))
+        if self._live:
+            self._draw()
+            ticker = threading.Thread(target=self._tick, daemon=True)
+            self._inside.callback(ticker.join)
+            self._inside.callback(self._over.set)
+            ticker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._inside.close()
         self._clear()
 
     def __call__(self, task: str, done: int, total: int) -> None:
         """Shows that `done` of `total` are finished."""
-        if task != self.task:
-            self._clear()
-            self.task = task
-            if not sys.stderr.isatty():
-                click.echo(f"{self.verb}: {task}", err=True)
-        if sys.stderr.isatty():
-            if self._bar is None:
-                self._bar = click.progressbar(length=total, label=task[:40], file=sys.stderr)
-            self._bar.update(done - self._bar.pos)
-        if done >= total:
-            self._clear()
+        with self._lock:
+            if task != self.task:
+                self.num_done += int(bool(self.task) and self.share < 1.0)
+                self.task, self.share, self._task_begin_s = task, 0.0, time.monotonic()
+                if not self._live:
+                    click.echo(f"{self.verb}: {task}{self._count()}", err=True)
+            share = 1.0 if done >= total else done / total
+            self.num_done += int(share == 1.0 and self.share < 1.0)
+            self.share = share
+            if self._live:
+                self._draw()
 
     def note(self, text: str) -> None:
         """One line that stays."""
-        self._clear()
-        click.echo(printable(text), err=True)
+        with self._lock:
+            self._clear()
+            click.echo("\n".join(wrapped(printable(text), width(sys.stderr))), err=True)
+
+    def status(self, now_s: float) -> str:
+        """The line: task, which of how many, its bar, time gone, and time left once it can be told."""
+        gone_s = now_s - self._begin_s
+        words = [self.verb if self.task else "preparing"]
+        if self.task:
+            words = [f"{self.verb} {self.task}{self._count()}"]
+        if self.share:
+            words.append(f"[{'#' * int(_BAR * self.share):-<{_BAR}}] {self.share:.0%}")
+        words.append(f"{clock(gone_s)} elapsed")
+        if self.tasks:
+            share, spent_s = (self.num_done + self.share % 1.0) / self.tasks, gone_s
+        else:
+            share, spent_s = self.share, now_s - self._task_begin_s
+        if 0.05 <= share < 1.0 and spent_s >= 2.0:
+            words.append(f"about {clock(spent_s / share - spent_s)} left")
+        if self._num_compiled and not self.num_done:
+            words.append(f"{self._num_compiled} kernels compiled")
+        return ", ".join(words)
+
+    def _count(self) -> str:
+        return f" ({min(self.num_done + (self.share < 1.0), self.tasks)} of {self.tasks})" if self.tasks else ""
+
+    def _compiled(self, _: str) -> None:
+        with self._lock:
+            if self.tells and not self._num_compiled:
+                self.note(COMPILING if self._live else f"{self.verb}: {COMPILING}")
+            self._num_compiled += 1
+
+    def _tick(self) -> None:
+        while not self._over.wait(_TICK_S):
+            with self._lock:
+                self._draw()
+
+    def _draw(self) -> None:
+        line = printable(self.status(time.monotonic()))[: (width(sys.stderr) or 80) - 1]
+        click.echo(f"\r\033[K{line}", err=True, nl=False, color=True)
 
     def _clear(self) -> None:
-        if self._bar is not None:
-            self._bar = None
-            click.echo("\r\033[K\033[?25h", err=True, nl=False, color=True)  # empties the line, shows the cursor
+        if self._live:
+            click.echo("\r\033[K", err=True, nl=False, color=True)
+
+
+def clock(seconds: float) -> str:
+    """``0:07``, ``12:34``, ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError
-from foremoe.cli.jsonio import STDOUT, require_writable
+from foremoe.cli.helping import HelpedCommand
+from foremoe.cli.jsonio import STDOUT, emit, require_writable
 from foremoe.cli.memory import plan_line
 from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import Shown, plan_case, read_plan
+from foremoe.cli.tables import seconds
 from foremoe.cli.texts import planners_of, split_list, whole_numbers
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.comparison import compare, needs_first_left_out
@@ -26,7 +28,7 @@ from foremoe.simulate.systems import BALANCED, System, simulate_systems
 NOTHING = "none"
 
 
-class RecordedCommand(click.Command):
+class RecordedCommand(HelpedCommand):
     """A command that knows the words it was called with: ``context.meta["command"]``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -99,11 +101,10 @@ def report(
             source=seeded, date=datetime.date.today().isoformat(), command=click.get_current_context().meta["command"],
             posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
-    click.echo(shown.plan.summary())
-    click.echo(plan_line(shown.problem, shown.plan, trainer))
+    lines = [shown.plan.summary(), plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:
-        click.echo(f"homes: moved before the stage in {shown.moves_s * 1e3:.1f} ms, exposed; skew starts from moved homes")
-    click.echo(f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)")
+        lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
+    emit(None, {}, [*lines, f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)"])
 
 
 def _strategies(

@@ -10,10 +10,11 @@ from foremoe.cli import knowledge
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option, trainer_options
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, number, percent, plural, render
+from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent, plural
 from foremoe.cli.texts import planner_of, split_list
+from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
 from foremoe.cli.what_if import add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
@@ -23,18 +24,18 @@ from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate
 from foremoe.workload.packing import AsGiven
 
 FOREMOE = "foremoe"
-MS = number(1, 1e3)
 COLUMNS = {
-    "solver": Column("solver", left=True), "skew_mean": Column("skew mean", number(3)),
-    "replicas_per_layer": Column("replicas", number(1)), "slots_per_rank": Column("slots"),
-    "simulated_stage_s": Column("stage ms", MS), "speedup_vs_static": Column("speed-up", number(3)),
-    "step_speedup": Column("step", number(3)), "share_of_balanced": Column("of balanced", percent),
-    "tokens_per_s_per_rank": Column("tokens/s/rank", number(0)), "window_s": Column("attention", MS),
-    "dispatch_s": Column("dispatch", MS), "compute_s": Column("experts", MS), "combine_s": Column("combine", MS),
-    "transfer_s": Column("weights", MS), "gradient_s": Column("gradients", MS), "planning_s": Column("planning", MS),
-    "outside_s": Column("head", MS), "bubble_s": Column("bubble", MS), "moves_s": Column("moves", MS),
-    "reduction_s": Column("reduction", MS), "optimizer_s": Column("optimizer", MS), "apart_s": Column("apart", MS),
-    "peak_bytes": Column("peak GB", number(2, 1e-9)), "host_bytes": Column("host GB", number(2, 1e-9)),
+    "solver": Column("solver", left=True, rank=0), "skew_mean": Column("skew mean", number(3), rank=4),
+    "replicas_per_layer": Column("replicas", number(1), rank=6), "slots_per_rank": Column("slots"),
+    "simulated_stage_s": Column("stage", SECONDS, rank=3), "speedup_vs_static": Column("speed-up", number(3), rank=1),
+    "step_speedup": Column("step", number(3), rank=5), "share_of_balanced": Column("of balanced", percent, rank=2),
+    "tokens_per_s_per_rank": Column("tokens/s/rank", number(0), rank=8), "window_s": Column("attention", SECONDS),
+    "dispatch_s": Column("dispatch", SECONDS), "compute_s": Column("experts", SECONDS), "combine_s": Column("combine", SECONDS),
+    "transfer_s": Column("weights", SECONDS), "gradient_s": Column("gradients", SECONDS),
+    "planning_s": Column("planning", SECONDS), "outside_s": Column("head", SECONDS), "bubble_s": Column("bubble", SECONDS),
+    "moves_s": Column("moves", SECONDS), "reduction_s": Column("reduction", SECONDS),
+    "optimizer_s": Column("optimizer", SECONDS), "apart_s": Column("apart", SECONDS),
+    "peak_bytes": Column("peak", GIGABYTES, rank=7), "host_bytes": Column("host", GIGABYTES),
 }  # fmt: skip
 
 
@@ -62,11 +63,12 @@ COLUMNS = {
     "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
     " (by hierarchical, or the first of --solvers); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
+@table_options
 @trainer_options
 def simulate(
     case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
     prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
-    trace_file: str | None = None,
+    trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Plans one case with every strategy, simulates the stage and prints a line for each.
 
@@ -76,9 +78,9 @@ def simulate(
 
     \b
     Example:
-      foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16 --tokens-per-rank 8192
-      foremoe simulate --synthetic gpt-oss-20b --ranks 16 --foresight exact,rerouted=0.1,previous,step,none
-      foremoe simulate --synthetic gpt-oss-20b --ranks 16 --what-if low-precision=1.5,multiplex=3
+      foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
+      foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
+      foremoe simulate --synthetic gpt-oss-20b --what-if multiplex=3
     """
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     if trace_file is not None and pp * vpp > 1:
@@ -86,10 +88,11 @@ def simulate(
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
+    look.require(knowledge.COLUMNS if views else COLUMNS)
     systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
-    with Progress() as progress:
+    with Progress(tasks=len(views) if views else len(systems)) as progress:
         case, groups = build_groups(case_options, ep, progress)
         trainer = case_options.trainer.of(len(groups))
         options: dict[str, Any] = {"pp": pp, "vpp": vpp, "history_LE": case.history_LE, "trainer": trainer, "progress": progress}
@@ -120,12 +123,13 @@ def simulate(
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
     turns = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
-    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced])
+    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced], look)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for every system; what changes numerics has a star."""
-    return render([*COLUMNS.values()], [[starred(row), *(row[key] for key in [*COLUMNS][1:])] for row in rows])
+    real = [row if row["solver"] != BALANCED and not row["changes_numerics"] else {"fits": row["fits"]} for row in rows]
+    return Table(COLUMNS, [flat(row) | {"solver": starred(row)} for row in rows], rows, tones(real, "speedup_vs_static"))
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -150,7 +154,7 @@ def _system(name: str, prefetch: int) -> System:
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     """What a reader must know to read the table."""
     lines = [
-        f"simulated; constants: {constants}; stage ms and its parts: slowest group",
+        f"simulated; constants: {constants}; stage and its parts: slowest group",
         "speed-up: over static; of balanced: share of the throughput with even routing (locality can make it more than 100 %)",
         "weights, gradients: waiting for copies, and compute lost to them; moves: homes that change, once, exposed",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),

@@ -6,13 +6,21 @@ import click
 
 from foremoe.base.extensions import entry_point_names
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.tables import Column, render
+from foremoe.cli.options import table_options
+from foremoe.cli.tables import Column, Look, Table
 from foremoe.planner.parsing import GROUP, short
 from foremoe.planner.strategies import STRATEGIES
 
+COLUMNS = {
+    "name": Column("strategy", left=True, rank=0), "rank": Column("rank level", left=True, rank=1),
+    "split": Column("split", left=True, rank=4), "foresight": Column("foresight", left=True, rank=2),
+    "guard": Column("guard", left=True, rank=5), "executable": Column("executable", left=True, rank=3),
+}  # fmt: skip
+
 
 @click.command(cls=JsonCommand)
-def solvers(json_file: str | None) -> None:
+@table_options
+def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
     """Lists the strategies that --solvers and --planner name, and solvers that other packages have installed.
 
     Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)', and a place in a
@@ -23,6 +31,7 @@ def solvers(json_file: str | None) -> None:
       foremoe solvers
     """
     require_writable({"the JSON file": json_file})
+    look.require(COLUMNS)
     rows, cells = [], []
     for name, planner in STRATEGIES.items():
         rank, split = [short(solver) for solver in planner.rank], None if planner.split is None else short(planner.split)
@@ -31,11 +40,12 @@ def solvers(json_file: str | None) -> None:
             "name": name, "rank": rank, "split": split, "foresight": str(planner.foresight), "guard": planner.guard,
             "executable": planner.keeps_homes, "missing": missing, "planner": repr(planner),
         })  # fmt: skip
-        cells.append([
-            f"{name} (needs {', '.join(missing)})" if missing else name, ", ".join(rank) or "none", split or "the solver's",
-            planner.foresight, "yes" if planner.guard else "no", "yes" if planner.keeps_homes else "no, scored only",
-        ])  # fmt: skip
-    columns = [Column(name, left=True) for name in ("strategy", "rank level", "split", "foresight", "guard", "executable")]
+        cells.append({
+            "name": f"{name} (needs {', '.join(missing)})" if missing else name, "rank": ", ".join(rank) or "none",
+            "split": split or "the solver's", "foresight": planner.foresight, "guard": "yes" if planner.guard else "no",
+            "executable": "yes" if planner.keeps_homes else "no, scored only",
+        })  # fmt: skip
     installed = entry_point_names(GROUP)
-    lines = [render(columns, cells), "", f"installed by other packages (entry points {GROUP}): {', '.join(installed) or 'none'}"]
-    emit(json_file, {"strategies": rows, "installed": installed}, lines)
+    table = Table(COLUMNS, cells, rows)
+    lines = [table, "", f"installed by other packages (entry points {GROUP}): {', '.join(installed) or 'none'}"]
+    emit(json_file, {"strategies": rows, "installed": installed}, lines, look)

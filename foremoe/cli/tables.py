@@ -1,46 +1,232 @@
-"""Plain text tables: columns as wide as their content, numbers to the right, too wide tables in parts."""
+"""Tables of every command: the most important columns that fit, all of them, some by name, or as CSV."""
 
-import shutil
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import csv
+import difflib
+import io
+import itertools
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from foremoe.base.errors import InputError
+from foremoe.cli.terminal import wrapped
 
 NONE = "-"
+MOST_COLUMNS = 6
+BEST, FAILING = "best", "failing"
+_GAP = "  "
+_NAME_SHARE = 0.35  # of a terminal, at most, for the names of lines
+
+
+class Unit(NamedTuple):
+    """How a column of seconds or bytes is shown: in the first unit in which its largest value is below 10,000."""
+
+    digits: int
+    sizes: tuple[tuple[str, float], ...]
+
+    def of(self, values: Sequence[float]) -> tuple[str, float]:
+        """Name and size of the unit for these values."""
+        largest = max(map(abs, values), default=0.0)
+        return next((one for one in self.sizes if largest < 1e4 * one[1]), self.sizes[-1])
+
+
+SECONDS = Unit(1, (("ms", 1e-3), ("s", 1.0)))
+BYTES = Unit(1, (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+GIGABYTES = Unit(2, (("GB", 1e9), ("TB", 1e12)))
 
 
 class Column(NamedTuple):
-    """One column: its heading, and how a value becomes text (None becomes ``-``)."""
+    """One column: its heading, how a value becomes text (None becomes ``-``), and how much it matters."""
 
     heading: str
-    show: Callable[[Any], str] = str
+    show: Callable[[Any], str] | Unit = str
     left: bool = False
+    rank: int = 99  # 0: names a line, and is never left out; else the smaller, the longer it stays
 
 
-def render(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int | None = None) -> str:
-    """The table as lines; a row that is shorter than the columns leaves the rest blank.
+class Look(NamedTuple):
+    """What the command line asked of tables."""
 
-    Columns beyond `width` (default: the terminal's; no limit elsewhere) follow below, after the first one again, so that no
-    terminal breaks a line inside a number.
+    wide: bool = False
+    columns: tuple[str, ...] = ()
+    csv: bool = False
+
+    def require(self, columns: Mapping[str, Column]) -> None:
+        """Raises InputError for a name in ``--columns`` that the table does not have."""
+        for name in self.columns:
+            if name not in columns:
+                raise InputError(f"--columns has no {name!r}; {did_you_mean(name, columns)}choose from {', '.join(columns)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Lines under headings.
+
+    Attributes:
+        columns: Columns by the names of JSON's figures; one inside another has a dot (``bytes_by_link.peer``).
+        lines: Values by the same names; a name that is not there leaves a blank.
+        figures: JSON's rows, all of which go to CSV.
+        tones: `BEST`, `FAILING` or None for every line; none: no line stands out.
     """
-    if width is None and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-    cells = [[NONE if value is None else column.show(value) for column, value in zip(columns, row, strict=False)] for row in rows]
-    lines = [[column.heading for column in columns], *(row + [""] * (len(columns) - len(row)) for row in cells)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    parts: list[list[int]] = [[0]]
-    for i in range(1, len(columns)):
-        if width is not None and len(parts[-1]) > 1 and sum(widths[j] + 2 for j in parts[-1]) + widths[i] > width:
-            parts.append([0])
-        parts[-1].append(i)
-    pad = [str.ljust if column.left else str.rjust for column in columns]
-    return "\n\n".join(
-        "\n".join("  ".join(pad[i](line[i], widths[i]) for i in part).rstrip() for line in lines) for part in parts
-    )
+
+    columns: Mapping[str, Column]
+    lines: Sequence[Mapping[str, Any]]
+    figures: Sequence[Mapping[str, Any]] = ()
+    tones: Sequence[str | None] = ()
+
+
+class Spread(float):
+    """A mean with the standard deviation of what it is of; shown as ``1.184 ± 0.012``."""
+
+    def __new__(cls, mean: float, spread: float) -> Self:
+        """The mean."""
+        self = super().__new__(cls, mean)
+        self.spread = spread
+        return self
+
+    spread: float
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The row with what lies inside its mappings, under names with dots."""
+    out: dict[str, Any] = {}
+    for name, value in row.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return out
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), first: Iterable[str] = ()) -> str:
+    """Plain rows of JSON as CSV: numbers as they are, in seconds and bytes; None is empty, a list is JSON.
+
+    Args:
+        columns: The columns; none: all, with those of `first` before the others.
+    """
+    lines = [flat(row) for row in rows]
+    there = list(dict.fromkeys(name for line in lines for name in line))
+    order = {name: i for i, name in enumerate(first)}
+    names = list(columns) or sorted(there, key=lambda name: order.get(name, len(order)))
+    # A mapping that is missing in some row is a name of its own there.
+    names = [name for name in names if columns or not any(other.startswith(f"{name}.") for other in names)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for line in lines:
+        values = [line.get(name) for name in names]
+        writer.writerow([json.dumps(value) if isinstance(value, list) else value for value in values])
+    return out.getvalue()
+
+
+class _Cells(NamedTuple):
+    """One column as text, without a limit to its width."""
+
+    heading: str
+    texts: list[str]
+    left: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.heading, *self.texts)))
+
+
+def _cells(name: str, column: Column, lines: Sequence[Mapping[str, Any]]) -> _Cells:
+    heading, show = column.heading, column.show
+    if isinstance(show, Unit):
+        suffix, size = show.of([line[name] for line in lines if line.get(name) is not None])
+        heading, show = f"{heading} {suffix}", number(show.digits, 1.0 / size)
+    return _Cells(heading, [_text(line[name], show) if name in line else "" for line in lines], column.left)
+
+
+def _text(value: Any, show: Callable[[Any], str]) -> str:
+    if value is None:
+        return NONE
+    return f"{show(value)} ± {show(value.spread)}" if isinstance(value, Spread) else show(value)
+
+
+def render(table: Table, look: Look = Look(), width: int | None = None) -> list[tuple[str, str | None]]:  # noqa: B008
+    """The table as lines, each with its tone.
+
+    Args:
+        look: Which columns; without a wish the `MOST_COLUMNS` that matter most, or fewer, as they fit.
+        width: Of the terminal; None: no limit. Wished columns beyond it follow below, after the names of the lines again.
+    """
+    columns = table.columns
+    cells = {name: _cells(name, column, table.lines) for name, column in columns.items()}
+    names = [name for name, column in columns.items() if column.rank == 0]
+    limit = None if width is None else max(12, int(_NAME_SHARE * width))
+    widths = {name: of.width if limit is None or not of.left else min(of.width, limit) for name, of in cells.items()}
+    if look.columns:
+        chosen = [*names, *(name for name in look.columns if name not in names)]
+    elif look.wide:
+        chosen = list(columns)
+    else:
+        chosen = _most_important(columns, names, widths, width)
+    left_out = len(columns) - len(chosen)
+    out: list[tuple[str, str | None]] = []
+    for part in _parts(chosen, names, widths, width):
+        out += [("", None)] * bool(out) + _block([cells[name] for name in part], [widths[name] for name in part], table.tones)
+    if left_out and not look.columns:
+        hint = f"({plural(left_out, 'more column')}: --wide, --columns NAME,NAME or --csv)"
+        out += [(line, None) for line in wrapped(hint, width, "")]
+    return out
+
+
+def _most_important(columns: Mapping[str, Column], names: list[str], widths: Mapping[str, int], width: int | None) -> list[str]:
+    chosen = set(names)
+    for name in sorted(columns, key=lambda name: columns[name].rank):
+        needed = sum(widths[other] + len(_GAP) for other in chosen) + widths[name]
+        if name not in chosen and len(chosen) < MOST_COLUMNS and (width is None or needed <= width):
+            chosen.add(name)
+    return [name for name in columns if name in chosen]
+
+
+def _parts(chosen: Sequence[str], names: Sequence[str], widths: Mapping[str, int], width: int | None) -> list[list[str]]:
+    """The chosen columns in blocks that fit, each with the names of the lines."""
+    heads = [name for name in chosen if name in names]
+    parts = [list(heads)]
+    for name in chosen:
+        if name in heads:
+            continue
+        needed = sum(widths[other] + len(_GAP) for other in parts[-1]) + widths[name]
+        if width is not None and needed > width and len(parts[-1]) > len(heads):
+            parts.append(list(heads))
+        parts[-1].append(name)
+    return parts
+
+
+def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | None]) -> list[tuple[str, str | None]]:
+    out: list[tuple[str, str | None]] = []
+    num_lines = len(part[0].texts)
+    lines = [[of.heading for of in part], *([of.texts[i] for of in part] for i in range(num_lines))]
+    for texts, tone in zip(lines, [None, *(tones or [None] * num_lines)], strict=True):
+        # A text that is longer than its column goes on in lines below.
+        rows = [
+            [text] if len(text) <= size else textwrap.wrap(text, size, subsequent_indent="  ", break_on_hyphens=False)
+            for text, size in zip(texts, widths, strict=True)
+        ]
+        for shown in itertools.zip_longest(*rows, fillvalue=""):
+            padded = [
+                text.ljust(size) if of.left else text.rjust(size) for text, size, of in zip(shown, widths, part, strict=True)
+            ]
+            out.append((_GAP.join(padded).rstrip(), tone))
+    return out
+
+
+def did_you_mean(name: str, names: Any) -> str:
+    """``did you mean 'quota'? `` where one of `names` is close, else nothing."""
+    close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:
-    """Shows a number times `factor` with `digits` decimals: seconds as milliseconds, bytes as megabytes."""
-    return lambda value: f"{value * factor:.{digits}f}"
+    """Shows a number times `factor` with `digits` decimals and separated thousands."""
+    return lambda value: f"{value * factor:,.{digits}f}"
+
+
+def count(value: float) -> str:
+    """Shows a whole number, or a mean of whole numbers with one decimal."""
+    return f"{value:,.{0 if float(value).is_integer() else 1}f}"
 
 
 def percent(value: float) -> str:
@@ -48,6 +234,11 @@ def percent(value: float) -> str:
     return f"{value:.2%}"
 
 
+def seconds(value: float) -> str:
+    """Shows seconds: ``0.4 ms``, ``17.7 ms``, ``174 s``."""
+    return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:.2f} s" if value < 100.0 else f"{value:,.0f} s"
+
+
 def plural(count: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 rank``, ``2 ranks``, ``4,096 tokens``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError
+from foremoe.base.extensions import entry_point_names
+from foremoe.cli.tables import did_you_mean
 from foremoe.levels import PackSolver
-from foremoe.planner.parsing import parse
+from foremoe.planner.parsing import GROUP, parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
@@ -19,6 +21,8 @@ from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
 
 class Seconds(click.FloatRange):
     """A number of seconds above 0."""
+
+    name = "seconds"
 
     def __init__(self) -> None:
         super().__init__(0, 1e6, min_open=True)
@@ -96,6 +100,7 @@ def planner_of(text: str, shuffle: bool = False) -> Planner:
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    require_known(text.strip(), [*STRATEGIES, *entry_point_names(GROUP)], "strategy")
     try:
         planner = resolve(text)
     except InputError:
@@ -104,6 +109,13 @@ def planner_of(text: str, shuffle: bool = False) -> Planner:
         # A module:name runs somebody else's code, which may fail in any way.
         raise InputError(f"{text!r} cannot be used as a solver: {type(error).__name__}: {error}.") from error
     return planner.using(packer_of(planner.pack, shuffle)) if shuffle else planner
+
+
+def require_known(name: str, names: Sequence[str], what: str) -> None:
+    """Raises InputError for a name that is not there but close to one that is; what is close to none is for others to refuse."""
+    meant = "" if name in names or ":" in name or "(" in name else did_you_mean(name, names)
+    if meant:
+        raise InputError(f"there is no {what} {name!r}; {meant}the names are {', '.join(names)}.")
 
 
 def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:

@@ -1,9 +1,8 @@
 """``foremoe warm-up``: compiles ahead of time what a first plan would wait for."""
 
-import sys
-
 import click
 
+from foremoe.cli.progress import Progress
 from foremoe.warm import warm_up as compile_all
 
 
@@ -17,17 +16,8 @@ def warm_up() -> None:
     Example:
       foremoe warm-up
     """
-    num = 0
-
-    def show(name: str) -> None:
-        nonlocal num
-        num += 1
-        if sys.stderr.isatty():
-            click.echo(f"\rcompiled {num:3}: {name:30.30}", err=True, nl=False)
-
-    if not sys.stderr.isatty():
-        click.echo("compiling; about a minute where nothing is compiled yet", err=True)
-    seconds = compile_all(show)
-    if sys.stderr.isatty() and num:
-        click.echo(f"\r{'':50}\r", err=True, nl=False)
-    click.echo(f"compiled {num} functions in {seconds:.1f} s")
+    names: list[str] = []
+    with Progress("compiling", tells=False) as progress:
+        progress("what a first plan runs; about a minute where nothing is compiled yet", 0, 1)
+        seconds = compile_all(names.append)
+    click.echo(f"compiled {len(names)} functions in {seconds:.1f} s")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foremoe.base.errors import InputError
-from foremoe.cli.tables import Column, number, percent, plural, render
+from foremoe.cli.tables import SECONDS, Column, Table, number, percent, plural
 from foremoe.cli.texts import amount_of, split_list
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -15,13 +15,12 @@ from foremoe.simulate.what_if import multiplexed
 
 LOW_PRECISION, MULTIPLEX = "low-precision", "multiplex"
 MAX_JOBS = 1000
-MS = number(1, 1e3)
-# Fits a terminal of 80 columns.
 TURNS = {
-    "alone_s": Column("alone ms", MS), "round_s": Column("round ms", MS), "gain": Column("gain", number(2)),
-    "vs_static": Column("x static", number(3)), "planning_s": Column("plan", MS), "filling_s": Column("fill", MS),
+    "alone_s": Column("alone", SECONDS), "round_s": Column("round", SECONDS), "gain": Column("gain", number(2)),
+    "vs_static": Column("x static", number(3)), "planning_s": Column("plan", SECONDS), "filling_s": Column("fill", SECONDS),
     "busy": Column("busy", percent),
 }  # fmt: skip
+_COLUMNS = {"solver": Column("solver", left=True, rank=0), **TURNS}
 
 
 class WhatIf(NamedTuple):
@@ -81,13 +80,13 @@ def starred(row: Mapping[str, Any]) -> str:
     return f"{row['solver']} *" if row["changes_numerics"] else row["solver"]
 
 
-def turn_lines(rows: Sequence[Mapping[str, Any]], trainer: Trainer, jobs: int) -> list[str]:
+def turn_lines(rows: Sequence[Mapping[str, Any]], trainer: Trainer, jobs: int) -> list[str | Table]:
     """The table of `add_turns` and what a reader must know."""
-    cells = [[starred(row), *(row[MULTIPLEX][key] for key in TURNS)] for row in rows]
+    table = Table(_COLUMNS, [{"solver": starred(row), **row[MULTIPLEX]} for row in rows])
     outside = f"{trainer.rollout_share:.0%} of static's step" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
     return [
         f"what if {plural(jobs, 'such job')} took turns: one rolls out ({outside}, on GPUs of its own) while another trains",
-        "", render([Column("solver", left=True), *TURNS.values()], cells), "",
+        "", table, "",
         "alone: a step of one job with exposed planning; round: a step of every job; gain: steps per second, all over one alone",
         "plan, fill: what planning and filling host stores add to a round; busy: GPUs of training; loading jobs' states left out",
     ]  # fmt: skip

@@ -139,7 +139,7 @@ class Cluster(ArrayValue):
 
         Args:
             num_ranks: Any number; the last node is smaller when it does not divide.
-            ranks_per_node: Default: the preset's own, 8.
+            ranks_per_node: Default: the preset's own.
             dispatch: How tokens travel.
             host_store: Whether weights may come from host memory; without, ``host_bytes_per_s`` is 0.
 

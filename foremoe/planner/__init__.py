@@ -1,6 +1,7 @@
 """The planner: levels composed, strategies by name, comparison, streaming."""
 
-from foremoe.planner.comparison import ablate, compare
+from foremoe.planner.ablation import ablate
+from foremoe.planner.comparison import compare
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve, row_solver

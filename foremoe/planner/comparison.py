@@ -1,11 +1,10 @@
-"""`compare` and `ablate`: strategies side by side on one problem, every figure with its baseline.
+"""`compare`: strategies side by side on one problem, every figure with its baseline.
 
 Figures come from the finished plans' arrays, not from the planner's own summaries.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,8 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.figures import plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
-from foremoe.planner.parsing import short
 from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import Comparison, Progress, line_without_figures, sampled_line
-from foremoe.problem.foresight import Foresight
 from foremoe.problem.problem import Problem
 from foremoe.solvers.home.keep import Keep
 from foremoe.workload.packing import AsGiven
@@ -136,38 +133,3 @@ def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
 def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
     """True if the first micro-step is left out of all figures: something needs history and has none for it."""
     return problem.M > 1 and history_LE is None and any(p.foresight == "previous" for p in planners.values())
-
-
-def ablate(
-    problem: Problem, planner: Planner, *, redundant: Sequence[int] = (0, 1, 2, 4),
-    foresight: Sequence[Foresight] = ("exact", "previous", "step"), history_LE: Array | None = None,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
-
-    The first micro-step is left out of all lines where any foresight has no history for it. Errors are those of `compare`.
-
-    Args:
-        problem: What to plan; its own number of redundant slots does not matter.
-        history_LE: As for `compare`.
-        progress: As for `compare`.
-
-    Returns:
-        One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight`` and compare's figures.
-    """
-    variants = {"all": planner}
-    if len(planner.rank) > 1:
-        for i, solver in enumerate(planner.rank):
-            variants[f"without {short(solver)}"] = replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
-    if planner.home != Keep():
-        variants[f"without {short(planner.home)}"] = replace(planner, home=Keep())
-    if planner.guard:
-        variants["without the guard"] = replace(planner, guard=False)
-    rows = []
-    blind = problem.M > 1 and history_LE is None and "previous" in foresight
-    for slots, view in itertools.product(redundant, foresight):
-        varied = replace(problem, redundant=slots)
-        planners = {name: replace(p, foresight=view, order=p.order if slots else None) for name, p in variants.items()}
-        for row in compare(varied, planners, history_LE=history_LE, leave_first_out=blind, progress=progress):
-            rows.append({"levels": row.pop("solver"), "redundant": slots, "foresight": str(view), **row})
-    return rows

@@ -168,8 +168,47 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
         shown[kind] = stream.getvalue()
     assert shown[io.StringIO] == "planning: quota\nwarning: a note\nplanning: empty\n"
     assert "100%" in shown[Terminal] and "warning: a note\n" in shown[Terminal]
-    # The last thing on a terminal is an empty line with a cursor.
-    assert shown[Terminal].endswith("\r\033[K\033[?25h")
+    # Something is there before the first task, and nothing is left at the end.
+    assert shown[Terminal].startswith("\r\033[Kpreparing, 0:00 elapsed") and shown[Terminal].endswith("\r\033[K")
+
+
+def test_progress_tells_which_of_how_many_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(tasks=4)
+    begin_s = progress._begin_s
+    assert progress.status(begin_s + 3) == "preparing, 0:03 elapsed"
+    progress("quota", 4, 4)
+    progress("greedy", 1, 2)
+    assert progress.status(begin_s + 61) == "planning greedy (2 of 4), [##########----------] 50%, 1:01 elapsed, about 1:41 left"
+    assert "left" not in Progress().status(begin_s + 61)
+
+
+def test_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba import njit
+
+    for kind in (Terminal, io.StringIO):
+        stream = kind()
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress():
+            njit(lambda x: x + 1)(1)
+            njit(lambda x: x + 2)(1)
+        assert stream.getvalue().count("compiling kernels (first run") == 1
+
+
+def test_a_command_or_preset_with_a_slip_is_guessed(trace: str, dealing: list[str]) -> None:
+    assert "there is no command 'comapre'; did you mean 'compare'?" in bad(["comapre"])
+    assert "did you mean 'hierarchical'?" in bad(["compare", trace, *dealing, "--solvers", "static,hierachical"])
+    assert "did you mean 'gpt-oss-20b'?" in bad(["compare", "--synthetic", "gpt-oss20b"])
+    assert "did you mean '8xb200'?" in bad(["compare", "--synthetic", "gpt-oss-20b", "--cluster", "8xB20O"])
+
+
+def test_help_has_options_in_groups() -> None:
+    text = good(["compare", "--help"]).stdout
+    at = [
+        text.index(f"\n{title}:\n") for title in ("Options", "Routing to plan", "Machine", "Trainer around the stage", "Output")
+    ]
+    assert at == sorted(at) and at[1] < text.index("--synthetic") < at[2] < text.index("--cluster") < at[3]
+    assert text.index("--csv") > at[4]
 
 
 def test_solvers_lists_every_strategy() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from cli_runs import bad, good
 
+from foremoe.cli.tables import Look, Table, render
 from foremoe.cli.what_if import add_turns, turn_lines
 from foremoe.machine.trainer import Trainer
 
@@ -100,4 +101,6 @@ def test_a_line_without_figures_takes_no_turns() -> None:
     rows = [{"solver": "refuses", "n_solved": 0, "simulated_stage_s": None, "changes_numerics": None}]
     add_turns(rows, {}, [], Trainer(rollout_s=1.0), 2)
     assert set(rows[0]["multiplex"].values()) == {None}  # type: ignore[attr-defined]
-    assert turn_lines(rows, Trainer(rollout_s=1.0), 2)[2].splitlines()[1].split() == ["refuses", *"-" * 7]
+    table = turn_lines(rows, Trainer(rollout_s=1.0), 2)[2]
+    assert isinstance(table, Table)
+    assert render(table, Look(wide=True))[1][0].split() == ["refuses", *"-" * 7]

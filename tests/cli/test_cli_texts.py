@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import _with_value, plain
-from foremoe.cli.tables import Column, number, render
 from foremoe.cli.texts import Seconds, foresight_of, layer_range, planner_of, split_list, whole_numbers
 from foremoe.problem.foresight import Noisy, Rerouted
 from foremoe.problem.slots import ResidentSlots, SharedSlots, slots_of
@@ -81,6 +80,10 @@ def test_foresight_and_planner_texts() -> None:
     for text in ("nope", "Noisy(-1)", "Rerouted(2)", "Chain()", "rerouted=", "rerouted=x", "noisy=-1", "step=1"):
         with pytest.raises(InputError):
             foresight_of(text)
+    with pytest.raises(
+        InputError, match=r"there is no strategy 'hierarchial'; did you mean 'hierarchical'\? the names are static"
+    ):
+        planner_of("hierarchial")
     for text in ("nope", "Quota(nope=1)", "numpy:ndarray", "no_such_module:x", "numpy:nope", "__import__('os')"):
         with pytest.raises(InputError):
             planner_of(text)
@@ -119,23 +122,3 @@ def test_plain_values_are_strict_json(value: object) -> None:
 def test_plain_takes_numpy_and_dataclasses() -> None:
     value = {"a": np.float64(math.nan), "b": np.arange(2), 3: (np.int32(1), math.inf), "s": SharedSlots(2)}
     assert plain(value) == {"a": None, "b": [0, 1], "3": [1, None], "s": {"depth": 2}}
-
-
-def test_tables_align_and_show_missing_values() -> None:
-    text = render([Column("name", left=True), Column("x", number(2))], [["a", 1.0], ["long", None], ["short"]])
-    assert text.splitlines() == ["name      x", "a      1.00", "long      -", "short"]
-
-
-def test_a_table_wider_than_the_terminal_goes_on_below_and_breaks_no_number() -> None:
-    columns = [Column("solver", left=True), *(Column(f"column {i}", number(3)) for i in range(12))]
-    values = [[f"name {n}", *(1000.5 * i + n for i in range(12))] for n in range(3)]
-    text = render(columns, values, width=80)
-    assert all(len(line) <= 80 for line in text.splitlines())
-    parts = text.split("\n\n")
-    assert len(parts) == 2 and all(line.startswith(("solver", "name ")) for line in text.splitlines() if line)
-    assert [word for n in range(3) for part in parts for word in part.splitlines()[n + 1].split()[2:]] == [
-        f"{value:.3f}" for line in values for value in line[1:]
-    ]
-    assert render(columns, values, width=None).count("\n") == 3
-    narrow = render(columns[:3], [line[:3] for line in values], width=5)
-    assert narrow.count("solver") == 2, "a column that is wider than the terminal stands alone"

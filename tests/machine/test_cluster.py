@@ -13,7 +13,7 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster, nodes_in_order
 from foremoe.machine.model import Model
 
-NAMES = ("8xh100", "8xh200", "8xh20", "8xa100", "8xpcie")
+NAMES = ("8xh100", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72")
 SMALL = {
     "name": "box",
     "num_ranks": 4,
@@ -103,8 +103,8 @@ def test_preset_names():
 
 
 def test_unknown_preset_lists_the_names():
-    message = refusal(Cluster.preset, "8xb200")
-    assert "8xb200" in message and all(name in message for name in NAMES)
+    message = refusal(Cluster.preset, "8xmi300")
+    assert "8xmi300" in message and all(name in message for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,8 @@ def test_preset_figures_keep_below_their_data_sheets():
         "8xh20": (148, 450, 50, 64, 96),
         "8xa100": (312, 300, 25, 32, 80),
         "8xpcie": (362.05, 32, 25, 32, 48),
+        "8xb200": (2250, 900, 50, 64, 180),
+        "gb200-nvl72": (2500, 900, 50, 225, 186),
     }
     for name, (tflops, peer, nic, host, memory) in peaks.items():
         c = Cluster.preset(name, host_store=True)

@@ -12,7 +12,8 @@ import pytest
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.plan.figures import FIGURES, traffic
-from foremoe.planner.comparison import ablate, compare
+from foremoe.planner.ablation import ablate
+from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.objective import row_objective

@@ -1,0 +1,132 @@
+"""Lines of ``foremoe ablate``: one for every plan, with the names of all that have it, and means over seeds."""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from foremoe.cli.compare import PLANNED, notes
+from foremoe.cli.tables import SECONDS, Column, Spread, Table, flat, number, plural
+from foremoe.cli.tones import tones
+from foremoe.planner.planner import Planner
+
+GAIN = "predicted_speedup_vs_static"
+COLUMNS = {
+    "planner": Column("planner", left=True), "ranks_per_node": Column("node"), "levels": Column("levels", left=True, rank=0),
+    "redundant": Column("R", left=True, rank=0), "foresight": Column("foresight", left=True, rank=0), **PLANNED,
+    "predicted_stage_s": Column("predicted", SECONDS, rank=2), GAIN: Column("speed-up", number(3), rank=1),
+}  # fmt: skip
+# What distinguishes lines, in the order of the table; seeds do not.
+_WHERE, _WHAT = ("planner", "ranks_per_node"), ("levels", "redundant", "foresight")
+_ANY = "any"
+
+
+class Bar(NamedTuple):
+    """One bar of the picture."""
+
+    label: str
+    gain: float
+    spread: float
+
+
+class Lines(NamedTuple):
+    """What `lines_of` makes of rows."""
+
+    table: Table
+    bars: list[Bar]
+    notes: list[str]
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Lines:
+    """The table of the rows, its bars, and what rows have to say; a row that planned nothing is a note alone."""
+    by_case: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_case.setdefault(tuple(row[key] for key in (*_WHERE, *_WHAT)), []).append(row)
+    planned = {key: of for key, of in by_case.items() if all(row["n_solved"] for row in of)}
+    lines: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
+    bars = []
+    for where, keys in itertools.groupby(planned, key=lambda key: key[:2]):
+        everything = [list(dict.fromkeys(row[key] for row in rows if row["planner"] == where[0])) for key in _WHAT]
+        for of in _of_one_plan({key[2:]: planned[key] for key in keys}):
+            figures = _means(of.figures) | dict(zip(_WHERE, where, strict=True))
+            if not planners[where[0]].keeps_homes:
+                figures[GAIN] = None  # the seconds leave out how weights travel
+            for i, block in enumerate(of.blocks):
+                named = {key: _named(values, all_of) for key, values, all_of in zip(_WHAT, block, everything, strict=True)}
+                if i == 0 and of.figures[0]["plan"] is None:
+                    named["levels"] += f" ({plural(of.figures[0]['n_solved'], 'row')})"
+                lines.append(figures | named if i == 0 else named)
+                sources.append(figures if i == 0 else {})
+                if i == 0 and figures[GAIN] is not None:
+                    label = f"{named['levels']}, R = {named['redundant']}, {named['foresight']}"
+                    more = [] if len(planners) == 1 else [str(where[0])]
+                    bars.append(Bar(", ".join([*more, label]), figures[GAIN], getattr(figures[GAIN], "spread", 0.0)))
+    several = [key for key in _WHERE if len({row[key] for row in rows}) > 1]
+    columns = {key: column._replace(rank=0) if key in several else column for key, column in COLUMNS.items()}
+    told = [{"note": row.get("note"), "name": _name(row, planners)} for row in rows]
+    return Lines(Table(columns, lines, rows, tones(sources, GAIN)), bars, notes(told, "name"))
+
+
+class _Same(NamedTuple):
+    """Cases with the same plans: products of values of `_WHAT`, and the rows of the first, by seed."""
+
+    blocks: list[tuple[list[Any], ...]]
+    figures: list[Mapping[str, Any]]
+
+
+def _of_one_plan(cases: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]) -> Iterable[_Same]:
+    groups: dict[Any, list[tuple[Any, ...]]] = {}
+    for key, of in cases.items():
+        plans = tuple(row["plan"] for row in of)
+        groups.setdefault(key if None in plans else plans, []).append(key)
+    for keys in groups.values():
+        yield _Same(_blocks(keys), cases[keys[0]])
+
+
+def _blocks(keys: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], ...]]:
+    """The (levels, R, foresight) as few products: levels with the same pairs, then foresights with the same R."""
+    pairs_of: dict[Any, list[tuple[Any, ...]]] = {}
+    for levels, *pair in keys:
+        pairs_of.setdefault(levels, []).append(tuple(pair))
+    blocks = []
+    for pairs, levels in _merged(pairs_of):
+        slots_of: dict[Any, list[Any]] = {}
+        for slots, view in pairs:
+            slots_of.setdefault(view, []).append(slots)
+        blocks += [(levels, list(slots), views) for slots, views in _merged(slots_of)]
+    return blocks
+
+
+def _merged(found: Mapping[Any, list[Any]]) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Keys that have the same values, by those values."""
+    by_values: dict[tuple[Any, ...], list[Any]] = {}
+    for key, values in found.items():
+        by_values.setdefault(tuple(values), []).append(key)
+    return list(by_values.items())
+
+
+def _named(values: Sequence[Any], everything: Sequence[Any]) -> str:
+    return _ANY if 1 < len(values) == len(everything) else ", ".join(map(str, values))
+
+
+def _name(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> str:
+    """The row in a note; one that planned nothing with all that tells it from others."""
+    name = row["levels"] if len(planners) == 1 else f"{row['planner']} {row['levels']}"
+    return name if row["n_solved"] else f"{name} (R = {row['redundant']}, {row['foresight']})"
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Figures over seeds: means with standard deviations, or the figures themselves of one."""
+    lines = [flat(row) for row in rows]
+    out: dict[str, Any] = {}
+    for name in COLUMNS:
+        values = [line.get(name) for line in lines]
+        if name in (*_WHERE, *_WHAT):
+            continue
+        numbers = [value for value in values if value is not None]
+        if len(numbers) < len(values):
+            out[name] = None
+        else:
+            out[name] = numbers[0] if len(rows) == 1 else Spread(statistics.fmean(numbers), statistics.stdev(numbers))
+    return out | {"fits": all(row["fits"] for row in rows)}

@@ -1,0 +1,47 @@
+"""Help of a command: options in groups, in the order in which a reader needs them."""
+
+import textwrap
+
+import click
+
+# Options by parameter; what is in no group is the command's own and comes first.
+GROUPS = {
+    "Routing to plan": (
+        "synthetic", "regime", "model", "ranks", "tokens_per_rank", "micro_steps", "layers", "stage", "shuffle", "seed",
+        "seeds", "history",
+    ),
+    "Machine": ("cluster", "ranks_per_node", "nodes", "dispatch", "host_store"),
+    "What plans may do": ("redundant", "replicas", "slots", "schedule", "objective"),
+    "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
+    "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
+}  # fmt: skip
+_COLUMN = 24  # where the explanations begin
+
+
+class HelpedCommand(click.Command):
+    """A command whose ``--help`` has its options in `GROUPS`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes one section for the command's own options and one for every group."""
+        group_of = {name: title for title, names in GROUPS.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *GROUPS)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections[group_of.get(param.name or "", "Options")].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    _write(formatter, records)
+
+
+def _write(formatter: click.HelpFormatter, records: list[tuple[str, str]]) -> None:
+    """As click's list of options, but names such as gpt-oss-20b stay whole."""
+    indent, column = " " * formatter.current_indent, " " * (formatter.current_indent + _COLUMN)
+    for option, text in records:
+        lines = textwrap.wrap(text, formatter.width - len(column), break_on_hyphens=False)
+        if len(option) <= _COLUMN - 2 and lines:
+            formatter.write(f"{indent}{option:<{_COLUMN}}{lines.pop(0)}\n")
+        else:
+            formatter.write(f"{indent}{option}\n")
+        formatter.write("".join(f"{column}{line}\n" for line in lines))

@@ -1,0 +1,39 @@
+"""``--plot`` of ``foremoe ablate``: bars of speed-ups, by matplotlib if it is there."""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from foremoe.base.errors import InputError, file_errors
+
+if TYPE_CHECKING:
+    from foremoe.cli.ablated import Bar
+
+_BAR_INCHES, _WIDTH_INCHES = 0.3, 8.0
+
+
+def require_matplotlib() -> None:
+    """Raises InputError where matplotlib is missing, before anything is planned."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib; pip install matplotlib.")
+
+
+def plot(path: str, bars: "Sequence[Bar]", title: str) -> str:
+    """Draws the bars with their spreads over seeds; returns a line that names the file.
+
+    Raises:
+        InputError: The file cannot be written, or its ending is none that matplotlib knows.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + _BAR_INCHES * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    spreads = [bar.spread for bar in bars] if any(bar.spread for bar in bars) else None
+    axes.barh([bar.label for bar in bars], [bar.gain for bar in bars], xerr=spreads, color="#4477aa", ecolor="black", capsize=3)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("predicted speed-up over static placement")
+    axes.set_title(title, fontsize="small", wrap=True)
+    with file_errors(path, "write", "give --plot a name such as ablation.svg in a folder that can be written"):
+        figure.savefig(path)
+    return f"wrote {path}"

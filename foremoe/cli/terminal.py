@@ -1,0 +1,34 @@
+"""What a terminal can show: how wide it is, where lines end, and whether it has colour."""
+
+import io
+import os
+import sys
+import textwrap
+from typing import Any
+
+_UNKNOWN_WIDTH, _NARROWEST = 80, 20
+
+
+def width(stream: Any = None) -> int | None:
+    """Columns of the terminal that `stream` (default: stdout) writes to; None for files and pipes, whose lines have no end."""
+    stream = sys.stdout if stream is None else stream
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(told) if told.isascii() and told.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, io.UnsupportedOperation):
+        columns = 0
+    return max(columns or _UNKNOWN_WIDTH, _NARROWEST)
+
+
+def has_colour() -> bool:
+    """True if stdout is a terminal with colour and the user did not ask for none (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def wrapped(line: str, columns: int | None, indent: str = "  ") -> list[str]:
+    """The line in parts of at most `columns` that end at words; a longer word stands alone and whole, to be copied."""
+    if columns is None or len(line) <= columns:
+        return [line]
+    return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

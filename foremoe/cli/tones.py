@@ -1,0 +1,16 @@
+"""Which lines of a table stand out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foremoe.cli.tables import BEST, FAILING
+
+
+def tones(rows: Sequence[Mapping[str, Any]], gain: str) -> list[str | None]:
+    """`FAILING` for lines that do not fit into memory, `BEST` for the largest gain of those that do."""
+    fitting = [row[gain] for row in rows if row.get(gain) is not None and row.get("fits", True)]
+    best = max(fitting, default=None)
+    return [
+        FAILING if row.get("fits") is False else BEST if best is not None and row.get(gain) == best and len(fitting) > 1 else None
+        for row in rows
+    ]

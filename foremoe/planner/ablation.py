@@ -1,0 +1,134 @@
+"""`ablate`: one planner with each of its levels left out, over redundant slots and foresight."""
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.levels import PathSolver
+from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import TransferList
+from foremoe.planner.comparison import EXACT_BUDGET_S, compare
+from foremoe.planner.parsing import short
+from foremoe.planner.planner import Planner
+from foremoe.planner.sampling import Progress
+from foremoe.problem.foresight import Foresight
+from foremoe.problem.problem import Problem
+from foremoe.solvers.home.keep import Keep
+from foremoe.solvers.split.even import Even
+from foremoe.workload.packing import AsGiven
+
+# Letters: M micro-steps, L layers, G ranks, E experts, C copies.
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class FromHome(PathSolver):
+    """No path level: every copy comes from its home rank."""
+
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        """Returns the copies as they are."""
+        return transfers
+
+
+def left_out(planner: Planner) -> dict[str, Planner]:
+    """The planner as ``all``, and with each level that it has left out, by what is left out.
+
+    Pack and home leave sequences and experts where they are, a split is even where the solvers decide it, a path comes from
+    the home rank. A pack level needs a case that is dealt without it.
+    """
+    out = {ALL: planner}
+    if planner.pack != AsGiven():
+        out[f"without {short(planner.pack)}"] = replace(planner, pack=AsGiven())
+    if planner.home != Keep():
+        out[f"without {short(planner.home)}"] = replace(planner, home=Keep())
+    for i, solver in enumerate(planner.rank):
+        out[f"without {short(solver)}"] = replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
+    if planner.split is not None:
+        out[f"without {short(planner.split)}"] = replace(planner, split=None)
+    elif planner.rank and planner.order is None:
+        out["without split"] = replace(planner, split=Even())
+    if planner.order is not None:
+        out[f"without {short(planner.order)}"] = replace(planner, order=None)
+    if planner.rank and planner.keeps_homes:
+        out[f"without {short(planner.path)}"] = replace(planner, path=FromHome())
+    if planner.guard:
+        out["without the guard"] = replace(planner, guard=False)
+    return out
+
+
+def ablate(
+    problem: Problem, planner: Planner, *, redundant: Sequence[int] = (0, 1, 2, 4),
+    foresight: Sequence[Foresight] = ("exact", "previous", "step"), history_LE: Array | None = None,
+    unpacked: Problem | None = None, exact_budget_s: float = EXACT_BUDGET_S, progress: Progress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
+
+    The first micro-step is left out of all lines where any foresight has no history for it. Errors are those of `compare`.
+
+    Args:
+        problem: What to plan; its own number of redundant slots does not matter.
+        history_LE: As for `compare`.
+        unpacked: The same batch dealt without the planner's pack level; None: the pack level is never left out. Its speed-up is
+            over static placement of `problem`.
+        exact_budget_s: As for `compare`.
+        progress: As for `compare`.
+
+    Returns:
+        One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight``, compare's figures and ``plan``:
+        equal where two lines have the same plan, None where only a sample was planned or nothing.
+    """
+    variants = left_out(planner)
+    pack_name = f"without {short(planner.pack)}" if planner.pack != AsGiven() else None
+    given = None if pack_name is None else variants.pop(pack_name)
+    blind = problem.M > 1 and history_LE is None and "previous" in foresight
+    rows = []
+    for slots, view in itertools.product(redundant, foresight):
+        options: dict[str, Any] = {
+            "history_LE": history_LE, "leave_first_out": blind, "exact_budget_s": exact_budget_s, "judge": _same_plan,
+            "progress": None if progress is None else functools.partial(_told, progress, f", R = {slots}, {view}"),
+        }  # fmt: skip
+        vary = lambda p, view=view, slots=slots: replace(p, foresight=view, order=p.order if slots else None)  # noqa: E731
+        found = compare(replace(problem, redundant=slots), {name: vary(p) for name, p in variants.items()}, **options)
+        if given is not None and pack_name is not None and unpacked is not None:
+            (row,) = compare(replace(unpacked, redundant=slots), {pack_name: vary(given)}, **options)
+            found.insert(1, row | {"predicted_speedup_vs_static": None if blind else _over(row, found[0])})
+        rows += [
+            {"levels": row.pop("solver"), "redundant": slots, "foresight": str(view), **row, "plan": row.get("plan")}
+            for row in found
+        ]
+    return rows
+
+
+def _told(progress: Progress, where: str, name: str, done: int, total: int) -> None:
+    progress(name + where, done, total)
+
+
+def _over(row: Mapping[str, Any], full: Mapping[str, Any]) -> float | None:
+    """Gain of a line over the static placement that another line's gain is over."""
+    if not row["predicted_stage_s"] or full["predicted_stage_s"] is None:
+        return None
+    return float(full["predicted_stage_s"] * full["predicted_speedup_vs_static"] / row["predicted_stage_s"])
+
+
+def _same_plan(problem: Problem, plan: Plan) -> dict[str, str]:
+    """A digest of loads, homes, replicas, quotas and copies, in which slots have no order and empty ones do not count."""
+    held_MLGS = plan.expert_MLGS >= 0
+    m, l, g, _ = np.nonzero(held_MLGS)  # noqa: E741
+    expert, quota = plan.expert_MLGS[held_MLGS], plan.quota_MLGS[held_MLGS]
+    order = np.lexsort((expert, g, l, m))
+    copies = plan.transfers
+    links = (copies.micro_step_C, copies.layer_C, copies.phase_C, copies.expert_C, copies.src_C, copies.dst_C, copies.link_C)
+    by_copy = np.lexsort(links)
+    digest = hashlib.sha256()
+    for array in (plan.load_MLE, plan.home_LE, plan.order_M, *(a[order] for a in (m, l, g, expert, quota))):
+        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+    for array in links:
+        digest.update(np.ascontiguousarray(array[by_copy], np.int64).tobytes())
+    return {"plan": digest.hexdigest()[:16]}
