@@ -33,9 +33,10 @@ class Varied(NamedTuple):
 
     @property
     def num_tasks(self) -> int:
-        """Planners that `comparison.compare` will run in all."""
-        variants = sum(len(ablation.left_out(planner)) for planner in self.planners.values())
-        return variants * len(self.nodes) * len(self.seeds) * len(self.redundant) * len(self.foresight)
+        """Planners with something to plan, in all."""
+        variants = [one for planner in self.planners.values() for one in ablation.left_out(planner).values()]
+        num_slots = sum(slots > 0 for slots in self.redundant)
+        return sum(bool(one.rank) for one in variants) * len(self.nodes) * len(self.seeds) * num_slots * len(self.foresight)
 
 
 @click.command(cls=JsonCommand)
@@ -100,7 +101,7 @@ def ablate(
         "residual": case.problem.cluster.residual,
     }  # fmt: skip
     found = lines_of(rows, varied.planners)
-    drawn = [] if plot_file is None else [plot(plot_file, found.bars, case.line)]
+    drawn = [] if plot_file is None else [plot(plot_file, found.bars, _head(case, varied)[0])]
     emit(json_file, payload, [*_head(case, varied), "", found.table, "", *_foot(case, found), *drawn], look)
 
 

@@ -78,7 +78,7 @@ def compare(
     look.require(COLUMNS)
     planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
     trainer = case_options.trainer.of()
-    with Progress(tasks=len(planners)) as progress:
+    with Progress(tasks=sum(bool(planner.rank) for planner in planners.values())) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
         rows = comparison.compare(

@@ -1,6 +1,7 @@
 """``--plot`` of ``foremoe ablate``: bars of speed-ups, by matplotlib if it is there."""
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ from foremoe.base.errors import InputError, file_errors
 if TYPE_CHECKING:
     from foremoe.cli.ablated import Bar
 
-_BAR_INCHES, _WIDTH_INCHES = 0.3, 8.0
+_LINE_INCHES, _WIDTH_INCHES = 0.22, 8.0
+_LABEL, _TITLE = 40, 110  # letters of a line
 
 
 def require_matplotlib() -> None:
@@ -26,14 +28,16 @@ def plot(path: str, bars: "Sequence[Bar]", title: str) -> str:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + _BAR_INCHES * len(bars)), layout="constrained")
+    labels = [textwrap.fill(bar.label, _LABEL) for bar in bars]
+    num_lines = sum(label.count("\n") + 1.5 for label in labels)
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.4 + _LINE_INCHES * num_lines), layout="constrained")
     axes = figure.subplots()
     spreads = [bar.spread for bar in bars] if any(bar.spread for bar in bars) else None
-    axes.barh([bar.label for bar in bars], [bar.gain for bar in bars], xerr=spreads, color="#4477aa", ecolor="black", capsize=3)
+    axes.barh(labels, [bar.gain for bar in bars], xerr=spreads, color="#4477aa", ecolor="black", capsize=3)
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("predicted speed-up over static placement")
-    axes.set_title(title, fontsize="small", wrap=True)
+    figure.suptitle(textwrap.fill(title, _TITLE), fontsize="small")
     with file_errors(path, "write", "give --plot a name such as ablation.svg in a folder that can be written"):
         figure.savefig(path)
     return f"wrote {path}"

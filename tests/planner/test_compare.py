@@ -12,13 +12,13 @@ import pytest
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.plan.figures import FIGURES, traffic
-from foremoe.planner.ablation import ablate
+from foremoe.planner.ablation import ablate, left_out
 from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
-from foremoe.solvers import Chain, Exact, ExpertAware, Greedy, RankSolver, Transitions
+from foremoe.solvers import Chain, Deadline, Even, Exact, ExpertAware, Greedy, Lpt, NodeChain, RankSolver, Transitions, WaterFill
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,8 @@ def test_levels_without_a_part_are_refused(problem):
 def test_ablate_has_no_order_level_without_replicas(problem):
     resident = dataclasses.replace(problem, slots=foremoe.ResidentSlots(), cost=foremoe.CostModel())
     rows = ablate(resident, Planner(order=Transitions()), redundant=(0, 1), foresight=("exact",))
-    assert [row["redundant"] for row in rows] == [0, 0, 1, 1]
+    names = ["all", "without Chain()", "without Transitions()", "without Deadline()", "without the guard"]
+    assert [(row["levels"], row["redundant"]) for row in rows] == [(name, slots) for slots in (0, 1) for name in names]
 
 
 def test_the_line_without_history_says_what_is_left_out(problem, rows):
@@ -167,8 +168,54 @@ def test_a_missing_dependency_is_a_row_with_the_cure(problem, monkeypatch):
 
 def test_ablate_pairs_variants_over_slots_and_foresight(problem):
     rows = ablate(problem, Planner(rank=(Greedy(), Chain())), redundant=(0, 1), foresight=("exact", "step"))
-    assert len(rows) == 2 * 2 * 4
+    assert len(rows) == 2 * 2 * 6
     key = lambda row: (row["levels"], row["redundant"], row["foresight"])  # noqa: E731
     by = {key(row): row for row in rows}
     assert by["all", 1, "exact"]["skew_mean"] <= by["without Chain()", 1, "exact"]["skew_mean"]
     assert by["all", 0, "exact"]["replicas_per_layer"] == 0
+    assert by["all", 0, "exact"]["plan"] == by["all", 0, "step"]["plan"] == by["without Greedy()", 0, "exact"]["plan"]
+    assert by["all", 1, "exact"]["plan"] == by["without Deadline()", 1, "exact"]["plan"] != by["all", 0, "exact"]["plan"]
+
+
+def test_ablate_leaves_out_every_level():
+    planner = Planner(pack=ExpertAware(), home=Lpt(), rank=(NodeChain(), Chain()), split=WaterFill(), path=Deadline(relay=1))
+    assert list(left_out(planner)) == [
+        "all", "without ExpertAware()", "without Lpt()", "without NodeChain()", "without Chain()", "without WaterFill()",
+        "without Deadline(relay=1)", "without the guard",
+    ]  # fmt: skip
+    assert left_out(planner)["without NodeChain()"].rank == (Chain(),)
+    assert list(left_out(Planner(order=Transitions()))) == [
+        "all", "without Chain()", "without Transitions()", "without Deadline()", "without the guard",
+    ]  # fmt: skip
+    assert left_out(Planner())["without split"].split == Even()
+    # Where homes move, no copies travel.
+    assert list(left_out(STRATEGIES["eplb-exact"])) == ["all", "without Eplb()", "without split"]
+
+
+def test_ablate_shows_what_the_path_level_is_worth(problem):
+    """With relays copies take other ways; without the level they come from home, and replicas are the same."""
+    by = {row["levels"]: row for row in ablate(problem, Planner(path=Deadline(relay=3)), redundant=(2,), foresight=("exact",))}
+    assert by["without Deadline(relay=3)"]["replicas_per_layer"] == by["all"]["replicas_per_layer"] > 0
+    home = {row["levels"]: row for row in ablate(problem, Planner(), redundant=(2,), foresight=("exact",))}
+    assert by["without Deadline(relay=3)"]["plan"] == home["all"]["plan"]
+
+
+def test_ablate_leaves_out_the_pack_level():
+    """On the batch as it came; its gain is over static placement as packed, so that seconds compare."""
+    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=64, mean_length=60.0, num_layers=2, seed=3)
+    planner = Planner(pack=ExpertAware())
+    pose = lambda packer: foremoe.Problem.of(  # noqa: E731
+        foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=256, packer=packer), foremoe.Cluster.preset("8xh100", 4)
+    )
+    packed, given = pose(planner.pack), pose(Planner().pack)
+    assert "without ExpertAware()" not in {row["levels"] for row in ablate(packed, planner, redundant=(1,), foresight=("exact",))}
+    rows = ablate(packed, planner, redundant=(1,), foresight=("exact",), unpacked=given)
+    by = {row["levels"]: row for row in rows}
+    assert list(by)[:2] == ["all", "without ExpertAware()"]
+    one, full = by["without ExpertAware()"], by["all"]
+    (alone,) = compare(given, {"alone": Planner()})
+    assert one["predicted_stage_s"] == alone["predicted_stage_s"] and one["plan"] != full["plan"]
+    gains, stages = one["predicted_speedup_vs_static"], one["predicted_stage_s"]
+    assert gains * stages == pytest.approx(full["predicted_speedup_vs_static"] * full["predicted_stage_s"])
+    blind = ablate(packed, planner, redundant=(1,), foresight=("previous",), unpacked=given)
+    assert packed.M > 1 and {row["levels"]: row for row in blind}["without ExpertAware()"]["predicted_speedup_vs_static"] is None

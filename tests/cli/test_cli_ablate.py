@@ -1,0 +1,150 @@
+"""``foremoe ablate``: lines of one plan are one line, limits leave a sentence, seeds have spreads, and what varies is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import bad, good
+
+from foremoe.cli.ablated import lines_of
+from foremoe.cli.tables import Look, render
+from foremoe.planner.planner import Planner
+
+CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "64", "--layers", "0:2", "--micro-steps", "2"]
+
+
+def rows_of(words: list[str]) -> list[dict[str, Any]]:
+    return json.loads(good([*words, "--json"]).stdout)["rows"]  # type: ignore[no-any-return]
+
+
+def lines(text: str) -> list[str]:
+    """The table's lines, without the heading."""
+    return text.split("\n\n")[1].splitlines()[1:-1]
+
+
+def figures(line: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\d+\.\d+", line))
+
+
+def test_lines_of_one_plan_are_one_line_that_names_them_all(trace: str, dealing: list[str]) -> None:
+    words = ["ablate", trace, *dealing, "--redundant", "0,1,2", "--foresight", "exact,previous", "--objective", "balance"]
+    rows = rows_of(words)
+    table = lines(good(words).stdout)
+    shown = [line for line in table if figures(line)]
+    assert len(rows) == 3 * 2 * 5 and len(shown) == len({row["plan"] for row in rows}) < 15
+    # R = 0 and no rank level are static placement, whatever is foreseen.
+    static = next(row for row in rows if row["redundant"] == 0)["plan"]
+    assert {(row["levels"], row["redundant"]) for row in rows if row["plan"] == static} >= {
+        ("all", 0), ("without the guard", 0), ("without Chain()", 2)
+    }  # fmt: skip
+    assert re.search(r"^.*  0 .*  any .* 1\.000$", table[0]) and re.search(r"^without Chain\(\) +any +any$", table[1])
+
+
+def row(levels: str, slots: int, view: str, plan: str | None, **figures: Any) -> dict[str, Any]:
+    base = {"planner": "p", "ranks_per_node": 8, "seed": 0, "n_solved": 4, "fits": True, "bytes_by_link": {}}
+    numbers = {"skew_mean": 1.0, "predicted_stage_s": 0.01, "predicted_speedup_vs_static": 1.0}
+    return base | numbers | {"levels": levels, "redundant": slots, "foresight": view, "plan": plan} | figures
+
+
+def test_names_of_a_line_are_products() -> None:
+    rows = [row(name, slots, view, plan) for name, slots, view, plan in (
+        ("all", 0, "exact", "a"), ("all", 0, "step", "a"), ("all", 1, "exact", "b"), ("all", 1, "step", "c"),
+        ("without x", 0, "exact", "a"), ("without x", 0, "step", "a"),
+        ("without x", 1, "exact", "a"), ("without x", 1, "step", "c"),
+    )]  # fmt: skip
+    found = lines_of(rows, {"p": Planner()})
+    named = [tuple(line[key] for key in ("levels", "redundant", "foresight")) for line in found.table.lines]
+    assert named == [
+        ("all", "0", "any"), ("without x", "any", "exact"), ("without x", "0", "step"), ("all", "1", "exact"),
+        ("any", "1", "step"),
+    ]  # fmt: skip
+    assert ["skew_mean" in line for line in found.table.lines] == [True, False, False, True, True]
+    assert len(found.bars) == 3
+
+
+def test_a_line_that_a_limit_left_without_figures_is_a_sentence(trace: str, dealing: list[str]) -> None:
+    pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
+    words = ["ablate", trace, *dealing, "--planner", "exact", "--redundant", "1", "--foresight", "exact"]
+    text = good([*words, "--exact-seconds", "0.000001"]).stdout
+    table = lines(text)
+    assert table and all(figures(line) for line in table if line.startswith("without Exact()"))
+    assert not any(re.search(r" - +-", line) for line in table)
+    assert re.search(r"all \(R = 1, exact\).*: left out: none of \d+ sampled rows was proven optimal within 1e-06 s", text)
+    sampled = good([*words, "--objective", "balance", "--exact-seconds", "5"]).stdout
+    assert re.search(r"^all \(\d+ rows?\)", sampled, re.MULTILINE)
+
+
+def test_seeds_have_means_and_spreads() -> None:
+    words = ["ablate", *CASE, "--redundant", "1", "--foresight", "exact"]
+    rows = [one for one in rows_of([*words, "--seeds", "0,1,2"]) if one["levels"] == "all"]
+    assert [one["seed"] for one in rows] == [0, 1, 2] and len({one["skew_mean"] for one in rows}) == 3
+    alone = next(one for one in rows_of([*words, "--seed", "2"]) if one["levels"] == "all")
+    assert alone["skew_mean"] == rows[2]["skew_mean"]
+    gains = [one["predicted_speedup_vs_static"] for one in rows]
+    text = good([*words, "--seeds", "0,1,2"]).stdout
+    assert f"{statistics.fmean(gains):.3f} ± {statistics.stdev(gains):.3f}" in text and "seeds 0, 1, 2: means" in text
+
+
+def test_planners_and_nodes_vary(trace: str, dealing: list[str]) -> None:
+    words = [
+        "ablate",
+        *CASE,
+        "--redundant",
+        "1",
+        "--foresight",
+        "exact",
+        "--solvers",
+        "quota,hierarchical",
+        "--ranks-per-node",
+        "2,8",
+    ]
+    rows = rows_of(words)
+    assert {(one["planner"], one["ranks_per_node"]) for one in rows} == {
+        (p, n) for p in ("quota", "hierarchical") for n in (2, 8)
+    }
+    text = good(words).stdout
+    assert text.split("\n\n")[1].split()[:2] == ["planner", "node"] and "planner: Planner(" in text
+    moving = good(["ablate", *CASE, "--redundant", "1", "--foresight", "exact", "--planner", "eplb-exact"]).stdout
+    assert not re.search(r"1\.\d\d\d$", lines(moving)[0]) and lines(moving)[0].endswith(" -")
+
+
+def test_a_pack_level_is_left_out_too(trace: str, dealing: list[str]) -> None:
+    words = ["ablate", trace, *dealing, "--redundant", "1", "--foresight", "exact", "--planner", "Planner(pack=ExpertAware())"]
+    assert {one["levels"] for one in rows_of(words)} > {"all", "without ExpertAware()"}
+
+
+def test_what_cannot_be_asked_is_one_sentence(trace: str, dealing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["ablate", trace, *dealing]
+    assert "exclude each other" in bad([*words, "--planner", "quota", "--solvers", "greedy"])
+    assert "give --seeds one number" in bad([*words, "--seeds", "0,1"])
+    assert "--ranks-per-node" in bad([*words, "--ranks-per-node", "0"]) and "--seeds" in bad([*words, "--seeds", "x"])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
+    assert "--plot needs matplotlib; pip install matplotlib" in bad([*words, "--plot", "a.svg"])
+
+
+def test_the_picture_has_a_bar_for_every_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    path = tmp_path / "ablation.svg"
+    text = good(["ablate", *CASE, "--redundant", "0,1", "--foresight", "exact", "--seeds", "0,1", "--plot", str(path)]).stdout
+    assert f"wrote {path}" in text and "<svg" in path.read_text()
+    assert "--plot" in bad(["ablate", *CASE, "--redundant", "0", "--foresight", "exact", "--plot", str(tmp_path / "a.nope")])
+
+
+def test_rows_make_a_frame() -> None:
+    pandas = pytest.importorskip("pandas", reason="frames need pandas")
+    rows = rows_of(["ablate", *CASE, "--redundant", "0,1", "--foresight", "exact"])
+    frame = pandas.json_normalize(rows)
+    assert len(frame) == len(rows) and "bytes_by_link.peer" in frame.columns
+
+
+def test_a_row_without_a_digest_is_a_line_of_its_own() -> None:
+    found = lines_of([row("all", 1, "exact", None), row("without x", 1, "exact", None)], {"p": Planner()})
+    assert [line["levels"] for line in found.table.lines] == ["all (4 rows)", "without x (4 rows)"]
+    assert "all (4 rows)" in render(found.table, Look())[1][0]
