@@ -8,7 +8,6 @@ import click
 
 from foremoe.base.errors import InputError
 from foremoe.cli.ablated import COLUMNS, Lines, lines_of
-from foremoe.cli.compare import WORDS
 from foremoe.cli.inputs import Case, build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options
@@ -135,7 +134,7 @@ def _head(case: Case, varied: Varied) -> list[str]:
 
 def _foot(case: Case, found: Lines) -> list[str]:
     return [
-        f"predicted, speed-up over static: {case.constants}; plan us: CPU time per row",
+        f"predicted, speed-up over static: {case.constants}",
         "any: with every level, and with each left out; a line without figures has the plan of the line above",
-        *WORDS, *found.notes,
+        *found.notes,
     ]  # fmt: skip

@@ -89,7 +89,7 @@ def _blocks(keys: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], ...]]:
     pairs_of: dict[Any, list[tuple[Any, ...]]] = {}
     for levels, *pair in keys:
         pairs_of.setdefault(levels, []).append(tuple(pair))
-    blocks = []
+    blocks: list[tuple[list[Any], ...]] = []
     for pairs, levels in _merged(pairs_of):
         slots_of: dict[Any, list[Any]] = {}
         for slots, view in pairs:

@@ -10,7 +10,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.simulate import step_line
+from foremoe.cli.simulate import OF_BALANCED, step_line
 from foremoe.cli.tables import (
     BYTES,
     GIGABYTES,
@@ -33,19 +33,26 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.step import Judge
 
 PLANNED = {
-    "skew_mean": Column("skew mean", number(3), rank=3), "skew_p99": Column("p99", number(3)),
-    "skew_max": Column("max", number(3), rank=9), "gap_mean": Column("load gap", percent),
-    "replicas_per_layer": Column("replicas", number(1), rank=5), "moves_per_layer": Column("moves", number(1)),
-    "max_fanout": Column("fanout", count), "bytes_per_layer": Column("sent", BYTES, rank=8),
+    "skew_mean": Column(
+        "skew mean", number(3), rank=3, meaning="largest over mean rank load of a row, which is one layer of one micro-step"
+    ),
+    "skew_p99": Column("p99", number(3), meaning="that of the worst hundredth of rows"),
+    "skew_max": Column("max", number(3), rank=9, meaning="that of the worst row"),
+    "gap_mean": Column("load gap", percent, meaning="busiest rank above the proven lower bound"),
+    "replicas_per_layer": Column("replicas", number(1), rank=5, meaning="of a row"),
+    "moves_per_layer": Column("moves", number(1), meaning="copies made for a row, or slots refilled where homes move"),
+    "max_fanout": Column("fanout", count, meaning="most copies that leave one rank for one row"),
+    "bytes_per_layer": Column("sent", BYTES, rank=8, meaning="weights (every pass) and gradients of a row; then by link"),
     "bytes_by_link.peer": Column("peer", BYTES), "bytes_by_link.rdma": Column("rdma", BYTES),
-    "bytes_by_link.host": Column("host", BYTES), "plan_us_per_layer": Column("plan us", number(1), rank=6),
-    "slots_per_rank": Column("slots", count),
-    "peak_bytes": Column("peak", GIGABYTES, rank=7),
+    "bytes_by_link.host": Column("host", BYTES),
+    "plan_us_per_layer": Column("plan us", number(1), rank=6, meaning="CPU time of planning a row"),
+    "slots_per_rank": Column("slots", count, meaning="redundant, of a rank"),
+    "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
 }  # fmt: skip
 COLUMNS = {
     "solver": Column("solver", left=True, rank=0), **PLANNED,
     "simulated_stage_s": Column("stage", SECONDS, rank=4), "speedup_vs_static": Column("speed-up", number(3), rank=1),
-    "step_speedup": Column("step", number(3), rank=10), "share_of_balanced": Column("of balanced", percent, rank=2),
+    "step_speedup": Column("step", number(3), rank=10), "share_of_balanced": OF_BALANCED,
 }  # fmt: skip
 
 
@@ -117,20 +124,11 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
     return Table(COLUMNS, lines, rows, tones(sources, "speedup_vs_static"))
 
 
-# What the columns mean, for a reader of the table alone.
-WORDS = (
-    "a row is one layer of one micro-step; skew: largest over mean rank load; load gap: above the proven lower bound",
-    "per row: replicas; moves (copies made, or slots refilled where homes move); sent: weights (every pass) and gradients",
-    "fanout: most copies that leave one rank for one row; slots: redundant, per rank; peak: memory of the fullest rank",
-)
-
-
 def footers(
     rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str, static_s: float
 ) -> list[str]:  # fmt: skip
     """What a reader must know to read the table."""
-    lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}; plan us: CPU time per row"]
-    lines += WORDS
+    lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
     moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
     if moved:
         spent = ", ".join(f"{row['solver']} {seconds(row['transfer_s'])}" for row in moved)

@@ -9,11 +9,14 @@ from foremoe.cli.tones import tones
 from foremoe.problem.foresight import Foresight
 
 COLUMNS = {
-    "foresight": Column("foresight", left=True, rank=0), "skew_mean": Column("skew", number(3), rank=3),
-    "skew_p99": Column("p99", number(3)), "copy_bytes": Column("sent", BYTES, rank=6),
-    "simulated_stage_s": Column("stage", SECONDS, rank=2), "speedup_vs_static": Column("speed-up", number(3), rank=4),
-    "plan_cpu_s": Column("CPU", SECONDS, rank=7), "plan_exposed_s": Column("exposed", SECONDS, rank=5),
-    "net_speedup_vs_static": Column("net", number(3), rank=1),
+    "foresight": Column("foresight", left=True, rank=0),
+    "skew_mean": Column("skew", number(3), rank=3, meaning="as served on the real load"),
+    "skew_p99": Column("p99", number(3)), "copy_bytes": Column("sent", BYTES, rank=6, meaning="copies and gradients of replicas"),
+    "simulated_stage_s": Column("stage", SECONDS, rank=2),
+    "speedup_vs_static": Column("speed-up", number(3), rank=4, meaning="over static, planning hidden"),
+    "plan_cpu_s": Column("CPU", SECONDS, rank=7, meaning="planning one group on one thread of this machine"),
+    "plan_exposed_s": Column("exposed", SECONDS, rank=5, meaning="planning that runs under no micro-step"),
+    "net_speedup_vs_static": Column("net", number(3), rank=1, meaning="speed-up with exposed planning"),
 }  # fmt: skip
 UNAWARE = "none"
 
@@ -34,8 +37,6 @@ def footers(rows: Sequence[Mapping[str, Any]], planner: str, constants: str, has
     best = max(rows, key=lambda row: row["net_speedup_vs_static"])
     lines = [
         f"planner: {planner}; simulated; constants: {constants}; stage: slowest group",
-        "skew as served on the real load; sent: copies and gradients of replicas; speed-up: over static, planning hidden",
-        "CPU: planning one group on one thread of this machine; exposed: what of it runs under no micro-step; net: with it",
     ]
     if any(row["foresight"] == "previous" for row in rows) and not has_history:
         lines.append("previous: the first micro-step has no history (--history) and is static")

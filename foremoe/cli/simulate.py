@@ -16,7 +16,7 @@ from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, nu
 from foremoe.cli.texts import planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
-from foremoe.cli.what_if import add_turns, starred, turn_lines, what_if_of
+from foremoe.cli.what_if import TURN_COLUMNS, add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.knowledge import load_kernels, simulate_foresight
@@ -24,18 +24,25 @@ from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate
 from foremoe.workload.packing import AsGiven
 
 FOREMOE = "foremoe"
+OF_BALANCED = Column(
+    "of balanced", percent, rank=2, meaning="share of the throughput with even routing (locality can make it more than 100 %)"
+)
 COLUMNS = {
-    "solver": Column("solver", left=True, rank=0), "skew_mean": Column("skew mean", number(3), rank=4),
+    "solver": Column("solver", left=True, rank=0),
+    "skew_mean": Column("skew mean", number(3), rank=4, meaning="largest over mean rank load of a layer and micro-step"),
     "replicas_per_layer": Column("replicas", number(1), rank=6), "slots_per_rank": Column("slots"),
-    "simulated_stage_s": Column("stage", SECONDS, rank=3), "speedup_vs_static": Column("speed-up", number(3), rank=1),
-    "step_speedup": Column("step", number(3), rank=5), "share_of_balanced": Column("of balanced", percent, rank=2),
+    "simulated_stage_s": Column("stage", SECONDS, rank=3),
+    "speedup_vs_static": Column("speed-up", number(3), rank=1, meaning="of the stage, over static"),
+    "step_speedup": Column("step", number(3), rank=5), "share_of_balanced": OF_BALANCED,
     "tokens_per_s_per_rank": Column("tokens/s/rank", number(0), rank=8), "window_s": Column("attention", SECONDS),
     "dispatch_s": Column("dispatch", SECONDS), "compute_s": Column("experts", SECONDS), "combine_s": Column("combine", SECONDS),
-    "transfer_s": Column("weights", SECONDS), "gradient_s": Column("gradients", SECONDS),
+    "transfer_s": Column("weights", SECONDS, meaning="waiting for copies, and compute lost to them"),
+    "gradient_s": Column("gradients", SECONDS, meaning="the same for gradients of replicas"),
     "planning_s": Column("planning", SECONDS), "outside_s": Column("head", SECONDS), "bubble_s": Column("bubble", SECONDS),
-    "moves_s": Column("moves", SECONDS), "reduction_s": Column("reduction", SECONDS),
+    "moves_s": Column("moves", SECONDS, meaning="homes that change, once, exposed"), "reduction_s": Column("reduction", SECONDS),
     "optimizer_s": Column("optimizer", SECONDS), "apart_s": Column("apart", SECONDS),
-    "peak_bytes": Column("peak", GIGABYTES, rank=7), "host_bytes": Column("host", GIGABYTES),
+    "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
+    "host_bytes": Column("host", GIGABYTES),
 }  # fmt: skip
 
 
@@ -88,7 +95,7 @@ def simulate(
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
-    look.require(knowledge.COLUMNS if views else COLUMNS)
+    look.require(knowledge.COLUMNS if views else COLUMNS | TURN_COLUMNS if asked.jobs else COLUMNS)
     systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
@@ -118,11 +125,12 @@ def simulate(
         where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
     if views:
         payload["planner"] = name = next(iter(systems))
-        words = [knowledge.table(rows), "", *knowledge.footers(rows, name, case.constants, case.history_LE is not None)]
+        told = knowledge.footers(rows, name, case.constants, case.history_LE is not None)
+        words: list[str | Table] = [knowledge.table(rows), "", *told]
     else:
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    turns = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
+    turns: list[str | Table] = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
     emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced], look)
 
 
@@ -155,8 +163,6 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     """What a reader must know to read the table."""
     lines = [
         f"simulated; constants: {constants}; stage and its parts: slowest group",
-        "speed-up: over static; of balanced: share of the throughput with even routing (locality can make it more than 100 %)",
-        "weights, gradients: waiting for copies, and compute lost to them; moves: homes that change, once, exposed",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
     ]
     if any(row["apart_s"] for row in rows):

@@ -47,5 +47,9 @@ def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
         })  # fmt: skip
     installed = entry_point_names(GROUP)
     table = Table(COLUMNS, cells, rows)
-    lines = [table, "", f"installed by other packages (entry points {GROUP}): {', '.join(installed) or 'none'}"]
+    lines: list[str | Table] = [
+        table,
+        "",
+        f"installed by other packages (entry points {GROUP}): {', '.join(installed) or 'none'}",
+    ]
     emit(json_file, {"strategies": rows, "installed": installed}, lines, look)

@@ -5,7 +5,7 @@ import difflib
 import io
 import itertools
 import json
-import textwrap
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -38,12 +38,13 @@ GIGABYTES = Unit(2, (("GB", 1e9), ("TB", 1e12)))
 
 
 class Column(NamedTuple):
-    """One column: its heading, how a value becomes text (None becomes ``-``), and how much it matters."""
+    """One column: its heading, how a value becomes text (None becomes ``-``), how much it matters, and what it means."""
 
     heading: str
     show: Callable[[Any], str] | Unit = str
     left: bool = False
     rank: int = 99  # 0: names a line, and is never left out; else the smaller, the longer it stays
+    meaning: str = ""  # told below the table where the column is shown
 
 
 class Look(NamedTuple):
@@ -156,29 +157,34 @@ def render(table: Table, look: Look = Look(), width: int | None = None) -> list[
     names = [name for name, column in columns.items() if column.rank == 0]
     limit = None if width is None else max(12, int(_NAME_SHARE * width))
     widths = {name: of.width if limit is None or not of.left else min(of.width, limit) for name, of in cells.items()}
-    if look.columns:
-        chosen = [*names, *(name for name in look.columns if name not in names)]
+    wished = [name for name in look.columns if name in columns]  # a command may have a second table
+    if wished:
+        chosen = [*names, *(name for name in wished if name not in names)]
     elif look.wide:
         chosen = list(columns)
     else:
-        chosen = _most_important(columns, names, widths, width)
+        blank = {name for name, of in cells.items() if not {*of.texts} - {"", NONE}}
+        ranked = sorted(columns, key=lambda name: (name in blank, columns[name].rank))
+        important = _most_important(ranked, names, widths, width)
+        chosen = [name for name in columns if name in important]
     left_out = len(columns) - len(chosen)
     out: list[tuple[str, str | None]] = []
     for part in _parts(chosen, names, widths, width):
         out += [("", None)] * bool(out) + _block([cells[name] for name in part], [widths[name] for name in part], table.tones)
-    if left_out and not look.columns:
+    if left_out and not wished:
         hint = f"({plural(left_out, 'more column')}: --wide, --columns NAME,NAME or --csv)"
         out += [(line, None) for line in wrapped(hint, width, "")]
-    return out
+    told = [f"{columns[name].heading}: {columns[name].meaning}" for name in chosen if columns[name].meaning]
+    return out + [(line, None) for text in ("", *told) for line in wrapped(text, width)] if told else out
 
 
-def _most_important(columns: Mapping[str, Column], names: list[str], widths: Mapping[str, int], width: int | None) -> list[str]:
+def _most_important(ranked: Sequence[str], names: list[str], widths: Mapping[str, int], width: int | None) -> set[str]:
     chosen = set(names)
-    for name in sorted(columns, key=lambda name: columns[name].rank):
+    for name in ranked:
         needed = sum(widths[other] + len(_GAP) for other in chosen) + widths[name]
         if name not in chosen and len(chosen) < MOST_COLUMNS and (width is None or needed <= width):
             chosen.add(name)
-    return [name for name in columns if name in chosen]
+    return chosen
 
 
 def _parts(chosen: Sequence[str], names: Sequence[str], widths: Mapping[str, int], width: int | None) -> list[list[str]]:
@@ -201,16 +207,25 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
     lines = [[of.heading for of in part], *([of.texts[i] for of in part] for i in range(num_lines))]
     for texts, tone in zip(lines, [None, *(tones or [None] * num_lines)], strict=True):
         # A text that is longer than its column goes on in lines below.
-        rows = [
-            [text] if len(text) <= size else textwrap.wrap(text, size, subsequent_indent="  ", break_on_hyphens=False)
-            for text, size in zip(texts, widths, strict=True)
-        ]
+        rows = [[text] if len(text) <= size else _folded(text, size) for text, size in zip(texts, widths, strict=True)]
         for shown in itertools.zip_longest(*rows, fillvalue=""):
             padded = [
                 text.ljust(size) if of.left else text.rjust(size) for text, size, of in zip(shown, widths, part, strict=True)
             ]
             out.append((_GAP.join(padded).rstrip(), tone))
     return out
+
+
+def _folded(text: str, size: int) -> list[str]:
+    """The text in lines of at most `size`, ended behind a space, comma, bracket or equals sign where there is one."""
+    lines = [""]
+    for part in re.findall(r"[^ ,(=]*[ ,(=]*", text):
+        if len(lines[-1]) + len(part.rstrip()) > size and lines[-1].strip():
+            lines.append("  ")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > size:  # one word that is longer than the column
+            lines[-1:] = [lines[-1][:size], f"  {lines[-1][size:]}"]
+    return [line.rstrip() for line in lines if line.strip()]
 
 
 def did_you_mean(name: str, names: Any) -> str:

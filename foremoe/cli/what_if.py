@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foremoe.base.errors import InputError
-from foremoe.cli.tables import SECONDS, Column, Table, number, percent, plural
+from foremoe.cli.tables import SECONDS, Column, Table, flat, number, percent, plural
 from foremoe.cli.texts import amount_of, split_list
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -20,7 +20,7 @@ TURNS = {
     "vs_static": Column("x static", number(3)), "planning_s": Column("plan", SECONDS), "filling_s": Column("fill", SECONDS),
     "busy": Column("busy", percent),
 }  # fmt: skip
-_COLUMNS = {"solver": Column("solver", left=True, rank=0), **TURNS}
+TURN_COLUMNS = {"solver": Column("solver", left=True, rank=0)} | {f"{MULTIPLEX}.{key}": of for key, of in TURNS.items()}
 
 
 class WhatIf(NamedTuple):
@@ -82,7 +82,7 @@ def starred(row: Mapping[str, Any]) -> str:
 
 def turn_lines(rows: Sequence[Mapping[str, Any]], trainer: Trainer, jobs: int) -> list[str | Table]:
     """The table of `add_turns` and what a reader must know."""
-    table = Table(_COLUMNS, [{"solver": starred(row), **row[MULTIPLEX]} for row in rows])
+    table = Table(TURN_COLUMNS, [flat(row) | {"solver": starred(row)} for row in rows])
     outside = f"{trainer.rollout_share:.0%} of static's step" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
     return [
         f"what if {plural(jobs, 'such job')} took turns: one rolls out ({outside}, on GPUs of its own) while another trains",

@@ -111,7 +111,7 @@ def test_planners_and_nodes_vary(trace: str, dealing: list[str]) -> None:
     text = good(words).stdout
     assert text.split("\n\n")[1].split()[:2] == ["planner", "node"] and "planner: Planner(" in text
     moving = good(["ablate", *CASE, "--redundant", "1", "--foresight", "exact", "--planner", "eplb-exact"]).stdout
-    assert not re.search(r"1\.\d\d\d$", lines(moving)[0]) and lines(moving)[0].endswith(" -")
+    assert "speed-up" not in moving.split("\n\n")[1]  # the seconds leave out how weights travel
 
 
 def test_a_pack_level_is_left_out_too(trace: str, dealing: list[str]) -> None:

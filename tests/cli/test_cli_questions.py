@@ -82,6 +82,8 @@ def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str])
     lines = good(words).stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if "alone ms" in line)
     assert "what if 3 such jobs took turns" in lines[head - 2] and max(map(len, lines[head : head + 3])) <= 80
+    some = good([*words, "--columns", "skew_mean,multiplex.gain"]).stdout
+    assert "solver        skew mean\n" in some and "solver        gain\n" in some
     seconds = json.loads(good([*words, "--solvers", "hierarchical", "--rollout-share", "9s", "--json"]).stdout)["rows"]
     assert seconds[0]["multiplex"]["round_s"] == pytest.approx(27.0)
 

@@ -87,6 +87,28 @@ def test_columns_are_chosen_by_weight_and_stand_in_the_table_order() -> None:
     assert texts(six, Look(wide=True))[0].count("column") == 9
 
 
+def test_a_column_without_figures_gives_way_and_meanings_are_of_what_is_shown() -> None:
+    told = {"name": Column("name", left=True, rank=0)}
+    told |= {f"c{i}": Column(f"column {i}", number(3), rank=i + 1, meaning=f"meaning {i}") for i in range(7)}
+    table = Table(told, [{"name": "n", **{f"c{i}": None if i == 1 else 1.0 for i in range(7)}}])
+    lines = texts(table)
+    assert "column 1" not in lines[0] and "column 5" in lines[0]
+    assert lines[-5:] == [f"column {i}: meaning {i}" for i in (0, 2, 3, 4, 5)] and lines[-6] == ""
+    assert "column 1: meaning 1" in texts(table, Look(wide=True))
+
+
+def test_long_names_go_on_behind_brackets_and_commas() -> None:
+    columns = {"name": Column("name", left=True, rank=0), "x": Column("x", rank=1)}
+    table = Table(columns, [{"name": "Planner(rank=(Quota(min_pairs=1024,best_fit=True),))", "x": 1}])
+    assert texts(table, width=60) == [
+        "name                   x",
+        "Planner(rank=(Quota(   1",
+        "  min_pairs=1024,",
+        "  best_fit=True),))",
+    ]
+    assert "1024," in texts(table, width=40)[4]
+
+
 def test_unknown_columns_are_refused_with_the_list() -> None:
     with pytest.raises(InputError, match=r"no 'colunm'; choose from name, c0, c1\.") as told:
         Look(columns=("colunm",)).require(columns(2))
