@@ -19,6 +19,7 @@ from foremoe.runtime.runtime import Runtime
 # Letters: M micro-steps, L layers, A answer tokens of a micro-step on this rank; 2: forward, backward.
 
 ARMS = ("static", "foremoe", "balanced")
+SHOWN = {"static": "static", "foremoe": "foremoe", "balanced": "force-balanced"}  # what tables and docs call them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

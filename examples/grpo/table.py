@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from examples.grpo.arms import ARMS
+from examples.grpo.arms import ARMS, SHOWN
 from examples.grpo.results import readable
 from foremoe.cli.tables import Column, Table, number, percent, plural, seconds
 
@@ -13,7 +13,7 @@ TOO_NOISY = "too noisy"
 _COLUMNS = {
     "stage": Column("stage", left=True, rank=0),
     "measured": Column("seconds", left=True, rank=0),
-    **{arm: Column("force-balanced" if arm == "balanced" else arm, rank=1) for arm in ARMS},
+    **{arm: Column(SHOWN[arm], rank=1) for arm in ARMS},
     "of_balanced": Column("of balanced", rank=2),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from examples.grpo.arms import ARMS
+from examples.grpo.arms import ARMS, SHOWN
 from examples.grpo.experts import ClockedSwiGLU
 from examples.grpo.planning import SLOTS, smallest_redundant, static_skew, trace_of, workloads_of
 from examples.grpo.policy import Policy
@@ -18,6 +18,8 @@ from examples.grpo.results import summary
 from examples.grpo.settings import Settings
 from examples.grpo.step import StepRecord, Trainer, collect
 from examples.grpo.train import optimizer_of, pretrain
+from foremoe.cli.progress import clock
+from foremoe.cli.terminal import width, wrapped
 from foremoe.distributed.group import Group, TorchGroup
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
@@ -83,7 +85,7 @@ class Progress:
 
     def __call__(self, line: str) -> None:
         if self.speaks:
-            print(line, file=sys.stderr, flush=True)
+            print("\n".join(wrapped(line, width(sys.stderr))), file=sys.stderr, flush=True)
 
     def pretraining(self, step: int, num_steps: int, loss: float) -> None:
         """A line every eighth of the way."""
@@ -96,6 +98,9 @@ class Progress:
         record = by_rank[0]
         self.num_done += 1
         times = "; ".join(
-            f"{stage} " + " ".join(f"{arm} {record.runs[stage, arm].wall_s:.2f}" for arm in ARMS) + " s" for stage in STAGES
+            f"{stage} " + " ".join(f"{SHOWN[arm]} {record.runs[stage, arm].wall_s:.2f}" for arm in ARMS) + " s"
+            for stage in STAGES
         )
-        self(f"step {self.num_done}/{self.num_steps}: reward {record.reward:.3f}; {times}; {seconds:.1f} s in all")
+        left = (self.num_steps - self.num_done) * seconds
+        ends = f", about {clock(left)} left" if left else ""
+        self(f"step {self.num_done}/{self.num_steps}: reward {record.reward:.3f}; {times}; {seconds:.1f} s in all{ends}")

@@ -94,10 +94,11 @@ def trace_text(figures: dict[str, Any]) -> list[str]:
     unknown = f" ({figures['unknown_tokens']} with unknown routing)" if figures["unknown_tokens"] else ""
     unnamed = f"not named; the shape is that of {', '.join(shape)}" if shape else "not named, of no known shape"
     return [
-        f"trace: {figures['tokens']} tokens{unknown} in {figures['sequences']} sequences, {figures['layers']} layers, "
+        f"trace: {figures['tokens']:,} tokens{unknown} in {figures['sequences']:,} sequences, {figures['layers']} layers, "
         f"top-{figures['topk']} of {figures['experts']} experts",
         f"model: {printable(figures['model'] or unnamed)}",
-        f"sequence length: {length['min']} to {length['max']} tokens, median {length['median']:g}, mean {length['mean']:.1f}",
+        f"sequence length: {length['min']:,} to {length['max']:,} tokens, median {length['median']:,g},"
+        f" mean {length['mean']:,.1f}",
         *popularity_text(figures["popularity"]),
         printable(f"id: {figures['id']}" + (f", source: {figures['source']}" if figures["source"] else "")),
     ]
@@ -127,8 +128,8 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
         f"workload: {figures['stage']} of {printable(figures['model'] or 'a model that is not named')}, "
         f"{figures['micro_steps']} micro-steps x {figures['layers']} layers, {figures['ranks']} source ranks, "
         f"top-{figures['topk']} of {figures['experts']} experts",
-        f"totals: {figures['tokens']} tokens{unknown}, {figures['pairs']} (token, expert) pairs; "
-        f"{size['min']} to {size['max']} tokens in a micro-step",
+        f"totals: {figures['tokens']:,} tokens{unknown}, {figures['pairs']:,} (token, expert) pairs; "
+        f"{size['min']:,} to {size['max']:,} tokens in a micro-step",
         skew_line,
         *popularity_text(figures["popularity"]),
         f"dealt: {dealing_text(figures['dealt'], 'elsewhere (counts only)')}",

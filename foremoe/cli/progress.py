@@ -65,6 +65,8 @@ class Progress:
             self.share = share
             if self._live:
                 self._draw()
+                if share == 1.0 and not self.tasks:  # nothing may come that would clear it
+                    self._clear()
 
     def note(self, text: str) -> None:
         """One line that stays."""

@@ -77,7 +77,8 @@ def report(
     names = split_list(solvers, "--solvers")
     planners = {} if names == [NOTHING] else planners_of(names, [name for name in STRATEGIES if name != "exact"])
     trainer = case_options.trainer.of()
-    with Progress() as progress:
+    num_tasks = int(plan_file is None) + len(redundant) + (len(planners) + 1 if planners else 0)
+    with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
             _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
         else:

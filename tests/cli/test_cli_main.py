@@ -172,6 +172,15 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
     assert shown[Terminal].startswith("\r\033[Kpreparing, 0:00 elapsed") and shown[Terminal].endswith("\r\033[K")
 
 
+def test_a_line_of_unknown_tasks_goes_when_its_task_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress("measuring")
+    progress("links", 1, 2)
+    assert not sys.stderr.getvalue().endswith("\033[K")  # type: ignore[attr-defined]
+    progress("links", 2, 2)
+    assert sys.stderr.getvalue().endswith("\r\033[K")  # type: ignore[attr-defined]
+
+
 def test_progress_tells_which_of_how_many_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(tasks=4)
