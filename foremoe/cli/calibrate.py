@@ -14,7 +14,7 @@ from foremoe.base.files import write_file
 from foremoe.calibrate import Case, Fit, Measured, fit
 from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
-from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, option
+from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, option, table_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, percent, plural
 from foremoe.cli.texts import Seconds, is_count
@@ -22,6 +22,18 @@ from foremoe.machine.model import Model
 
 FAILED = 1
 _HEAD_COLUMNS = 64  # of a model that is given by sizes
+_SHARES = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
+CONSTANTS = {
+    "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
+    "unit": Column("unit", left=True, rank=2), "num_points": Column("points", rank=5),
+    "median": Column("median residual", percent, rank=4), **_SHARES,
+}  # fmt: skip
+BACKENDS = {
+    "backend": Column("backend", left=True, rank=0), "link": Column("link", left=True, rank=0),
+    "bytes_per_s": Column("GB/s", lambda value: f"{value / 1e9:.4g}", rank=1),
+    "latency_s": Column("us per copy", lambda value: f"{value * 1e6:.4g}", rank=2),
+    "contention": Column("contention", number(2), rank=4), **_SHARES,
+}  # fmt: skip
 
 
 @click.command(cls=JsonCommand)
@@ -43,9 +55,10 @@ _HEAD_COLUMNS = 64  # of a model that is given by sizes
     help=f"Whose figures to keep of links that are not there to be measured: {CLUSTERS}.",
 )  # fmt: skip
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
+@table_options
 def calibrate(
     ranks: int | None, tokens: int, sequence_length: int, seconds: float, cluster: str, output: str, json_file: str | None,
-    **sizes: Any,
+    look: Look = Look(), **sizes: Any,  # noqa: B008
 ) -> None:  # fmt: skip
     """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
 
@@ -59,6 +72,7 @@ def calibrate(
       torchrun --nnodes 2 --nproc-per-node 8 ... \\
         -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
     """
+    look.require(CONSTANTS | BACKENDS)
     joined = under_torchrun()
     reports = not joined or int(os.environ["RANK"]) == 0
     if not output.lower().endswith(".toml"):
@@ -94,7 +108,7 @@ def calibrate(
     }  # fmt: skip
     points = [point.to_dict() for point in measured.points]
     write_file(fit_file, json.dumps(plain(record | {"points": points}), indent=2) + "\n")
-    emit(json_file, record, report(found, measured, base.name, output), Look(wide=True))
+    emit(json_file, record, report(found, measured, base.name, output), look)
 
 
 def under_torchrun() -> bool:
@@ -126,23 +140,11 @@ def source_of(case: Case, measured: Measured) -> str:
 
 def report(found: Fit, measured: Measured, base: str, output: str) -> list[str | Table]:
     """The tables of constants and of backends, and what stands below them."""
-    shares = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
-    columns = {
-        "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
-        "unit": Column("unit", left=True, rank=2), "num_points": Column("points", rank=5),
-        "median": Column("median residual", percent, rank=4), **shares,
-    }  # fmt: skip
-    by_backend = {
-        "backend": Column("backend", left=True, rank=0), "link": Column("link", left=True, rank=0),
-        "bytes_per_s": Column("GB/s", lambda value: f"{value / 1e9:.4g}", rank=1),
-        "latency_s": Column("us per copy", lambda value: f"{value * 1e6:.4g}", rank=2),
-        "contention": Column("contention", number(2), rank=4), **shares,
-    }  # fmt: skip
-    figures = [line_of(one, columns) for one in (*found.constants, *found.checks)]
-    backends = [line_of(one, by_backend) for one in found.backends]
+    figures = [line_of(one, CONSTANTS) for one in (*found.constants, *found.checks)]
+    backends = [line_of(one, BACKENDS) for one in found.backends]
     head = f"{plural(len(measured.points), 'point')} on {measured.hardware}"
-    lines: list[str | Table] = [head, "", Table(columns, figures), ""]
-    lines += [Table(by_backend, backends), ""] if backends else []
+    lines: list[str | Table] = [head, "", Table(CONSTANTS, figures, figures), ""]
+    lines += [Table(BACKENDS, backends), ""] if backends else []
     lines += [
         "residual: |fitted - measured| / measured; spread: distance of the quartiles of a point's repeats over their median",
         "constants stand on a link's first backend; copies between ranks are not fitted but checked by the links' constants",
