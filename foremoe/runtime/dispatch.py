@@ -69,11 +69,12 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The way of one row's pairs, there and back: the exchange, and permutations, int32 or int64."""
+    """The way of one row's pairs, there and back: the exchange, and permutations, int32 or int64, which lie on the device."""
 
     exchange: Exchange
     num_topk: int
     num_S: list[int]  # pairs for this rank by its slots
+    end_S: torch.Tensor  # int32, where they end, sorted by slot
     by_slot_Z: torch.Tensor  # the source's pairs (in token order) sorted by physical slot
     by_token_Z: torch.Tensor  # its inverse
     by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
@@ -90,7 +91,8 @@ class Route:
         moved_Y = torch.repeat_interleave(moved_GS.reshape(-1), num_GS.view(-1), output_size=sum(counts.num_S))
         by_arrival_Y = torch.arange(len(moved_Y), device=moved_Y.device) + moved_Y
         order = (by_slot_Z, _inverse(by_slot_Z), _inverse(by_arrival_Y), by_arrival_Y)
-        return cls(counts.exchange, slot_TK.shape[1], counts.num_S, *order)
+        end_S = counts.received_GS.sum(0).cumsum(0, dtype=torch.int32)
+        return cls(counts.exchange, slot_TK.shape[1], counts.num_S, end_S, *order)
 
 
 # Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ from torch.nn import functional
 
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
+from foremoe.runtime.products import OneExpert, Products, SlotProducts
 from foremoe.transfer.base import Tensors
+from foremoe.transfer.residency import Residency
 
 if TYPE_CHECKING:
     from foremoe.runtime.stage import Stage
 
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
 # D = 2F columns of gate and up.
-
-_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8 and later, on GPUs
 
 
 class ExpertMath(Protocol):
@@ -51,34 +52,31 @@ class SwiGLU:
         return {"gate_up": (hidden_size, 2 * ffn_size), "down": (ffn_size, hidden_size)}
 
     def forward(self, x_NH: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
-        gate_up_HD, down_FH = weights
-        pre_ND = x_NH @ gate_up_HD
-        gate_NF, up_NF = pre_ND.chunk(2, dim=1)
-        return (functional.silu(gate_NF) * up_NF) @ down_FH, (pre_ND,)
+        return self.forward_by(OneExpert(weights), x_NH)
 
     def backward(
         self, x_NH: torch.Tensor, saved: Tensors, grad_y_NH: torch.Tensor, weights: Tensors, grads: Tensors
     ) -> torch.Tensor:
-        gate_up_HD, down_FH = weights
-        gate_NF, up_NF = saved[0].chunk(2, dim=1)
-        sigmoid_NF = torch.sigmoid(gate_NF)
-        silu_NF = gate_NF * sigmoid_NF
-        add_product(grads[1], (silu_NF * up_NF).T, grad_y_NH)
-        grad_act_NF = grad_y_NH @ down_FH.T
-        slope_NF = sigmoid_NF * (1 + gate_NF * (1 - sigmoid_NF))
-        grad_pre_ND = torch.cat([grad_act_NF * up_NF * slope_NF, grad_act_NF * silu_NF], dim=1)
-        add_product(grads[0], x_NH.T, grad_pre_ND)
-        return grad_pre_ND @ gate_up_HD.T
+        return self.backward_by(OneExpert(weights, grads), x_NH, saved, grad_y_NH)
 
+    def forward_by(self, products: Products, x_YH: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """`forward` of the pairs of one or many experts."""
+        pre_YD = products.times(x_YH, 0)
+        gate_YF, up_YF = pre_YD.chunk(2, dim=1)
+        return products.times(functional.silu(gate_YF) * up_YF, 1), (pre_YD,)
 
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """``total += left @ right``; where the total is wider than the factors, nothing is rounded to their dtype on the way."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif left.is_cuda and _WIDE_PRODUCTS:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+    def backward_by(self, products: Products, x_YH: torch.Tensor, saved: Tensors, grad_y_YH: torch.Tensor) -> torch.Tensor:
+        """`backward` of the pairs of one or many experts."""
+        gate_YF, up_YF = saved[0].chunk(2, dim=1)
+        silu_YF = functional.silu(gate_YF)
+        products.add(1, silu_YF * up_YF, grad_y_YH)
+        grad_act_YF = products.times_transposed(grad_y_YH, 1)
+        grad_pre_YD = torch.empty_like(saved[0])
+        grad_gate_YF, grad_up_YF = grad_pre_YD.chunk(2, dim=1)
+        torch.mul(grad_act_YF, silu_YF, out=grad_up_YF)
+        torch.ops.aten.silu_backward.grad_input(grad_act_YF * up_YF, gate_YF, grad_input=grad_gate_YF)
+        products.add(0, x_YH, grad_pre_YD)
+        return products.times_transposed(grad_pre_YD, 0)
 
 
 class ComputeTime:
@@ -107,20 +105,29 @@ class Row:
     math: ExpertMath
     stage: Stage
     time: ComputeTime
+    end_S: torch.Tensor | None = None  # int32 on the device, where the pairs of slots end; None: made of `num_S`
 
 
 class GroupedExperts(torch.autograd.Function):
-    """x_YH -> y_YH, slot by slot. Saves its input, what the math wants, and the row's key; weights are asked for again."""
+    """x_YH -> y_YH: all slots at once where that can be, otherwise slot by slot.
+
+    Saves its input, what the math wants, and the row's key; weights are asked for again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_YH: torch.Tensor, row: Row, phase: Phase) -> torch.Tensor:
         residency = row.stage.weights(row.micro_step, row.layer, phase)
         begin_s = time.thread_time()
-        y_YH = torch.empty_like(x_YH)
+        busy, products = _busy(row, residency), _products(row, residency, x_YH)
         saved: list[torch.Tensor] = []
-        for s, pairs in _busy(row):
-            y_YH[pairs], kept = row.math.forward(x_YH[pairs], _reshape(residency.weights_S[s], row, s))
+        if products is not None:
+            y_YH, kept = SwiGLU().forward_by(products, x_YH)
             saved += kept
+        else:
+            y_YH = torch.empty_like(x_YH)
+            for s, pairs in busy:
+                y_YH[pairs], kept = row.math.forward(x_YH[pairs], _reshape(residency.weights_S[s], row))
+                saved += kept
         ctx.row = row
         ctx.save_for_backward(x_YH, *saved)
         row.time.add(phase, time.thread_time() - begin_s)
@@ -134,13 +141,16 @@ class GroupedExperts(torch.autograd.Function):
         residency = row.stage.weights(row.micro_step, row.layer, Phase.BACKWARD)
         assert residency.grads_S is not None
         begin_s = time.thread_time()
-        busy = _busy(row)
-        grad_x_YH = torch.empty_like(x_YH)
-        each = len(saved) // max(len(busy), 1)
-        for i, (s, pairs) in enumerate(busy):
-            weights, grads = _reshape(residency.weights_S[s], row, s), _reshape(residency.grads_S[s], row, s)
-            kept = saved[i * each : (i + 1) * each]
-            grad_x_YH[pairs] = row.math.backward(x_YH[pairs], kept, grad_YH[pairs], weights, grads)
+        busy, products = _busy(row, residency), _products(row, residency, x_YH)
+        if products is not None:
+            grad_x_YH = SwiGLU().backward_by(products, x_YH, saved, grad_YH.contiguous())
+        else:
+            grad_x_YH = torch.empty_like(x_YH)
+            each = len(saved) // max(len(busy), 1)
+            for i, (s, pairs) in enumerate(busy):
+                weights, grads = _reshape(residency.weights_S[s], row), _reshape(residency.grads_S[s], row)
+                kept = saved[i * each : (i + 1) * each]
+                grad_x_YH[pairs] = row.math.backward(x_YH[pairs], kept, grad_YH[pairs], weights, grads)
         row.time.add(Phase.BACKWARD, time.thread_time() - begin_s)
         row.time.num_backward += 1
         row.stage.gradients(row.micro_step, row.layer)
@@ -148,18 +158,29 @@ class GroupedExperts(torch.autograd.Function):
         return grad_x_YH, None, None
 
 
-def _busy(row: Row) -> list[tuple[int, slice]]:
+def _busy(row: Row, residency: Residency) -> list[tuple[int, slice]]:
     """Slots with pairs, and where these lie."""
     found, end = [], 0
     for s, num in enumerate(row.num_S):
         if num:
+            if residency.weights_S[s] is None:
+                got = f"slot {s} got {num} pairs in micro-step {row.micro_step}, layer {row.layer}"
+                raise TransferError(f"{got}, but the plan leaves it empty; give begin() the split of the plan that runs.")
             found.append((s, slice(end, end + num)))
         end += num
     return found
 
 
-def _reshape(tensors: Tensors | None, row: Row, s: int) -> Tensors:
-    if tensors is None:
-        got = f"slot {s} got {row.num_S[s]} pairs in micro-step {row.micro_step}, layer {row.layer}"
-        raise TransferError(f"{got}, but the plan leaves it empty; give begin() the split of the plan that runs.")
+def _products(row: Row, residency: Residency, x_YH: torch.Tensor) -> SlotProducts | None:
+    """Products of all slots, for the one formula that is written in them; None where they cannot be."""
+    if type(row.math) is not SwiGLU:
+        return None
+    end_S = row.end_S
+    if end_S is None:
+        end_S = torch.tensor(list(itertools.accumulate(row.num_S)), dtype=torch.int32, device=x_YH.device)
+    return SlotProducts.of(residency, row.shapes, row.num_S, end_S, x_YH)
+
+
+def _reshape(tensors: Tensors | None, row: Row) -> Tensors:
+    assert tensors is not None
     return [tensor.view(shape) for tensor, shape in zip(tensors, row.shapes, strict=True)]

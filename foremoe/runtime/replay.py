@@ -80,6 +80,7 @@ class ReplayedRows:
         G, S = expert_NGS.shape[1:]
         self._sent_NG, self._received_NG = split_NP.reshape(-1, G, S).sum(2), received_NGS.sum(2)
         self._num_NS = received_NGS.sum(1)
+        self._end_NS = torch.from_numpy(self._num_NS.cumsum(1, dtype=np.int32)).to(self._device)
 
     def route(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
         """The route of a row, which all ranks take, or None if they have to exchange counts.
@@ -98,7 +99,7 @@ class ReplayedRows:
         known_Z, *order = numbers.split([topk_TK.numel()] * 3 + [sum(num_S)] * 2)
         self._differs.append(((micro_step, layer), (topk_TK.reshape(-1) != known_Z).sum()))
         exchange = Exchange(self._group, self._sent_NG[n].tolist(), self._received_NG[n].tolist())
-        return Route(exchange, topk_TK.shape[1], num_S, *order)
+        return Route(exchange, topk_TK.shape[1], num_S, self._end_NS[n], *order)
 
     def require_replayed(self) -> None:
         """Checks that layers got the routing that was known; the host waits for the device, once.

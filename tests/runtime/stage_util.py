@@ -30,7 +30,7 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots of a rank, T tokens, K top-k, H hidden size, C chunks of layers.
 
-H, F = 4, 3
+H, F = 8, 4  # rows of 16 bytes in float32, so that it takes grouped products; float64 takes none
 MODES = {"kept": None, "reentrant": True, "non-reentrant": False}
 
 
@@ -119,25 +119,25 @@ def case_of(
     return case
 
 
-def a_case(stage: str = "update", host: bool = False, schedule: Schedule | None = None, **options: Any) -> Case:
+def a_case(stage: str = "update", host: bool = False, schedule: Schedule | None = None, base: int = 2, **options: Any) -> Case:
     """Two ranks, two layers, two micro-steps; in each row a replica of expert 0 takes over a part of its pairs on rank 1."""
-    load_MLGE = np.full((2, 2, 2, 4), 3, np.int32)
+    load_MLGE = np.full((2, 2, 2, 2 * base), 3, np.int32)
     load_MLGE[..., 0] = 8
     problem = Problem(
-        model=dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=4, num_topk=2),
+        model=dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=2 * base, num_topk=2),
         cluster=Cluster.preset("8xh100", num_ranks=2, ranks_per_node=2, host_store=True),
         cost=CostModel(objective="balance"),
         stage=stage,
         schedule=schedule or (Schedule.accumulate(2) if stage == "update" else Schedule.forward_only(2)),
         redundant=1,
         slots=ResidentSlots(),
-        home_LE=np.tile(np.arange(4), (2, 1)),
+        home_LE=np.tile(np.arange(2 * base), (2, 1)),
         load_MLE=load_MLGE.sum(axis=2),
         moe_layer_L=np.arange(2),
     )
     static = problem.static()
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
-    expert_NGS[:, 1, 2], quota_NGS[:, 1, 2], quota_NGS[:, 0, 0] = 0, 7, 9
+    expert_NGS[:, 1, base], quota_NGS[:, 1, base], quota_NGS[:, 0, 0] = 0, 7, 9
     plan = plan_of(problem, dataclasses.replace(static, expert_NGS=expert_NGS, quota_NGS=quota_NGS))
     plan.check(problem)
     if host:

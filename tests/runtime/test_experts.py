@@ -15,8 +15,9 @@ from runtime_util import relative, swiglu
 
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
-from foremoe.runtime import SwiGLU
-from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, add_product
+from foremoe.runtime import SwiGLU, products
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.products import add_product
 from foremoe.transfer.residency import Residency
 
 # Letters: S slots, Y pairs, H hidden size, F ffn size.
@@ -148,23 +149,26 @@ class OnGpu(torch.Tensor):
     """Claims to be on a GPU, and multiplies as GPUs do: the result has the dtype that is asked for."""
 
     is_cuda = True
-    asked: ClassVar[list[dict[str, Any]]] = []
+    asked: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.mm:
-            cls.asked.append(kwargs)
-            left, right = (value.as_subclass(torch.Tensor).to(kwargs["out_dtype"]) for value in args)
-            return left @ right
-        return super().__torch_function__(func, types, args, kwargs)
+        if func not in (torch.mm, torch.addmm):
+            return super().__torch_function__(func, types, args, kwargs)
+        cls.asked.append(func.__name__)
+        left, right = (value.as_subclass(torch.Tensor).to(kwargs["out_dtype"]) for value in args[-2:])
+        return left @ right if func is torch.mm else kwargs["out"].copy_(args[0] + left @ right)
 
 
-def test_on_a_gpu_factors_are_not_widened() -> None:
+@pytest.mark.parametrize(("newest", "calls"), [(True, ["addmm"]), (False, ["mm"])])
+def test_on_a_gpu_factors_are_not_widened(newest: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_GROUPED", newest)
+    monkeypatch.setattr(OnGpu, "asked", [])
     left, right = torch.randn(3, 4).bfloat16(), torch.randn(4, 2).bfloat16()
-    on_host, on_gpu = torch.zeros(2, 3, 2)
+    on_host, on_gpu = torch.ones(2, 3, 2)
     add_product(on_host, left, right)
     add_product(on_gpu, left.as_subclass(OnGpu), right.as_subclass(OnGpu))
-    assert torch.equal(on_host, on_gpu) and OnGpu.asked == [{"out_dtype": torch.float32}]
+    assert torch.equal(on_host, on_gpu) and OnGpu.asked == calls
 
 
 def test_pairs_for_an_empty_slot_are_an_error() -> None:

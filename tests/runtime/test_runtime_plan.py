@@ -18,7 +18,7 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, ThreadGroup
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.runtime import Runtime
-from foremoe.runtime.experts import add_product
+from foremoe.runtime.products import add_product
 from foremoe.testing.ranks import run_threads
 
 # Letters: L layers, G ranks, N pairs of an expert, H hidden size, F ffn size.

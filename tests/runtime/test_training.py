@@ -26,7 +26,7 @@ from foremoe.testing.samples import plan_of, random_placement
 
 M, L, E, STEPS = 3, 2, 4, 20
 TOLERANCE = 1e-10
-OPTIMIZERS = {"adam": lambda params: torch.optim.Adam(params, lr=0.02), "sgd": lambda params: torch.optim.SGD(params, lr=0.001)}
+OPTIMIZERS = {"adam": lambda params: torch.optim.Adam(params, lr=0.02), "sgd": lambda params: torch.optim.SGD(params, lr=0.0002)}
 
 
 def draw_case(stage: str, num_ranks: int, slots: Slots, mode: str, rng: np.random.Generator) -> Case:
