@@ -1,61 +1,87 @@
-"""Expert compute of a rank, slot by slot, against products of the same size without slots."""
+"""Expert compute of a rank in the runtime: all slots at once, slot by slot, and one product of the same size without slots."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Any
 
 import torch
 
 from bench.gpu.measure import DEVICE, DRY, counts, median_s, table
-from foremoe.runtime.experts import SwiGLU
+from foremoe.problem.schedule import Phase
+from foremoe.runtime.experts import ComputeTime, ExpertMath, GroupedExperts, Row, SwiGLU
+from foremoe.transfer.base import Tensors
+from foremoe.transfer.residency import Residency
 
-# Letters: Y pairs of a rank, N pairs of a slot, H hidden size, F ffn size.
+# Letters: Y pairs of a rank, S slots, H hidden size, F ffn size.
 
-SHAPES = (
-    {"tiny": (64, 64, 32, 4)} if DRY else {"qwen3-30b-a3b, 9 slots": (65536, 2048, 768, 9), "64 slots": (65536, 2048, 768, 64)}
-)
+PAIRS, HIDDEN, FFN = (260, 64, 32) if DRY else (65536, 2048, 768)  # a rank of qwen3-30b-a3b
+SLOTS = (17, 33, 65)
+
+
+class BySlot(SwiGLU):
+    """The same formula, which the runtime does not know and so gives one slot at a time."""
 
 
 class Rank:
-    """The slots of a rank, with weights and float32 gradients in bf16 training."""
+    """A rank's slots, with weights in bf16 and gradients in float32; the last slot is redundant, so it lies by itself."""
 
     def __init__(self, hidden_size: int, ffn_size: int, num_slots: int) -> None:
-        shapes = list(SwiGLU().shapes(hidden_size, ffn_size).values())
-        make = partial(torch.randn, device=DEVICE)
-        self.weights_S = [[(make(*shape) / shape[0] ** 0.5).bfloat16() for shape in shapes] for _ in range(num_slots)]
-        self.grads_S = [[torch.zeros(*shape, device=DEVICE) for shape in shapes] for _ in range(num_slots)]
+        self.shapes = tuple(SwiGLU().shapes(hidden_size, ffn_size).values())
+        self.spare = self._slots(1)[0]  # where copies may land meanwhile
+        self.weights_S = self._slots(max(num_slots - 1, 1)) + self._slots(int(num_slots > 1))
+        self.grads_S = [tuple(torch.zeros_like(weight, dtype=torch.float32) for weight in weights) for weights in self.weights_S]
 
-    def forward(self, x_YH: torch.Tensor, num_S: list[int]) -> list[Any]:
-        """What backward needs of every slot with pairs; weight copies of other slots may be under way."""
-        found = []
-        for s, x_NH in enumerate(x_YH.split(num_S)):
-            if len(x_NH):
-                found.append((s, x_NH, *SwiGLU().forward(x_NH, self.weights_S[s])))
-        return found
+    def _slots(self, num: int) -> list[Tensors]:
+        memory = (torch.randn(num, a * b, device=DEVICE).div_(a**0.5).bfloat16() for a, b in self.shapes)
+        return list(zip(*(tensor.unbind() for tensor in memory), strict=True))
 
-    def step(self, x_YH: torch.Tensor, num_S: list[int]) -> None:
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        """The same in every use."""
+        return Residency(tuple(range(len(self.weights_S))), tuple(self.weights_S), tuple(self.grads_S), True)
+
+    def gradients(self, micro_step: int, layer: int) -> None:
+        """They stay here."""
+
+    def release(self, micro_step: int, layer: int, phase: int) -> None:
+        """They stay here."""
+
+    def row(self, num_S: list[int], math: ExpertMath) -> Row:
+        """What the runtime makes of a route."""
+        num_S = num_S + [0] * (len(self.weights_S) - len(num_S))
+        end_S = torch.tensor(num_S, device=DEVICE).cumsum(0, dtype=torch.int32)
+        return Row(0, 0, num_S, self.shapes, math, self, ComputeTime(), end_S)  # type: ignore[arg-type]
+
+    def step(self, x_YH: torch.Tensor, row: Row) -> None:
         """Forward and backward; the output is its own gradient."""
-        for s, x_NH, y_NH, saved in self.forward(x_YH, num_S):
-            SwiGLU().backward(x_NH, saved, y_NH, self.weights_S[s], self.grads_S[s])
+        y_YH = self.forward(x_YH, row)
+        y_YH.backward(y_YH.detach())
+
+    def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
+        """The output, with its graph."""
+        return GroupedExperts.apply(x_YH.detach().requires_grad_(), row, Phase.FORWARD)
 
 
 def main() -> int:
-    """Prints seconds of both, and operations."""
+    """Prints seconds and operations of both ways."""
     rows = []
-    for name, (num_pairs, hidden, ffn, num_slots) in SHAPES.items():
-        x_YH = torch.randn(num_pairs, hidden, device=DEVICE).bfloat16()
-        rank, one = Rank(hidden, ffn, num_slots), Rank(hidden, ffn, 1)
-        num_S = [num_pairs // num_slots] * num_slots
-        num_S[0] += num_pairs - sum(num_S)
-        arms = {"slots": partial(rank.step, x_YH, num_S), "one": partial(one.step, x_YH, [num_pairs])}
-        seconds, (num, _) = median_s(arms), counts(arms["slots"])
-        ratio, flops = seconds["slots"] / seconds["one"], 18 * num_pairs * hidden * ffn
-        times = f"{seconds['slots'] * 1e3:.2f} | {seconds['one'] * 1e3:.2f} | {ratio:.2f} | {flops / seconds['slots'] / 1e12:.0f}"
-        rows.append(f"{name} | {num_pairs} | {times} | {num}")
-    print("Forward and backward in bf16, weight gradients in float32.\n")
-    table("rank | pairs | slots ms | one product ms | ratio | TFLOP/s | operations", *rows)
+    for num_slots in SLOTS:
+        x_YH = torch.randn(PAIRS, HIDDEN, device=DEVICE).bfloat16()
+        num_S = [PAIRS // num_slots] * num_slots
+        num_S[0] += PAIRS - sum(num_S)
+        rank, one = Rank(HIDDEN, FFN, num_slots), Rank(HIDDEN, FFN, 1)
+        ways = {"at once": rank.row(num_S, SwiGLU()), "slot by slot": rank.row(num_S, BySlot())}
+        whole = one.row([PAIRS], SwiGLU())
+        arms = {name: partial(rank.step, x_YH, row) for name, row in ways.items()} | {"one": partial(one.step, x_YH, whole)}
+        seconds, flops = median_s(arms), 18 * PAIRS * HIDDEN * FFN
+        for name, row in ways.items():
+            forward, both = (counts(partial(run, x_YH, row)) for run in (rank.forward, rank.step))
+            s, reads = seconds[name], both[1]
+            times = f"{s * 1e3:.2f} | {seconds['one'] * 1e3:.2f} | {s / seconds['one']:.2f} | {flops / s / 1e12:.2f}"
+            rows.append(f"{num_slots - 1} + 1 | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")
+    print(f"{PAIRS} pairs, hidden size {HIDDEN}, ffn size {FFN}; bf16, weight gradients in float32. Views are not counted.\n")
+    head = "slots | computed | operations forward | backward | host reads | both ms | one product ms | ratio | TFLOP/s"
+    table(head, *rows)
     return 0
 
 

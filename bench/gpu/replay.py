@@ -16,6 +16,7 @@ from bench.gpu.experts import Rank
 from bench.gpu.measure import DEVICE, DRY, median_s, table
 from foremoe.base.arrays import Array
 from foremoe.planner.strategies import STRATEGIES
+from foremoe.runtime.experts import Row, SwiGLU
 
 # Letters: G ranks, S slots of a rank, Y pairs of a rank, H hidden size.
 
@@ -25,20 +26,21 @@ NUM_RANKS, TOKENS, ROWS, REPEATS = (4, 4, 1, 1) if DRY else (64, 8192, 3, 3)
 
 def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: int) -> list[float]:
     """Seconds of forward and backward of every rank, with a copy from the host for every replica that it serves."""
-    hidden, side = rank.weights_S[0][0].shape[0], None if DRY else torch.cuda.Stream()
+    hidden, side = rank.shapes[0][0], None if DRY else torch.cuda.Stream()
     x_YH = torch.randn(int(quota_GS.sum(axis=1).max()), hidden, device=DEVICE).bfloat16()
 
-    def run(num_S: list[int]) -> None:
+    def run(row: Row) -> None:
         # The next row's replicas come while this one is computed, into slots of their own.
-        for _ in range(sum(num > 0 for num in num_S[num_base:])):
+        for _ in range(sum(num > 0 for num in row.num_S[num_base:])):
             with torch.cuda.stream(side):
-                for to, tensor in zip(rank.weights_S[-1], staged, strict=True):
+                for to, tensor in zip(rank.spare, staged, strict=True):
                     to.copy_(tensor, non_blocking=True)
-        rank.step(x_YH[: sum(num_S)], num_S)
+        rank.step(x_YH[: sum(row.num_S)], row)
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
 
-    return [median_s({"rank": partial(run, num_S)}, REPEATS)["rank"] for num_S in quota_GS.tolist()]
+    rows = (rank.row(num_S, SwiGLU()) for num_S in quota_GS.tolist())
+    return [median_s({"rank": partial(run, row)}, REPEATS)["rank"] for row in rows]
 
 
 def main() -> int:
@@ -47,8 +49,8 @@ def main() -> int:
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
     plans = {name: STRATEGIES[name].plan(problem)[0] for name in ("static", "hierarchical")}
     base, sizes = problem.B, (64, 32) if DRY else (problem.model.hidden_size, problem.model.ffn_size)
-    rank = Rank(*sizes, base + problem.R + 1)
-    staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.weights_S[0]]
+    rank = Rank(*sizes, base + problem.R)
+    staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.spare]
     staged = staged if DRY else [tensor.pin_memory() for tensor in staged]
     print(f"{MODEL}, {NUM_RANKS} ranks, {TOKENS} tokens a rank, forward and backward in bf16; medians of {REPEATS}.\n")
     head = "row | strategy | busiest rank, pairs | slowest rank ms | mean rank ms | x static, measured | by the cost model"

@@ -55,7 +55,7 @@ class SlotProducts:
     """`Products` of all pairs of a row, each with the expert of its slot.
 
     A run of slots that lie side by side takes one grouped product: base slots do, so with one redundant slot a product is two
-    calls, whatever the number of slots. Gradients are added slot by slot, since a grouped product cannot be wider than its factors.
+    calls, whatever the number of slots. Gradients are added slot by slot, as a grouped product is no wider than its factors.
     """
 
     runs: list[_Run]

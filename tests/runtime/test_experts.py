@@ -55,7 +55,9 @@ class Slots:
             flat.fill_(float("nan"))
 
 
-def make(num_S: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Slots, Row, torch.Tensor]:
+def make(
+    num_S: list[int], seed: int = 0, dtype: torch.dtype = torch.float64, H: int = H, F: int = F
+) -> tuple[Slots, Row, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype)  # noqa: E731
     slots = Slots([tuple(draw(*shape).requires_grad_() for shape in SwiGLU().shapes(H, F).values()) for _ in num_S])
@@ -108,8 +110,13 @@ def test_weight_gradients_by_finite_differences() -> None:
     assert torch.autograd.gradcheck(Plain.apply, slots.weights_S[0])
 
 
-def test_keeps_the_input_and_the_pre_activations_and_asks_for_weights_again() -> None:
-    slots, row, x_YH = make([2, 3])
+ONE_BY_ONE = {"dtype": torch.float64, "H": 5, "F": 3}
+AT_ONCE = {"dtype": torch.float32, "H": 8, "F": 4}
+
+
+@pytest.mark.parametrize(("how", "kept"), [(ONE_BY_ONE, [(5, 5), (2, 6), (3, 6)]), (AT_ONCE, [(5, 8), (5, 8)])])
+def test_keeps_the_input_and_the_pre_activations_and_asks_for_weights_again(how: dict[str, Any], kept: list[Any]) -> None:
+    slots, row, x_YH = make([2, 3], **how)
     packed: list[tuple[int, ...]] = []
     addresses = {flat.untyped_storage().data_ptr() for memory in slots.memory_S for flat in memory}
 
@@ -120,8 +127,10 @@ def test_keeps_the_input_and_the_pre_activations_and_asks_for_weights_again() ->
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
-    assert packed == [(5, H), (2, 2 * F), (3, 2 * F)]
+    assert packed == kept
+    slots.overwrite()
     y_YH.sum().backward()
+    assert x_YH.grad.isfinite().all()
     assert slots.calls == ["weights 3 2 FORWARD", "weights 3 2 BACKWARD", "gradients 3 2", "release 3 2 BACKWARD"]
 
 
@@ -190,8 +199,9 @@ def test_time_is_counted_by_pass() -> None:
     assert row.time.backward_s > before
 
 
-def test_the_graph_keeps_nothing_alive_after_it_is_gone() -> None:
-    slots, row, x_YH = make([2])
+@pytest.mark.parametrize("how", [ONE_BY_ONE, AT_ONCE])
+def test_the_graph_keeps_nothing_alive_after_it_is_gone(how: dict[str, Any]) -> None:
+    slots, row, x_YH = make([2], **how)
     gone = weakref.ref(slots.memory_S[0][0])
     y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
     del slots, row, y_YH

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operations import Work
 from stage_util import Case, a_case, expected_counts, make_bank, run_case, run_passes
 from test_equality import busy_cases, cases
 from test_fall_back import Pulls
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_products import BySlot
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group
@@ -115,33 +115,10 @@ def test_routes_are_those_of_remapping_and_an_exchange(case: Case) -> None:
             expected = Route.of(slot_TK, exchange_counts(slot_TK.reshape(-1), plan.S, group, True))
             route = rows.route(m, layer, topk_TK)
             assert route is not None and route.num_S == expected.num_S and sizes(route) == sizes(expected)
-            for name in ("by_slot_Z", "by_token_Z", "by_slot_Y", "by_arrival_Y"):
+            for name in ("end_S", "by_slot_Z", "by_token_Z", "by_slot_Y", "by_arrival_Y"):
                 assert torch.equal(getattr(route, name).long(), getattr(expected, name)), name
 
     run_threads(run, plan.G)
-
-
-class Work(TorchDispatchMode):
-    """Counts operations on elements, those that sort, and what the host reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num, self.num_sorts, self.reads = 0, 0, Reads()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num += not func.is_view
-        self.num_sorts += func.__name__.startswith(("sort", "argsort"))
-        return func(*args, **(kwargs or {}))
-
-
-class Reads(TorchFunctionMode):
-    """Counts what a host reads."""
-
-    num = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.num += getattr(func, "__name__", "") in ("cpu", "item", "tolist", "__bool__", "__int__", "__index__", "equal")
-        return func(*args, **(kwargs or {}))
 
 
 def slot_path(group: Group, case: Case, known: bool) -> tuple[int, int, int, int]:
@@ -174,6 +151,32 @@ def test_a_known_row_costs_no_sort_no_host_read_and_no_count_exchange() -> None:
     assert (num_sorts, num_reads, num_messages) == (0, 0, 2)
     assert num <= 18 and num_found >= 2 * num
     assert found[0] >= 1 and found[1] >= 1 and found[2] == 3
+
+
+def whole_layer(group: Group, case: Case, math: Any) -> list[tuple[int, int]]:
+    """Operations and waits of a layer whose routing is known, with its experts: forward and backward."""
+    bank, g = make_bank(case, group.rank, 2, math), group.rank
+    with Runtime(bank, group=group, backends=("local",)) as runtime:
+        runtime.begin(case.plan, case.split(g), routing=routing_of(case, g))
+        x_TH, weight_TK = (values[0, 0, g].clone().requires_grad_() for values in (case.x, case.weight))
+        with Work() as forward, forward.reads:
+            y_TH = runtime.moe(0, x_TH, case.topk[0, 0, g], weight_TK)
+        runtime.moe(1, case.x[0, 0, g], case.topk[0, 1, g], case.weight[0, 1, g]).sum().backward()
+        with Work() as backward, backward.reads:
+            y_TH.backward(case.coefficient[0, 0, g])
+        return [(work.num, work.num_waits + work.reads.num) for work in (forward, backward)]
+
+
+def test_a_known_layer_takes_few_operations_and_waits_for_nothing() -> None:
+    """16 experts and a replica on rank 1, in float32. A message between threads is some copies, and counts."""
+    case = a_case(base=16, dtype=torch.float32)
+    run_threads(whole_layer, 2, case, None)  # torch is asked once what it can do
+    (forward, forward_waits), (backward, backward_waits) = run_threads(whole_layer, 2, case, None)[1]
+    assert forward <= 23 and backward <= 63 and forward_waits == backward_waits == 0
+    (loop_forward, _), (loop_backward, _) = run_threads(whole_layer, 2, case, BySlot())[1]
+    assert loop_forward > 4 * forward and loop_backward > 3 * backward
+    case = a_case(base=64, dtype=torch.float32)
+    assert run_threads(whole_layer, 2, case, None)[1] == [(forward, 0), (backward + 2 * 48, 0)]
 
 
 def test_other_routing_than_was_known_is_an_error() -> None:
