@@ -46,27 +46,30 @@ class ExpertMath(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """``(silu(x @ gate) * (x @ up)) @ down`` without biases; gate and up side by side in one matrix [H, 2F], gate first."""
+    """``(silu(x @ gate) * (x @ up)) @ down`` without biases; gate and up side by side in one matrix [H, 2F], gate first.
+
+    The runtime computes it for all slots at once where torch has a grouped product, any other math slot by slot.
+    """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
         return {"gate_up": (hidden_size, 2 * ffn_size), "down": (ffn_size, hidden_size)}
 
     def forward(self, x_NH: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
-        return self.forward_by(OneExpert(weights), x_NH)
+        return self._forward_by(OneExpert(weights), x_NH)
 
     def backward(
         self, x_NH: torch.Tensor, saved: Tensors, grad_y_NH: torch.Tensor, weights: Tensors, grads: Tensors
     ) -> torch.Tensor:
-        return self.backward_by(OneExpert(weights, grads), x_NH, saved, grad_y_NH)
+        return self._backward_by(OneExpert(weights, grads), x_NH, saved, grad_y_NH)
 
-    def forward_by(self, products: Products, x_YH: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
-        """`forward` of the pairs of one or many experts."""
+    def _forward_by(self, products: Products, x_YH: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """Does `forward` for the pairs of one or many experts."""
         pre_YD = products.times(x_YH, 0)
         gate_YF, up_YF = pre_YD.chunk(2, dim=1)
         return products.times(functional.silu(gate_YF) * up_YF, 1), (pre_YD,)
 
-    def backward_by(self, products: Products, x_YH: torch.Tensor, saved: Tensors, grad_y_YH: torch.Tensor) -> torch.Tensor:
-        """`backward` of the pairs of one or many experts."""
+    def _backward_by(self, products: Products, x_YH: torch.Tensor, saved: Tensors, grad_y_YH: torch.Tensor) -> torch.Tensor:
+        """Does `backward` for the pairs of one or many experts."""
         gate_YF, up_YF = saved[0].chunk(2, dim=1)
         silu_YF = functional.silu(gate_YF)
         products.add(1, silu_YF * up_YF, grad_y_YH)
@@ -121,7 +124,7 @@ class GroupedExperts(torch.autograd.Function):
         busy, products = _busy(row, residency), _products(row, residency, x_YH)
         saved: list[torch.Tensor] = []
         if products is not None:
-            y_YH, kept = SwiGLU().forward_by(products, x_YH)
+            y_YH, kept = SwiGLU()._forward_by(products, x_YH)
             saved += kept
         else:
             y_YH = torch.empty_like(x_YH)
@@ -143,7 +146,7 @@ class GroupedExperts(torch.autograd.Function):
         begin_s = time.thread_time()
         busy, products = _busy(row, residency), _products(row, residency, x_YH)
         if products is not None:
-            grad_x_YH = SwiGLU().backward_by(products, x_YH, saved, grad_YH.contiguous())
+            grad_x_YH = SwiGLU()._backward_by(products, x_YH, saved, grad_YH.contiguous())
         else:
             grad_x_YH = torch.empty_like(x_YH)
             each = len(saved) // max(len(busy), 1)
