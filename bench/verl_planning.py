@@ -3,13 +3,12 @@
     python -m bench.verl_planning [CASE ...] [--out bench/results/verl_planning_HARDWARE_DATE.md]
 
 The rank runs `plan_together` and the checks before a stage as it would among the others, whose answers were made beforehand; what
-it sends and receives is pickled as ever and charged with a modelled network. Counts are synthetic.
+it sends and receives is encoded as ever and charged with a modelled network. Counts are synthetic.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from bench.packing import markdown
 from foremoe.base.arrays import Array
 from foremoe.distributed import planning as sharing
 from foremoe.distributed.group import Group
+from foremoe.distributed.messages import decode, encode
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
@@ -90,10 +90,10 @@ class OneRank(Group):
     def gather(self, value: Any) -> list[Any]:
         before = self.clock() - self.at
         others = self.answers[len(self.calls)](value)
-        packed = [pickle.dumps(other) for other in others]
+        packed = [encode(other) for other in others]
         begin = self.clock()
-        pickle.dumps(value)
-        values = [pickle.loads(data) for data in packed]
+        encode(value)
+        values = [decode(data, g) for g, data in enumerate(packed)]
         self._note(before, self.clock() - begin, sum(map(len, packed)))
         return values
 
@@ -185,7 +185,7 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
     first_s, _ = plan_layers(a_task(model, stage, G, 1, L), work[:1], layers_G[0])
 
     mine_MLE, tokens_M = work.load_MLGE[:, :, 0], work.tokens_MG[:, 0].astype(np.int64)
-    parts = [("", part) for part, _ in made] + [("", None)] * (G - len(made))
+    parts = [("", part.header.planner, sharing._arrays_of(part)) for part, _ in made] + [("", "", {})] * (G - len(made))
     load_GLME = np.ascontiguousarray(work.load_MLGE[:, layers_G[0]].transpose(2, 1, 0, 3))
     # What the planner of each layer gives to source 0, in the order in which it arrives there.
     splits = np.concatenate([split_GLMP[0].reshape(split_GLMP.shape[1], -1) for _, split_GLMP in made])
@@ -208,7 +208,7 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
         check.gather("")
     refused = refusal(plan, 0, G, SharedSlots().num_buffers(1, L), None, debug=False)
     assert not refused, refused
-    check.gather((None, (fingerprint(plan), (PREFETCH, False, False, ("collective",)))))
+    check.gather(("", (fingerprint(plan), (PREFETCH, False, False, ("collective",)))))
     Programme.of(plan, 0, PREFETCH)
     check_s = clock() - begin
     return Measured(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +50,21 @@ class StepRecord:
     skew: dict[str, tuple[float, float]]
     num_replicas: int
 
+    def to_message(self) -> dict[str, Any]:
+        """Plain values and arrays, which ranks can gather."""
+        runs = [(*at, _fields(run)) for at, run in self.runs.items()]
+        return _fields(self) | {"runs": runs}
+
+    @staticmethod
+    def from_message(values: dict[str, Any]) -> StepRecord:
+        """The record that another rank has sent."""
+        runs = {(stage, arm): StageRun(**run) for stage, arm, run in values["runs"]}
+        return StepRecord(**values | {"runs": runs})
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
 
 def collect(policy: Policy, bank: ExpertBank, group: Group, step: int) -> tuple[Samples, list[Question], Samples]:
     """All ranks' samples of a step, and this rank's own questions and samples; collective."""
@@ -56,7 +73,8 @@ def collect(policy: Policy, bank: ExpertBank, group: Group, step: int) -> tuple[
     experts = LocalExperts(bank.gather(group), bank.math)
     generator = torch.Generator().manual_seed((s.seed * 1009 + step) * 64 + group.rank)
     own = rollout(policy, experts, asked, s.group_size, generator)
-    return Samples.dealt(group.gather(own), s.group_size), asked, own
+    everyone = [Samples(*arrays) for arrays in group.gather((own.token_QN, own.prompt_Q, own.length_Q, own.topk_QNLK))]
+    return Samples.dealt(everyone, s.group_size), asked, own
 
 
 def own_rewards(asked: Sequence[Question], own: Samples, group_size: int) -> Array:

@@ -68,7 +68,8 @@ def _demo(group: Group, settings: Settings, num_steps: int, redundant: int | Non
         records: list[list[StepRecord]] = []
         for step in range(num_steps):
             begin_s = time.perf_counter()
-            records.append(group.gather(trainer.step(step)))
+            answers = group.gather(trainer.step(step).to_message())
+            records.append([StepRecord.from_message(answer) for answer in answers])
             say.step(records[-1], time.perf_counter() - begin_s)
         last = trainer.reward_of(num_steps)
     say(f"reward after the last step: {last:.3f}")

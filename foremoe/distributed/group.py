@@ -6,10 +6,10 @@ Weights do not travel here; transfer backends carry them.
 from __future__ import annotations
 
 import abc
-import pickle
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
-from foremoe.base.errors import InputError, TransferError, first_line
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.messages import MAX_BYTES, decode, encode
+from foremoe.distributed.roll import Roll, ended_by, silent
 
 # Letters: G ranks.
 
@@ -47,7 +49,15 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """A small picklable value of every rank, by rank; on the control channel, which stays usable when a backend fails."""
+        """A value of every rank, by rank; on the control channel, which stays usable when a backend fails.
+
+        Between processes it is what `messages.encode` takes: plain values, lists, tuples, dicts with text as keys, bytes, and
+        arrays of numbers. Threads get the very object.
+
+        Raises:
+            InputError: A value of another kind.
+            TransferError: A rank did not answer, or what it sent cannot be read.
+        """
 
     @abc.abstractmethod
     def report(self, message: str) -> None:
@@ -67,8 +77,12 @@ class TorchGroup(Group):
 
     Args:
         process_group: The EP group; default: all ranks. Any backend (gloo, NCCL).
-        timeout_s: Seconds to wait for another rank; a rank may compute that long between two exchanges. On NCCL the exchange of
-            tokens is watched by NCCL's own watchdog instead.
+        timeout_s: Seconds to wait for another rank, here and in every exchange; a rank may compute that long between two. On
+            NCCL the exchange of tokens is watched by NCCL's own watchdog instead.
+
+    Raises:
+        InputError: torch.distributed has no process group.
+        TransferError: A rank did not come to make this group within `timeout_s`, or has died.
 
     Control messages use a gloo group of their own: they must get through when NCCL does not.
     """
@@ -80,10 +94,9 @@ class TorchGroup(Group):
         self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         self.timeout_s = timeout_s
         # Reports must not wait for a peer: they go through the store that the process group was made with.
-        self._store = PrefixStore(_next_name(self.process_group), dist.distributed_c10d._get_default_store())
-        self._num_private = 0
-        # Longer than our own patience: gloo must not give up before the ranks that are missing are named.
-        self._control: Any = self.private_gloo(2 * timeout_s)
+        store = PrefixStore(_next_name(self.process_group), dist.distributed_c10d._get_default_store())
+        self._roll = Roll(store, self.rank, self.size)
+        self._control: Any = self.private_gloo()
         self._on_gloo = dist.get_backend(self.process_group) == "gloo"
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
@@ -96,44 +109,58 @@ class TorchGroup(Group):
             exchange()  # the wait of a CUDA collective is a stream's, not the host's: nothing to watch here
 
     def gather(self, value: Any) -> list[Any]:
-        data = pickle.dumps(value)
+        try:
+            data = encode(value)
+        except InputError as error:
+            self.report(str(error))  # the others wait for it
+            raise
         # Most values fit into the first message, behind their length.
         sent = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
         head = len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8]
         sent[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         received = torch.empty(self.size, _HEAD_BYTES, dtype=torch.uint8)
         ones = [1] * self.size
-        self._answered(lambda: self._control.alltoall_base(received, sent.repeat(self.size, 1), ones, ones), "answer")
+        self._answered(lambda: self._exchange(self._control, received, sent.repeat(self.size, 1), ones, ones), "answer")
         heads = [row.numpy().tobytes() for row in received]
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        for g, size in enumerate(sizes):  # before anything is allocated for it
+            if size > MAX_BYTES:
+                lack = f"rank {g} announced a message of {size} bytes; the limit is {MAX_BYTES}"
+                raise TransferError(f"{lack}. Look at its log and restart the step.", (g,))
         if max(sizes) > _HEAD_BYTES - 8:
             whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).repeat(self.size)
             received = torch.empty(sum(sizes), dtype=torch.uint8)
-            self._answered(lambda: self._control.alltoall_base(received, whole, sizes, [len(data)] * self.size), "answer")
-            return [pickle.loads(part.numpy().tobytes()) for part in received.split(sizes)]
-        return [pickle.loads(head[8 : 8 + size]) for head, size in zip(heads, sizes, strict=True)]
+            self._answered(lambda: self._exchange(self._control, received, whole, sizes, [len(data)] * self.size), "answer")
+            return [decode(memoryview(part.numpy()), g) for g, part in enumerate(received.split(sizes))]
+        return [decode(head[8 : 8 + size], g) for g, (head, size) in enumerate(zip(heads, sizes, strict=True))]
 
-    def private_gloo(self, timeout_s: float) -> ProcessGroupGloo:
+    def private_gloo(self) -> ProcessGroupGloo:
         """A new gloo group of the same ranks, whose messages nobody else can take; gone with its last reference. Collective.
 
         Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
         """
-        return ProcessGroupGloo(self.private_store(), self.rank, self.size, timedelta(seconds=timeout_s))
+        store, begin = self.private_store(), time.monotonic()
+        try:
+            return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:  # a rank that came has died since
+            raise self._roll.blame("connect", time.monotonic() - begin, error) from error
 
     def private_store(self) -> PrefixStore:
-        """A new part of the store that the ranks are linked by, for this group alone; all ranks ask in the same order."""
-        self._num_private += 1
-        return PrefixStore(f"private/{self._num_private}", self._store)
+        """A new part of the store that the ranks are linked by, for this group alone, once all have come for it. Collective."""
+        return self._roll.meet(self.timeout_s)
 
     def report(self, message: str) -> None:
-        try:
-            self._store.set(f"report/{self.rank}", message)
-        except Exception:  # the store went with its host: nobody is left to read it
-            return
+        self._roll.report(message)
 
     def close(self) -> None:
         # Gloo's threads end with the last reference; if that is the interpreter's own end, they abort the process.
         self._control = self.process_group = None
+
+    def _exchange(self, link: Any, received: torch.Tensor, sent: torch.Tensor, num_in_G: list[int], num_out_G: list[int]) -> Any:
+        options = dist.AllToAllOptions()
+        # Longer than our own patience: gloo must not give up before the ranks that are missing are named.
+        options.timeout = timedelta(seconds=2 * self.timeout_s)
+        return link.alltoall_base(received, sent, num_in_G, num_out_G, options)
 
     def _answered(self, start: Callable[[], Any], verb: str) -> None:
         """Waits for an exchange, and looks every second whether another rank has reported a failure."""
@@ -149,40 +176,10 @@ class TorchGroup(Group):
                     if work.is_completed():
                         work.wait()  # it may have come in just after the second was over; what failed raises again
                         return
-                    if left_s <= 0 or self._reports():
+                    if left_s <= 0 or self._roll.reported():
                         raise
         except RuntimeError as error:
-            raise self._blame(verb, time.monotonic() - begin, error) from error
-
-    def _reports(self) -> bool:
-        try:
-            return any(self._store.check([f"report/{g}"]) for g in range(self.size))
-        except Exception:  # the store is gone; the exchange itself will fail or time out
-            return False
-
-    def _blame(self, verb: str, waited_s: float, error: Exception) -> TransferError:
-        """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds."""
-        why = first_line(error)
-        reported: dict[int, str] = {}
-        silent = set(range(self.size)) - {self.rank}
-        try:
-            self._store.set(f"alive/{self.rank}", "")
-            until = time.monotonic() + 2.0
-            while silent and time.monotonic() < until:
-                for g in sorted(silent):
-                    if self._store.check([f"report/{g}"]):
-                        reported[g] = self._store.get(f"report/{g}").decode()
-                    if g in reported or self._store.check([f"alive/{g}"]):
-                        silent.discard(g)
-                time.sleep(0.02)
-        except Exception:
-            return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({why}); restart them.")
-        if reported:
-            return _ended_by(reported)
-        ranks = tuple(sorted(silent))
-        who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
-        lack = f"did not {verb} within {waited_s:.1f} s"
-        return TransferError(f"{who} {lack} ({why}); look at its log and restart the step.", ranks)
+            raise self._roll.blame(verb, time.monotonic() - begin, error) from error
 
 
 _made: dict[str, int] = {}  # groups of the same ranks that this process has made
@@ -256,16 +253,8 @@ class _Board:
             if len(values) == self.size:
                 return [values[g] for g in range(self.size)]
             if self._reports:
-                raise _ended_by(self._reports)
-            missing = tuple(g for g in range(self.size) if g not in values)
-            who = ", ".join(map(str, missing))
-            raise TransferError(f"rank {who} did not answer within {timeout_s:.1f} s; look at its log and restart.", missing)
-
-
-def _ended_by(reports: dict[int, str]) -> TransferError:
-    ranks = tuple(sorted(reports))
-    why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
-    return TransferError(f"the step was ended by another rank ({why})", ranks)
+                raise ended_by(self._reports)
+            raise silent([g for g in range(self.size) if g not in values], "answer", timeout_s)
 
 
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:
@@ -276,3 +265,16 @@ def as_group(group: Group | dist.ProcessGroup | None) -> Group:
 def first_fault(faults: Sequence[str]) -> str:
     """The message for all ranks, from what every rank found; empty if nothing."""
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
+
+
+@contextlib.contextmanager
+def reporting(group: Group) -> Iterator[None]:
+    """Reports what ends the block to the other ranks, so that none waits for this one; not an `InputError`, which all ranks raise
+    alike."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        group.report(f"{type(error).__name__}: {error}")
+        raise

@@ -6,7 +6,7 @@ source, and sends each source its part. No rank needs the counts of all layers f
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -17,8 +17,8 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import compile_seconds
-from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, reporting
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
@@ -81,25 +81,28 @@ def plan_together(
     `InputError` on all ranks says what went wrong on any of them: the planner failed, gave an invalid plan, or took longer than
     `limit_s` seconds (it is asked to stop; a thread that does not is left behind).
     """
-    begin = time.perf_counter()
-    M, L, _ = load_MLE.shape
-    layers_G = _layers_by_rank(L, group.size)
-    mine = layers_G[group.rank]
-    workload = _workload(group, task, load_MLE, tokens_M, device)
-    shared_s, at = time.perf_counter() - begin, time.perf_counter()
-    part: Plan | None = None
-    fault = ""
-    split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
-    if workload is not None:
-        try:
-            part, split_GLMP = _within(limit_s, lambda cancel: _plan_layers(planner, task, workload, mine, num_threads, cancel))
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-    plan_s, at = time.perf_counter() - at, time.perf_counter()
-    parts = _gathered(group, fault, part)
-    plan = _merged(parts, layers_G, task)
-    plan = linked(plan, planner.path, _whole(task, plan))
-    split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
+    with reporting(group):
+        begin = time.perf_counter()
+        M, L, E = load_MLE.shape
+        layers_G = _layers_by_rank(L, group.size)
+        mine = layers_G[group.rank]
+        workload = _workload(group, task, load_MLE, tokens_M, device)
+        shared_s, at = time.perf_counter() - begin, time.perf_counter()
+        fault, text, part = "", "", dict[str, Array]()
+        split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
+        if workload is not None:
+            try:
+                made, split_GLMP = _within(limit_s, lambda stop: _plan_layers(planner, task, workload, mine, num_threads, stop))
+                text, part = made.header.planner, _arrays_of(made)
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+        plan_s, at = time.perf_counter() - at, time.perf_counter()
+        sizes = {"M": M, "G": group.size, "S": E // group.size + task.redundant, "E": E}
+        form_G = [_form(_PARTS, L=len(layers), **sizes) for layers in layers_G]
+        texts, parts = zip(*_gathered(group, fault, text, part, form_G), strict=True)
+        plan, whole = _merged(parts, layers_G, task, planner, texts[0])
+        plan = linked(plan, planner.path, whole)
+        split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
     return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
 
 
@@ -108,31 +111,59 @@ def homes_together(
     device: torch.device | None = None, num_threads: int | None = None,
 ) -> Array:  # fmt: skip
     """int32 [L, E] homes for a step of one or several stages (`Planner.homes`), each layer's from one rank; collective."""
-    layers_G = _layers_by_rank(loads_MLE[0].shape[1], group.size)
+    _, L, E = loads_MLE[0].shape
+    layers_G = _layers_by_rank(L, group.size)
     mine = layers_G[group.rank]
-    parts = [_workload(group, *stage, device) for stage in zip(tasks, loads_MLE, tokens_M, strict=True)]
-    fault, home_LE = "", None
-    if len(mine):
-        try:
-            problems = [t.problem(w, mine) for t, w in zip(tasks, parts, strict=True) if w is not None]
-            home_LE = planner.homes(*problems, num_threads=num_threads)
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-    found: Array = np.concatenate(_gathered(group, fault, home_LE))
-    return found[np.argsort(np.concatenate(layers_G))]
+    with reporting(group):
+        works = [_workload(group, *stage, device) for stage in zip(tasks, loads_MLE, tokens_M, strict=True)]
+        fault, part = "", dict[str, Array]()
+        if len(mine):
+            try:
+                problems = [t.problem(w, mine) for t, w in zip(tasks, works, strict=True) if w is not None]
+                part = {"home_LE": planner.homes(*problems, num_threads=num_threads)}
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+        form_G = [_form({"home_LE": np.int32}, L=len(layers), E=E) for layers in layers_G]
+        found = np.concatenate([made["home_LE"] for _, made in _gathered(group, fault, "", part, form_G)])
+    home_LE: Array = found[np.argsort(np.concatenate(layers_G))]
+    return home_LE
 
 
 def _layers_by_rank(num_layers: int, num_ranks: int) -> list[Array]:
     return [np.arange(g, num_layers, num_ranks) for g in range(num_ranks)]
 
 
-def _gathered(group: Group, fault: str, part: Any) -> list[Any]:
-    """What the ranks that had layers made of them, or one error on all ranks."""
-    shares = group.gather((fault, part))
-    for g, (other, _) in enumerate(shares):
+_Form = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # dtype and shape of the arrays of a part
+_COST = tuple(f"{part.name}_ML" for part in dataclasses.fields(Cost))
+# What of a plan is one rank's, and may differ from that of the others.
+_PARTS = {name: field.dtype for name, field in Plan.array_fields().items() if "L" in field.axes and not field.optional}
+_PARTS |= dict.fromkeys(_COST, np.dtype(np.float64))
+
+
+def _form(dtypes: Mapping[str, Any], **sizes: int) -> _Form:
+    """What a rank with so many layers sends; nothing without layers."""
+    axes = {name: name.rpartition("_")[2] for name in dtypes}
+    return {name: (np.dtype(dtypes[name]), tuple(sizes[axis] for axis in axes[name])) for name in dtypes if sizes["L"]}
+
+
+def _arrays_of(plan: Plan) -> dict[str, Array]:
+    """The arrays of one rank's layers, by the names of `_PARTS`."""
+    arrays = {name: getattr(plan, name) for name in _PARTS if name not in _COST}
+    return arrays | dict(zip(_COST, plan.cost_ML.parts().values(), strict=True))
+
+
+def _gathered(
+    group: Group, fault: str, text: str, part: dict[str, Array], form_G: Sequence[_Form]
+) -> list[tuple[str, dict[str, Array]]]:
+    """Text and arrays of the ranks that had layers, or one error on all ranks."""
+    answers = group.gather((fault, text, part))
+    for g, (other, _, _) in enumerate(answers):
         if other:
             raise InputError(f"rank {g} could not plan its layers ({other}); fix the cause, or run this stage without a plan.")
-    return [made for _, made in shares if made is not None]
+    for g, ((_, _, made), form) in enumerate(zip(answers, form_G, strict=True)):
+        if {name: (x.dtype, x.shape) for name, x in made.items()} != form:
+            raise TransferError(f"rank {g} sent other arrays than those of its layers; run the same foremoe on all ranks.", (g,))
+    return [(theirs, made) for _, theirs, made in answers if made]
 
 
 def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array, device: torch.device | None) -> Workload | None:
@@ -193,37 +224,47 @@ def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) 
     def work() -> None:
         try:
             made.set_result(plan(cancel))
-        except BaseException as error:
+        except Exception as error:
             made.set_exception(error)
+        except BaseException as error:  # a solver that ends its thread does not end the program
+            made.set_exception(RuntimeError(f"the planner raised {type(error).__name__}: {error}"))
 
     until = time.perf_counter() - compile_seconds()[0] + limit_s
     Thread(target=work, name="planning", daemon=True).start()
-    while not made.done():
-        left_s = until - time.perf_counter() + compile_seconds()[0]
-        if left_s <= 0:
-            cancel.set()
-            raise TimeoutError(f"planning took longer than {limit_s:g} s")
-        wait([made], max(left_s, 0.1))
+    try:
+        while not made.done():
+            left_s = until - time.perf_counter() + compile_seconds()[0]
+            if left_s <= 0:
+                raise TimeoutError(f"planning took longer than {limit_s:g} s")
+            wait([made], max(left_s, 0.1))
+    finally:
+        cancel.set()  # nobody waits for it any more
     return made.result()
 
 
-def _merged(parts: list[Plan], layers_G: list[Array], task: PlanningTask) -> Plan:
-    """One plan of all layers, with its transfers on default links."""
+def _merged(
+    parts: Sequence[dict[str, Array]], layers_G: list[Array], task: PlanningTask, planner: Planner, text: str
+) -> tuple[Plan, Problem]:
+    """One plan of all layers, with its transfers on default links, and what the path level may see: its problem without sources.
+
+    `text` is the planner that ran, as one rank's plan says.
+    """
     order = np.argsort(np.concatenate(layers_G))
-    header = dataclasses.replace(parts[0].header, schedule=task.schedule, moe_layer_L=task.moe_layer_L)
-    costs = [part.cost_ML.parts() for part in parts]
-    cost_ML = Cost(**{name: np.concatenate([cost[name] for cost in costs], axis=1)[:, order] for name in costs[0]})
-    joined = dataclasses.replace(parts[0], header=header, cost_ML=cost_ML, **Plan.join_arrays(parts, "L"))
-    return joined.cut(L=order).rederived()
 
+    def whole(name: str) -> Array:
+        axis = name.rpartition("_")[2].index("L")
+        return np.concatenate([part[name] for part in parts], axis=axis).take(order, axis)
 
-def _whole(task: PlanningTask, plan: Plan) -> Problem:
-    """The problem of all layers, without sources: what the path level may see."""
-    return Problem(
+    arrays = {name: whole(name) for name in _PARTS if name not in _COST}
+    cost_ML = Cost(**{part.name: whole(name) for part, name in zip(dataclasses.fields(Cost), _COST, strict=True)})
+    problem = Problem(
         model=task.model, cluster=task.cluster, cost=task.cost, stage=task.stage, schedule=task.schedule,
-        redundant=task.redundant, slots=task.slots, replicas=task.replicas, home_LE=plan.home_LE, load_MLE=plan.load_MLE,
-        moe_layer_L=plan.header.moe_layer_L,
+        redundant=task.redundant, slots=task.slots, replicas=task.replicas, home_LE=arrays["home_LE"],
+        load_MLE=arrays["load_MLE"], moe_layer_L=task.moe_layer_L,
     )  # fmt: skip
+    header = dataclasses.replace(planner.header(problem, None), planner=text)
+    order_M, none = np.arange(problem.M), TransferList.none()
+    return Plan(header=header, order_M=order_M, cost_ML=cost_ML, transfers=none, **arrays).rederived(), problem
 
 
 def _to_sources(group: Group, split_GLMP: Array, layers_G: list[Array], num_slots: int, device: torch.device | None) -> Array:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, ThreadGroup, TorchGroup
+from foremoe.distributed.roll import Roll
 
 
 def private_group(group: Group, device: torch.device) -> tuple[Group, torch.device]:
@@ -44,12 +45,12 @@ class _PrivateGroup(TorchGroup):
 
     def __init__(self, parent: TorchGroup, on_gpu: bool) -> None:
         self.rank, self.size, self.timeout_s = parent.rank, parent.size, parent.timeout_s
-        self._store, self._num_private = parent.private_store(), 0
-        self._control = self.private_gloo(2 * self.timeout_s)
+        self._roll = Roll(parent.private_store(), self.rank, self.size)
+        self._control = self.private_gloo()
         self._link = private_nccl(self) if on_gpu else self._control
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
-        exchange = partial(self._link.alltoall_base, received, sent, num_received_G, num_sent_G)
+        exchange = partial(self._exchange, self._link, received, sent, num_received_G, num_sent_G)
         if self._link is self._control:
             self._answered(exchange, "exchange tensors")
         else:

@@ -8,26 +8,30 @@ import time
 import warnings
 from typing import Any
 
-from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.group import TorchGroup, reporting
 from foremoe.warm import warm_up
-
-LIMIT_S = 1800.0  # the others wait that long
 
 _ready = False  # in this process
 
 
-def compile_in_turn(process_group: Any) -> float:
+def compile_in_turn(process_group: Any, *, timeout_s: float = 300.0, limit_s: float = 1800.0) -> float:
     """Compiles what planning runs, if that is still to be done; collective over the ranks of the group.
+
+    Args:
+        process_group: Ranks that plan together.
+        timeout_s: Seconds that ranks wait until all have come.
+        limit_s: Seconds that ranks wait for those that compile.
 
     Returns:
         Seconds that this rank compiled and waited; 0 where all ranks were ready.
     """
     global _ready
     begin_s = time.perf_counter()
-    with contextlib.closing(TorchGroup(process_group, timeout_s=LIMIT_S)) as group:
+    with contextlib.closing(TorchGroup(process_group, timeout_s=timeout_s)) as group, reporting(group):
         answers = group.gather((socket.gethostname(), _ready))
         if all(ready for _, ready in answers):
             return 0.0
+        group.timeout_s = limit_s
         hosts = [host for host, _ in answers]
         first = hosts.index(hosts[group.rank]) == group.rank
         for turn in (True, False):

@@ -28,6 +28,8 @@ class Settings:
         backends: Transfer backends in order of preference.
         prefetch: Uses that the engine looks ahead.
         timeout_s: Patience of the engine, in seconds.
+        group_timeout_s: Seconds that a rank waits for another one in messages and set-up; more than a checkpoint takes one rank.
+        compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
         debug: Checks of the engine.
         cluster: Path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
         plan_limit_s: Planning that takes longer is given up, and the stage runs at home.
@@ -45,6 +47,8 @@ class Settings:
     backends: tuple[str, ...] = ("collective",)
     prefetch: int = 2
     timeout_s: float = 30.0
+    group_timeout_s: float = 300.0
+    compile_limit_s: float = 1800.0
     debug: bool = False
     cluster: str | None = None
     plan_limit_s: float = 20.0
@@ -86,8 +90,9 @@ class Settings:
         for name in ("recompute", "update", "packing", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be true or false; got {getattr(self, name)!r}.")
-        if self.plan_limit_s <= 0:
-            raise InputError(f"plan_limit_s must be above 0; got {self.plan_limit_s}.")
+        for name in ("plan_limit_s", "timeout_s", "group_timeout_s", "compile_limit_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be above 0; got {getattr(self, name)}.")
         return {
             "redundant": self.redundant,
             "planner": resolve(self.planner),
@@ -97,6 +102,7 @@ class Settings:
             "backends": self.backends,
             "prefetch": self.prefetch,
             "timeout_s": self.timeout_s,
+            "group_timeout_s": self.group_timeout_s,
             "debug": self.debug,
             "plan_limit_s": self.plan_limit_s,
         }

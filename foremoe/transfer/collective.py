@@ -66,7 +66,7 @@ class Collective(TransferBackend):
         elif device.type == "cuda":
             self._link = private_nccl(group)
         else:
-            self._link = group.private_gloo(group.timeout_s)
+            self._link = group.private_gloo()
         self._group, self._cut = group, False  # cut: a wait failed here, and gloo cut all connections
         self._last: Any = None  # NCCL's newest work; the others are done before it
         self._grouped = self._link.supports_coalescing

@@ -80,7 +80,7 @@ class DebugContents:
             pairs |= {(x, e) for x, e in zip(layer_Z.tolist(), plan.resident_LGS[layer_Z, g_Z, s_Z].tolist(), strict=True)}
         mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == group.rank}
         self._homes, self._buffers, self._rank, self._trains = mine, buffers, group.rank, plan.header.schedule.trains
-        self._digest = {key: value for part in group.gather(mine) for key, value in part.items()}
+        self._digest = {key: value for part in group.gather(list(mine.items())) for key, value in part}
 
     def spoil_free(self, held: Container[int]) -> None:
         """Spoils buffers that nothing is held in, and gradients."""

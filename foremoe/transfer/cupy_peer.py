@@ -74,7 +74,7 @@ class CupyPeer(TransferBackend):
             self._device = buffers.slot(0)[0].device
         if self._device.type != "cuda":
             raise InputError(f"cupy_peer copies between GPUs, and rank {rank} has its slots on {self._device}; use pinned_host.")
-        self._process_G: list[_Process] = group.gather(_process())
+        self._process_G = [_Process(*found) for found in group.gather(tuple(_process()))]
         self._several = len(set(self._process_G)) > 1
         self._rank, self._group, self._buffers = rank, group, buffers
         self._streams = [torch.cuda.Stream(self._device) for _ in range(_NUM_STREAMS)]
@@ -94,8 +94,8 @@ class CupyPeer(TransferBackend):
         for home, (digest, pieces, handles) in enumerate(shares):
             if digest != shares[0][0]:
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
-            self._home.update({key: (home, value) for key, value in pieces.items()})
-            for base, handle in handles.items():
+            self._home.update({key: (home, tuple(_Piece(*piece) for piece in expert)) for key, expert in pieces})
+            for base, handle in handles:
                 self._detach((home, base))  # an address that was freed and given out again is another allocation
                 self._handle[home, base] = handle
         kept.update((entry.layer, entry.expert) for entry in entries)
@@ -152,7 +152,9 @@ class CupyPeer(TransferBackend):
             self._detach(where)
         self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
 
-    def _export(self, entries: Sequence[Entry], kept: Set[Key]) -> tuple[dict[Key, tuple[_Piece, ...]], dict[int, bytes]]:
+    def _export(
+        self, entries: Sequence[Entry], kept: Set[Key]
+    ) -> tuple[list[tuple[Key, list[list[int]]]], list[tuple[int, bytes]]]:
         """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
         torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
         mine = {key for key in kept if self._home[key][0] == self._rank}
@@ -161,8 +163,8 @@ class CupyPeer(TransferBackend):
         bases = {piece.base: key for key, expert in pieces.items() for piece in expert if piece.num_bytes and self._several}
         handles = {base: self._ipc_handle(key, base) for base, key in bases.items()}
         return (
-            {key: expert for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)},
-            {base: handle for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle},
+            [(key, list(map(list, expert))) for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)],
+            [(base, handle) for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle],
         )
 
     def _piece(self, key: Key, tensor: torch.Tensor) -> _Piece:

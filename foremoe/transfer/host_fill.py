@@ -142,7 +142,7 @@ class Filling(threading.Thread):
                 self._write(part)
             self._proceed(_END)
             self._group.barrier()
-        except Exception as error:
+        except BaseException as error:  # whoever waits for this thread must hear of its end, whatever ended it
             rank, why = self._group.rank, str(error) or type(error).__name__
             if isinstance(error, TransferError) and error.ranks:  # another rank's
                 self.error = FillError(str(error), error.ranks)

@@ -190,7 +190,7 @@ def part_of_the_ranks(group):
         group.barrier()
         return None
     mine = TorchGroup(process_group, timeout_s=10.0)
-    link = mine.private_gloo(10.0)
+    link = mine.private_gloo()
     received = torch.zeros(2)
     mine.all_to_all(received, torch.full((2,), float(group.rank)), [1, 1], [1, 1])
     values = mine.gather(group.rank), received.tolist(), mine.rank, link.size()

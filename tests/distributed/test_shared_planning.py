@@ -16,7 +16,7 @@ from numba import njit
 
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
-from foremoe.distributed.planning import Planned, PlanningTask, _layers_by_rank, _merged, homes_together, plan_together
+from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.planner.planner import Planner
@@ -25,7 +25,6 @@ from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Anneal
 from foremoe.testing.ranks import get_pool, run_threads
-from foremoe.testing.samples import random_residency
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
@@ -98,19 +97,6 @@ def test_between_processes() -> None:
     answers = get_pool(2).run(plan_here, task, load_MLGE, tokens_MG, num_ranks=2)
     assert answers[0].plan.num_replicas > 0
     check_whole(task, load_MLGE, tokens_MG, answers)
-
-
-@pytest.mark.parametrize("G", [2, 4])
-def test_the_layers_of_all_ranks_keep_what_their_slots_held(G: int) -> None:
-    task, (load_MLGE, tokens_MG) = a_task(2, 5, G, slots=ResidentSlots()), counts(2, 5, G, seed=3)
-    work = Workload.from_counts(load_MLGE, num_topk=K, tokens_MG=tokens_MG.astype(np.int32), moe_layer_L=task.moe_layer_L)
-    problem = task.problem(work, range(5))
-    resident_LGS = random_residency(problem, np.random.default_rng(0), density=1.0)
-    plan, _ = Planner().plan(dataclasses.replace(problem, resident_LGS=resident_LGS), num_threads=1)
-    layers_G = _layers_by_rank(5, G)
-    joined = _merged([plan.select(layers) for layers in layers_G], layers_G, task)
-    np.testing.assert_array_equal(joined.resident_LGS, resident_LGS)
-    assert joined.transfers.same_as(plan.rederived().transfers)
 
 
 def test_homes_are_those_of_one_planner() -> None:

@@ -101,7 +101,7 @@ def ended_by_rank_1(group, case, fault):
         except Exception as error:
             if group.rank == 1:
                 os._exit(3)
-            told = moe.group._store.get("report/1").decode()
+            told = moe.group._roll.reports()[1]
             with pytest.raises(InputError, match="an earlier stage failed"):
                 moe.stage(work).__enter__()
             moe.detach()

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import TorchGroup, first_fault
+from foremoe.distributed.group import TorchGroup, first_fault, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves
@@ -52,6 +52,7 @@ def attach(
     cluster: Cluster | None = None,
     prefetch: int = 2,
     timeout_s: float = 30.0,
+    group_timeout_s: float = 300.0,
     plan_limit_s: float | None = None,
     debug: bool = False,
 ) -> Attached:
@@ -74,6 +75,7 @@ def attach(
         backends: Transfer backends; this and the next three as in `foremoe.transfer.engine.Engine`.
         prefetch: Uses that the engine looks ahead.
         timeout_s: Patience of the engine, in seconds.
+        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made.
         debug: Checks of the engine.
         plan_limit_s: Planning that takes a rank longer is an error on all ranks; default: no limit.
         cluster: Cluster of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Its dispatch is
@@ -87,7 +89,8 @@ def attach(
         redundant=redundant, planner=resolve(planner), cost=cost or CostModel(), slots=slots or SharedSlots(), replicas=replicas,
         cluster=cluster, limit_s=plan_limit_s,
     )  # fmt: skip
-    return Attached(chunks, options, {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug})
+    engine_options = {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}
+    return Attached(chunks, options, engine_options, group_timeout_s)
 
 
 class Attached:
@@ -98,9 +101,9 @@ class Attached:
         report: `MegatronSummary` of the last stage, or None.
     """
 
-    def __init__(self, chunks: list[Any], options: Options, engine_options: Mapping[str, Any]) -> None:
+    def __init__(self, chunks: list[Any], options: Options, engine_options: Mapping[str, Any], timeout_s: float) -> None:
         self._config = unwrap(chunks[0]).config
-        self.group = TorchGroup(parallel_state.get_expert_model_parallel_group())
+        self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=timeout_s)
         self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
         self._engine_options = engine_options
@@ -108,6 +111,11 @@ class Attached:
         self._moves: HomeMoves | None = None
         self._broken, self._ended, self._detached = "", False, False
         self._layers: list[SlotLayer] = []
+        with reporting(self.group):
+            self._attach(chunks, options)
+
+    def _attach(self, chunks: list[Any], options: Options) -> None:
+        """What comes after the group is made; collective."""
         fault = ""
         try:
             self._set_up(chunks, options)
@@ -121,7 +129,7 @@ class Attached:
             return  # nothing to balance on this rank
         self._planning = Planning(
             options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
-            cluster=cluster_of(self.group, options.cluster, engine_options["backends"], self._config),
+            cluster=cluster_of(self.group, options.cluster, self._engine_options["backends"], self._config),
             weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:
@@ -226,7 +234,8 @@ class Attached:
         planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         restore = before_finalize(self._configs, lambda: self._end(planned))
         try:
-            self._begin(planned, stage, replay)
+            with reporting(self.group):
+                self._begin(planned, stage, replay)
             yield
             self._end(planned)
         except BaseException as error:

@@ -103,7 +103,8 @@ def plan_calls_of(module: Any, routing_of: RoutingOf, settings: Settings) -> Non
     """Replaces `get_forward_backward_func` of a trainer's module; attaches when the first routing is known."""
 
     def attach_to(model: Any) -> Attached:
-        compile_in_turn(parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+        model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+        compile_in_turn(model_copy, timeout_s=settings.group_timeout_s, limit_s=settings.compile_limit_s)
         return attach(model, cluster=settings.cluster_of(), **settings.options())
 
     def wanted(call: dict[str, Any]) -> Sequence[Any] | None:

@@ -11,7 +11,7 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group, first_fault
+from foremoe.distributed.group import Group, first_fault, reporting
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
 from foremoe.machine.cluster import Cluster
@@ -135,13 +135,14 @@ class Planning:
     ) -> list[tuple[PlanningTask, Array, Array]]:
         """Each stage's task and this source's counts, or one error on all ranks."""
         fault, found = "", []
-        try:
-            for work, stage in stages:
-                load_MLE, tokens_M = self._counts(work, num_threads)
-                found.append((self._task(stage, len(load_MLE), home_LE), load_MLE, tokens_M))
-        except InputError as error:
-            fault = str(error)
-        fault = first_fault(self.group.gather(fault))
+        with reporting(self.group):
+            try:
+                for work, stage in stages:
+                    load_MLE, tokens_M = self._counts(work, num_threads)
+                    found.append((self._task(stage, len(load_MLE), home_LE), load_MLE, tokens_M))
+            except InputError as error:
+                fault = str(error)
+            fault = first_fault(self.group.gather(fault))
         if fault:
             raise InputError(fault)
         return found

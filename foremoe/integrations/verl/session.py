@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.group import TorchGroup, reporting
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.megatron.forward_backward import planned_or_home
@@ -39,11 +39,14 @@ class Session:
         self.places = find_layers(engine.module)
         self.replay = bool(engine.enable_routing_replay)  # else what rollout tells is a hint
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        self.compile_s = compile_in_turn(model_copy)
-        self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
+        limits = {"timeout_s": settings.group_timeout_s, "limit_s": settings.compile_limit_s}
+        self.compile_s = compile_in_turn(model_copy, **limits)
         # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
-        self.copy = TorchGroup(model_copy)
-        self.packer = Packer(engine, self.attached.num_experts) if settings.packing else None
+        self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
+        with reporting(self.copy):
+            self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
+            made = self.attached.num_experts, settings.group_timeout_s
+            self.packer = Packer(engine, *made) if settings.packing else None
         self.num_stages = {"recompute": 0, "update": 0}
         self.totals = {stage: Totals() for stage in self.num_stages}
         self._warned: set[str] = set()
@@ -149,4 +152,6 @@ class RunningStage:
         if attached.active:
             report = attached.report if self._planned else None
             mine = Figures.of(attached.group.rank == 0, report, unplanned=float(not self._planned), **self._seconds)
-        self._session.totals[self._stage].add(self._session.copy.gather(mine))
+        answers = self._session.copy.gather((mine.first, mine.num_rows, mine.values))
+        parts = [Figures(first=first, num_rows=num_rows, values=values) for first, num_rows, values in answers]
+        self._session.totals[self._stage].add(parts)

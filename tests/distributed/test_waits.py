@@ -1,0 +1,168 @@
+"""Waits end: a rank that will not come to a set-up is named, and whatever ends one rank's planning ends it on all at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import Event
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from test_shared_planning import a_task, counts
+
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed import planning
+from foremoe.distributed.group import TorchGroup, reporting
+from foremoe.distributed.planning import plan_together
+from foremoe.distributed.private import private_group
+from foremoe.integrations.compiling import compile_in_turn
+from foremoe.planner.planner import Planner
+from foremoe.testing.ranks import RankDied, get_pool, run_processes
+
+LIMIT_S = 2.0  # what the drills give a rank; all others are generous, for busy machines
+
+
+def dies_in_set_up(group: TorchGroup, what: str) -> tuple[str, tuple[int, ...]]:
+    """Rank 1 dies where the others make a group of their own."""
+    group.barrier()
+    if group.rank == 1:
+        os._exit(3)
+    group.timeout_s = LIMIT_S
+    with pytest.raises(TransferError) as caught:
+        if what == "group":
+            TorchGroup(group.process_group, timeout_s=LIMIT_S)
+        elif what == "private group":
+            private_group(group, torch.device("cpu"))
+        else:
+            compile_in_turn(group.process_group, timeout_s=LIMIT_S, limit_s=600.0)
+    return str(caught.value), caught.value.ranks
+
+
+@pytest.mark.parametrize("what", ["group", "private group", "compilation"])
+def test_a_rank_that_dies_in_set_up_is_named(what: str) -> None:
+    first, died, last = run_processes(dies_in_set_up, 3, what, errors=True, timeout_s=60.0)
+    assert isinstance(died, RankDied)
+    for text, ranks in (first, last):
+        assert "rank 1 did not come to set up the group within 2.0 s" in text, text
+        assert "\n" not in text and ranks[0] in (0, 1, 2)
+
+
+def ends_before_set_up(group: TorchGroup) -> str:
+    """Rank 1 fails before the others' second group; they have a limit that nobody would wait for."""
+    group.timeout_s = 600.0
+    if group.rank == 1:
+        group.report("ValueError: no more slots")
+        return ""
+    with pytest.raises(TransferError) as caught:
+        private_group(group, torch.device("cpu"))
+    return str(caught.value)
+
+
+def test_a_report_ends_a_set_up_at_once() -> None:
+    first, _, last = run_processes(ends_before_set_up, 3, limit_s=200.0)
+    for text in (first, last):
+        assert "rank 1: ValueError: no more slots" in text, text
+
+
+def comes_late(group: TorchGroup) -> list[int]:
+    if group.rank == 1:
+        time.sleep(1.5)  # longer than the time between two looks for reports
+    mine, _ = private_group(group, torch.device("cpu"))
+    found = mine.gather(group.rank)
+    mine.close()
+    return found
+
+
+def test_a_rank_that_is_late_in_set_up_is_waited_for() -> None:
+    assert get_pool(2).run(comes_late, num_ranks=2, timeout_s=60.0) == [[0, 1]] * 2
+
+
+def planner_raises(group: TorchGroup, error: str, limit_s: float | None) -> tuple[str, str]:
+    """Nobody but foremoe reports here: the ranks have a group that the harness knows nothing of."""
+    own, task = TorchGroup(group.process_group, timeout_s=30.0), a_task(2, 2, 2)
+    load_MLGE, tokens_MG = counts(2, 2, 2, seed=2)
+    original = Planner.plan
+
+    def plan(self: Planner, problem: Any, *args: Any, **options: Any) -> Any:
+        if group.rank == 1:
+            raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}[error]("enough")
+        return original(self, problem, *args, **options)
+
+    try:
+        with patch.object(Planner, "plan", plan):
+            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], limit_s=limit_s)
+    except BaseException as found:
+        return type(found).__name__, str(found)
+    finally:
+        own.close()
+    return "", ""
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_whatever_ends_a_rank_in_planning_ends_all(error: str) -> None:
+    (other, text), (own, _) = get_pool(2).run(planner_raises, error, None, num_ranks=2)
+    assert own == error
+    assert other == "TransferError" and f"rank 1: {error}: enough" in text, text
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_whatever_ends_a_planning_thread_is_one_error_on_all_ranks(error: str) -> None:
+    for kind, text in get_pool(2).run(planner_raises, error, 600.0, num_ranks=2):
+        assert kind == "InputError"
+        assert f"rank 1 could not plan its layers (RuntimeError: the planner raised {error}: enough)" in text, text
+
+
+def interrupted(group: TorchGroup) -> tuple[str, str, bool]:
+    """The main thread of rank 1 is interrupted while its planner runs."""
+    own, task = TorchGroup(group.process_group, timeout_s=30.0), a_task(2, 2, 2)
+    load_MLGE, tokens_MG = counts(2, 2, 2, seed=2)
+    original, stopped, wait = Planner.plan, Event(), planning.wait
+
+    def plan(self: Planner, problem: Any, *args: Any, cancel: Event, **options: Any) -> Any:
+        if group.rank == 1 and cancel.wait(60.0):
+            stopped.set()
+        return original(self, problem, *args, cancel=cancel, **options)
+
+    def interrupt(*args: Any) -> Any:
+        if group.rank == 1:
+            raise KeyboardInterrupt
+        return wait(*args)
+
+    try:
+        with patch.object(Planner, "plan", plan), patch.object(planning, "wait", interrupt):
+            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], limit_s=600.0)
+    except BaseException as found:
+        return type(found).__name__, str(found), stopped.wait(60.0 if group.rank == 1 else 0.0)
+    finally:
+        own.close()
+    return "", "", False
+
+
+def test_an_interrupt_ends_the_others_and_stops_the_planner() -> None:
+    (other, text, _), (own, _, stopped) = get_pool(2).run(interrupted, num_ranks=2)
+    assert own == "KeyboardInterrupt" and stopped
+    assert other == "TransferError" and "rank 1: KeyboardInterrupt" in text, text
+
+
+def says(group: TorchGroup, error: BaseException) -> str:
+    own = TorchGroup(group.process_group, timeout_s=3.0)
+    found = ""
+    try:
+        with reporting(own):
+            if group.rank == 1:
+                raise error
+            own.barrier()
+    except TransferError as other:
+        found = str(other)
+    except BaseException:
+        pass
+    own.close()
+    return found
+
+
+def test_only_an_input_error_is_not_reported() -> None:
+    """All ranks raise it alike and go on; here one alone does, so the other waits for its whole time."""
+    assert "rank 1: SystemExit: 2" in get_pool(2).run(says, SystemExit(2), num_ranks=2)[0]
+    assert "rank 1 did not answer" in get_pool(2).run(says, InputError("x"), num_ranks=2)[0]
