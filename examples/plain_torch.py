@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
+from foremoe.distributed import TorchGroup
 from foremoe.runtime import ExpertBank, Runtime
 
 EXPERTS, TOPK, HIDDEN, FFN, TOKENS, MICRO_STEPS = 8, 2, 16, 32, 256, 4
@@ -69,8 +70,9 @@ def main():
     assert np.isclose(loss, planned_loss, rtol=1e-5)
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(grads, planned_grads, strict=True))
 
-    served = [None] * size
-    dist.all_gather_object(served, (served_M, planned_served_M))
+    group = TorchGroup()
+    served = group.gather((served_M, planned_served_M))
+    group.close()
     if rank == 0:
         for name, part in (("at home", 0), ("by plan", 1)):
             load_MG = np.stack([pair[part] for pair in served], axis=1)

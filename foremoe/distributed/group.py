@@ -276,5 +276,5 @@ def reporting(group: Group) -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:
-        group.report(f"{type(error).__name__}: {error}")
+        group.report(str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -95,7 +96,7 @@ class Roll:
         except Exception:
             return _gone(verb, error)
         reported.pop(self.rank, None)
-        return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, first_line(error))
+        return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, reason(error))
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
@@ -112,6 +113,10 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float, why: str = "") -> T
     return TransferError(f"{who} {lack}; look at its log and restart the step.", tuple(ranks))
 
 
+def reason(error: Exception) -> str:
+    """What torch says of a failed exchange, without the place in its source and its advice."""
+    return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]
+
+
 def _gone(verb: str, error: Exception) -> TransferError:
-    why = first_line(error)
-    return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({why}); restart them.")
+    return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({reason(error)}); restart them.")

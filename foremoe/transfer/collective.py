@@ -1,6 +1,5 @@
 """Collective: two-sided copies by torch.distributed point-to-point messages: gloo between CPUs, NCCL between GPUs."""
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, TorchGroup
 from foremoe.distributed.private import private_nccl
+from foremoe.distributed.roll import reason
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
 
@@ -154,8 +154,7 @@ class Collective(TransferBackend):
 
 def _failure(ranks: tuple[int, ...], num_copies: int, timeout_s: float | None, error: Exception) -> TransferError:
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
-    # Torch adds the place in its source and advice.
-    why = re.sub(r"^\[\S*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
+    why = reason(error)
     if timeout_s is None:
         return TransferError(f"copies to or from {who} broke off ({why}); look at its log and restart the step.", ranks)
     lack = f"did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why})"

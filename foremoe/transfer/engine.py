@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
-from foremoe.distributed.group import Group, as_group
+from foremoe.distributed.group import Group, as_group, reporting
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
 from foremoe.problem.memory import RETURN_BYTES
@@ -225,9 +225,9 @@ class Engine:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
         self._plan = None
-        events = sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)
         return Timeline(
-            rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(), events=tuple(events),
+            rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(),
+            events=tuple(sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)),
             fell_back=tuple(self._fell_back), retired=tuple(self._backends.names[b] for b in sorted(self._backends.retired)),
         )  # fmt: skip
 
@@ -268,9 +268,10 @@ class Engine:
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """A failed transfer ends the step."""
+        """A failed transfer ends the step; what else fails here ends it on the others."""
         try:
-            yield
+            with reporting(self.group):
+                yield
         except TransferError as error:
             self._fail(error)
 

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group
 from foremoe.distributed.private import private_group
@@ -224,18 +222,18 @@ class PinnedHost(TransferBackend):
     def _publish(self, group: Group, entries: Sequence[Entry], version: int) -> None:
         fills = missing(entries, self._node_G, self._written, version)
 
-        def describe() -> tuple[int, str, Array]:
+        def describe() -> tuple[int, str, list[list[int]]]:
             self._late = []
             self._finish_copies()  # before anyone writes where they read
             homes = {fill.key: self._buffers.home(*fill.key) for fill in fills if fill.home == self._rank}
-            sizes = [(*key, sum(tensor.nbytes for tensor in home)) for key, home in homes.items()]
-            return hash((version, *entries)), secrets.token_hex(8), np.array(sizes, np.int64).reshape(-1, 3)
+            sizes = [[*key, sum(tensor.nbytes for tensor in home)] for key, home in homes.items()]
+            return hash((version, *entries)), secrets.token_hex(8), sizes
 
         answers = agreed(group, describe)
         other = [g for g, (digest, _, _) in enumerate(answers) if digest != answers[0][0]]
         if other:
             raise InputError(f"rank {other[0]} publishes other entries or another version than rank 0; give all ranks the same.")
-        bytes_of = {(layer, e): num_bytes for _, _, sizes in answers for layer, e, num_bytes in sizes.tolist()}
+        bytes_of = {(layer, e): num_bytes for _, _, sizes in answers for layer, e, num_bytes in sizes}
         new = {fill.key: bytes_of[fill.key] for fill in fills if fill.node == self._node}
         self._make_room(group, new, version, NodeFile(answers[self._node_ranks[0]][1]))
 

@@ -1,6 +1,8 @@
 """What fails is repaired, or ends the step on every rank: nobody hangs, and nothing wrong is computed."""
 
+import contextlib
 import os
+import sys
 import time
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -15,6 +17,7 @@ from layouts import Case
 from program import Layout, Program
 
 from foremoe.base.errors import InputError, TransferError
+from foremoe.integrations.megatron import attach
 from foremoe.levels import PathSolver
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
@@ -125,6 +128,35 @@ def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
     assert isinstance(ended, RankDied)
     error, told = alive
     assert error and cause in told
+
+
+def fails_in_set_up(group, case, error):
+    """What the ranks are told when attaching fails on rank 1, not by an `InputError`; nobody but `attach` can tell rank 0."""
+    program = Program(case.layout)
+    fault = patch.object(sys.modules[attach.__module__], "find_layers", side_effect=error("no more"))
+    try:
+        with fault if group.rank == 1 else contextlib.nullcontext():
+            attach(program.chunks, group_timeout_s=60.0)
+    except BaseException as found:
+        return type(found).__name__, str(found)
+
+
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_whatever_ends_a_rank_in_set_up_ends_all(error):
+    (other, text), (own, _) = run_processes(fails_in_set_up, 2, PLAIN, error, timeout_s=60.0)
+    assert own == error.__name__
+    assert other == "TransferError" and f"rank 1: {error.__name__}: no more" in text, text
+
+
+def groups_patience(group, case):
+    moe = attach(Program(case.layout).chunks, timeout_s=5.0, group_timeout_s=7.0)
+    found = moe.group.timeout_s
+    moe.detach()
+    return found
+
+
+def test_the_groups_patience_is_an_option():
+    assert run_processes(groups_patience, 2, PLAIN, timeout_s=60.0) == [7.0] * 2
 
 
 # Copies.

@@ -233,6 +233,31 @@ def test_a_peer_that_stops_answering_is_named():
         assert isinstance(error, TransferError) and "rank 2" in str(error)
 
 
+class Quits(Local):
+    """Ends the program on rank 1 when the first copies start."""
+
+    def start(self, copies):
+        if self._rank == 1 and copies:
+            raise SystemExit("no more")
+        return super().start(copies)
+
+
+def quits(group, plan):
+    try:
+        run(group, plan, (Quits(),), timeout_s=0.5)
+    except BaseException as error:  # the harness would report it
+        return type(error), str(error)
+
+
+def test_whatever_ends_a_rank_in_a_transfer_ends_the_others():
+    """They need not wait for the thirty seconds of their group."""
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=3))
+    first, (own, _), last = run_threads(quits, RANKS, plan)
+    assert own is SystemExit
+    for kind, text in (first, last):
+        assert kind is TransferError and "rank 1: SystemExit: no more" in text, text
+
+
 def killed(group, plan):
     buffers = ToyBuffers(plan, group.rank)
     engine = Engine(buffers, group=group, backends=(Collective(), PinnedHost()), timeout_s=5.0)

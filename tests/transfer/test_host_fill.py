@@ -154,15 +154,16 @@ def test_no_use_begins_before_this_ranks_part_of_what_it_needs():
         assert all(step > use for use, step in enumerate(due))
 
 
+@pytest.mark.parametrize("cause", [KeyError, SystemExit])  # the latter would end a thread without a word
 @pytest.mark.parametrize("node_G", [(0, 0, 0), (0, 0, 1), (0, 1, 2)])
-def test_a_filling_that_fails_halfway_fails_on_all_ranks_and_the_next_one_is_whole(node_G):
+def test_a_filling_that_fails_halfway_fails_on_all_ranks_and_the_next_one_is_whole(node_G, cause):
     broken, gate = [True], threading.Event()
 
     def rank(group):
         def act():
             gate.wait(30)
             if broken and group.rank == 1:
-                raise KeyError("gone")
+                raise cause("gone")
 
         backend = gated(group, node_G, 1, act)
         backend.publish(in_need_of(3), 1)
@@ -170,10 +171,10 @@ def test_a_filling_that_fails_halfway_fails_on_all_ranks_and_the_next_one_is_who
         assert holds(pull(backend, 0, other), 0, other, 1)
         group.barrier()
         gate.set()
-        with pytest.raises(FillError, match="rank 1 cannot fill its host store: 'gone'") as error:
+        with pytest.raises(FillError, match=r"rank 1 cannot fill its host store: '?gone'?") as error:
             backend.finish()
         if group.rank != 1:  # written by rank 1, or brought from it: nobody has it
-            with pytest.raises(FillError, match="rank 1 cannot fill its host store: 'gone'"):
+            with pytest.raises(FillError, match=r"rank 1 cannot fill its host store: '?gone'?"):
                 pull(backend, 2, 1)
         group.barrier()
         broken.clear()

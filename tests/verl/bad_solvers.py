@@ -27,6 +27,14 @@ class Sleeps(RankSolver):
 
 
 @dataclass(frozen=True)
+class Quits(RankSolver):
+    def solve(self, problem, start):
+        if dist.get_rank() == 1:
+            raise SystemExit("made to quit")
+        return Chain().solve(problem, start)
+
+
+@dataclass(frozen=True)
 class Invalid(RankSolver):
     """Serves a token that nobody sent."""
 

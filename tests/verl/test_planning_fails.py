@@ -22,7 +22,7 @@ def plain(pool):
     return pool.run(run, LAYOUT, "R3", None, 1, timeout_s=120, limit_s=900)
 
 
-@pytest.mark.parametrize("solver", ["Raises", "Sleeps", "Invalid"])
+@pytest.mark.parametrize("solver", ["Raises", "Sleeps", "Invalid", "Quits"])
 def test_the_stage_runs_at_home(pool, plain, solver):
     # A limit that only the sleeper exceeds, on a busy machine too.
     limit_s = 2.6 if solver == "Sleeps" else 60.0
@@ -45,6 +45,28 @@ def test_one_pipeline_stage_that_fails_is_told_by_the_last(pool):
     for stage, values in zip(("recompute", "update"), metrics, strict=True):
         assert values[f"foremoe/{stage}/unplanned"] == 1.0, "rank 0 is in the first stage"
         assert values[f"foremoe/{stage}/replicas"] > 0, "the last stage has its plan"
+
+
+def run_with_patience(group, *args):
+    """How long every group that foremoe makes waits for another rank."""
+    from foremoe.integrations.verl.session import Session
+
+    seen, original = [], Session.__init__
+
+    def init(self, *args):
+        original(self, *args)
+        made = (self.copy, self.attached.group, self.packer._data, *self.packer._alike)
+        seen.extend(each.timeout_s for each in made)
+
+    with patch.object(Session, "__init__", init):
+        run(group, *args)
+    return seen
+
+
+def test_the_groups_patience_is_a_setting(pool):
+    settings = Settings(objective="balance", packing=True, group_timeout_s=77.0)
+    for seen in pool.run(run_with_patience, Layout(ep=2, pp=2, num_layers=4), "R3", settings, 1, timeout_s=120, limit_s=900):
+        assert len(seen) >= 4 and set(seen) == {77.0}
 
 
 def run_where_plans_do_not_fit(group, *args):

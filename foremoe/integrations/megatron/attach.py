@@ -15,14 +15,7 @@ from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
-from foremoe.integrations.megatron.layout import (
-    cluster_of,
-    contiguous_homes,
-    find_layers,
-    require_supported,
-    schedule_of,
-    unwrap,
-)
+from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
 from foremoe.integrations.megatron.planning import Options, Planning, Work
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
@@ -193,14 +186,9 @@ class Attached:
 
     @contextlib.contextmanager
     def stage(
-        self,
-        work: Work | Planned,
-        stage: str = "update",
-        *,
-        split_MLP: Array | None = None,
-        home_LE: Array | None = None,
-        replay: bool = True,
-    ) -> Iterator[None]:
+        self, work: Work | Planned, stage: str = "update", *,
+        split_MLP: Array | None = None, home_LE: Array | None = None, replay: bool = True,
+    ) -> Iterator[None]:  # fmt: skip
         """Runs one stage by a plan; inside, call Megatron's forward-backward function as ever, once. Collective.
 
         Gradients of replicas are at their homes before ``config.finalize_model_grads_func`` runs (and, with

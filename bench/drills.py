@@ -1,0 +1,239 @@
+"""Drills: one of three processes dies, is stopped, ends, or fails somewhere; how soon the others end, and whom they name.
+
+python -m bench.drills [--out bench/results/drills_HARDWARE_DATE.md]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.output import command_line, emit, hardware
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.planning import PlanningTask, plan_together
+from foremoe.distributed.private import private_group
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+from foremoe.planner.planner import Planner
+from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import SharedSlots
+from foremoe.runtime.bank import ExpertBank
+from foremoe.runtime.runtime import Runtime
+from foremoe.testing.ranks import run_processes
+from foremoe.workload.workload import Workload
+
+# Letters: M micro-steps, L layers, G ranks, E experts, T tokens, K top-k, H hidden size.
+
+RANKS, CULPRIT, LIMIT_S = 3, 1, 5.0
+M, L, E, K, T, H = 2, 2, 6, 2, 64, 8
+
+
+def dies() -> None:
+    """The kernel ends it, as for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stops() -> None:
+    """It neither ends nor answers, as on a machine that hangs."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def ends() -> None:
+    """A plug-in calls `sys.exit`."""
+    raise SystemExit("enough")
+
+
+def fails() -> None:
+    """An exception that nobody expects."""
+    raise MemoryError("no more")
+
+
+FAULTS: dict[str, Callable[[], None]] = {"killed": dies, "stopped": stops, "SystemExit": ends, "MemoryError": fails}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Happens on one rank alone, when it is called there."""
+
+    rank: int
+    act: Callable[[], None]
+
+    def __call__(self) -> None:
+        if self.rank == CULPRIT:
+            self.act()
+
+
+class Faulty(Planner):
+    """A planner with a fault."""
+
+    fault: Fault
+
+    def plan(self, *args: Any, **options: Any) -> Any:
+        """Does not come to planning on the culprit."""
+        type(self).fault()
+        return super().plan(*args, **options)
+
+
+def routing() -> np.ndarray:
+    """int64 [M, L, G, T, K]; the first experts are popular."""
+    rng = np.random.default_rng(0)
+    weight_E = np.linspace(1.0, 0.1, E) / np.linspace(1.0, 0.1, E).sum()
+    draws = [rng.choice(E, K, replace=False, p=weight_E) for _ in range(M * L * RANKS * T)]
+    return np.array(draws).reshape(M, L, RANKS, T, K)
+
+
+def workload() -> Workload:
+    """The counts of `routing`."""
+    return Workload.from_counts((routing()[..., None] == np.arange(E)).sum(axis=(3, 4)), num_topk=K)
+
+
+def a_model() -> Model:
+    """A toy."""
+    return Model(
+        name="toy", num_layers=L, first_moe_layer=0, num_experts=E, num_topk=K, hidden_size=H, ffn_size=16, attention_params=1,
+        num_heads=1, qk_head_dim=1, v_head_dim=1, source="made up",
+    )  # fmt: skip
+
+
+def in_set_up(group: TorchGroup, fault: Fault) -> None:
+    """A group is made."""
+    fault()
+    TorchGroup(group.process_group, timeout_s=group.timeout_s)
+
+
+def in_second_set_up(group: TorchGroup, fault: Fault) -> None:
+    """A backend opens a communicator of its own."""
+    fault()
+    private_group(group, torch.device("cpu"))
+
+
+def in_message(group: TorchGroup, fault: Fault) -> None:
+    """Ranks agree on something."""
+    fault()
+    group.gather("fine")
+
+
+def in_tokens(group: TorchGroup, fault: Fault) -> None:
+    """Tokens are exchanged."""
+    fault()
+    ones = [1] * group.size
+    group.all_to_all(torch.zeros(group.size), torch.ones(group.size), ones, ones)
+
+
+def in_planning(group: TorchGroup, fault: Fault, limit_s: float | None = None) -> None:
+    """A rank plans its layers."""
+    work = workload()
+    task = PlanningTask(
+        model=a_model(), cluster=Cluster.preset("8xh100", num_ranks=RANKS), stage="update", schedule=Schedule.accumulate(M),
+        redundant=1, slots=SharedSlots(), moe_layer_L=np.arange(L, dtype=np.int32),
+    )  # fmt: skip
+    Faulty.fault = fault
+    mine = work.load_MLGE[:, :, group.rank], work.tokens_MG[:, group.rank].astype(np.int64)
+    plan_together(group, Faulty(), task, *mine, num_threads=1, limit_s=limit_s)
+
+
+def in_planning_thread(group: TorchGroup, fault: Fault) -> None:
+    """The same with a limit, so that it plans in a thread."""
+    in_planning(group, fault, LIMIT_S)
+
+
+def in_stage(group: TorchGroup, fault: Fault, backends: tuple[str, ...] = ("collective",)) -> None:
+    """A stage runs, and a rank comes to its second layer."""
+    work, topk = workload(), routing()
+    cluster = Cluster.preset("8xh100", num_ranks=RANKS)
+    problem = Problem.of(work, cluster, model=a_model(), redundant=1, cost=CostModel(objective="balance"))
+    plan, _ = Planner().plan(problem, num_threads=1)
+    num_buffers = plan.header.slots.num_buffers(1, L)
+    bank = ExpertBank(
+        num_layers=L, num_experts=E, hidden_size=H, ffn_size=16, rank=group.rank, num_ranks=RANKS, num_buffers=num_buffers
+    )
+    with Runtime(bank, group=group, backends=backends, timeout_s=LIMIT_S / 2) as runtime:
+        runtime.begin(plan, plan.rows_for(work, group.rank))
+        for m in range(M):
+            x_TH = torch.ones(T, H)
+            for layer in range(L):
+                if (m, layer) == (0, 1):
+                    fault()
+                topk_TK = torch.from_numpy(topk[m, layer, group.rank])
+                x_TH = runtime.moe(layer, x_TH, topk_TK, torch.full((T, K), 1 / K))
+            x_TH.sum().backward()
+        runtime.end()
+
+
+def in_host_stage(group: TorchGroup, fault: Fault) -> None:
+    """The same with host stores."""
+    in_stage(group, fault, ("pinned_host", "collective"))
+
+
+PLACES = {
+    "group set-up": in_set_up, "a backend's set-up": in_second_set_up, "message": in_message, "exchange of tokens": in_tokens,
+    "planning": in_planning, "planning with a limit": in_planning_thread, "stage": in_stage, "stage, host stores": in_host_stage,
+}  # fmt: skip
+
+
+SET_UPS = ("group set-up", "a backend's set-up")
+# Elsewhere nobody of foremoe is there to report what a rank raises: the caller does.
+REPORTED = ("planning", "planning with a limit", "stage", "stage, host stores")
+_kept: list[TorchGroup] = []
+
+
+def drill(group: TorchGroup, place: str, fault: str) -> tuple[float, str] | None:
+    """Seconds from the start to the error, and the error, on the ranks that live on."""
+    own = TorchGroup(group.process_group, timeout_s=LIMIT_S)  # the harness does not report on it
+    _kept.append(own)  # nor are its connections closed when a rank comes back from here
+    if place not in SET_UPS:
+        PLACES[place](own, Fault(-1, dies))  # compiles what there is to compile
+    own.barrier()
+    begin = time.monotonic()
+    try:
+        PLACES[place](own, Fault(group.rank, FAULTS[fault]))
+    except (InputError, TransferError) as error:
+        return time.monotonic() - begin, str(error)
+    except BaseException:
+        return None  # the culprit
+    return None
+
+
+def line(place: str, fault: str) -> str:
+    """One drill."""
+    results = run_processes(drill, RANKS, place, fault, timeout_s=60.0, limit_s=9 * LIMIT_S, errors=True)
+    ended = [result for g, result in enumerate(results) if g != CULPRIT and isinstance(result, tuple)]
+    if len(ended) < RANKS - 1:
+        return f"| {place} | {fault} | **{RANKS - 1 - len(ended)} did not end** | | |"
+    seconds = max(seconds for seconds, _ in ended)
+    named = sum(f"rank {CULPRIT}" in text for _, text in ended)
+    text = min((text for _, text in ended), key=len)
+    return f"| {place} | {fault} | {seconds:.1f} | {named} of {RANKS - 1} | {text.replace('|', '/')} |"
+
+
+def main() -> None:
+    """Command line."""
+    args = command_line(__doc__).parse_args()
+    about = (
+        f"Measured on: {hardware()}. Command: `python -m bench.drills`. {RANKS} processes over gloo; rank {CULPRIT} has the"
+        f" fault. Limits: {LIMIT_S:g} s for another rank, {LIMIT_S / 2:g} s for a copy."
+    )
+    lines = [
+        about, "", "| where | rank 1 is, or raises | the others end after, s | they name it | what they say |",
+        "| --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for place in PLACES:
+        for fault in FAULTS if place in REPORTED else ("killed", "stopped"):
+            lines.append(line(place, fault))
+            print(lines[-1], file=sys.stderr, flush=True)
+    emit("# Drills\n\n" + "\n".join(lines) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()
