@@ -104,7 +104,7 @@ class TorchGroup(Group):
             received, sent = received.view(torch.uint8), sent.view(torch.uint8)
         exchange = partial(dist.all_to_all_single, received, sent, num_received_G, num_sent_G, group=self.process_group)
         if self._on_gloo or not sent.is_cuda:
-            self._answered(lambda: exchange(async_op=True), "exchange tokens")
+            self._answered(lambda: exchange(async_op=True), "exchange tokens", own=False)
         else:
             exchange()  # the wait of a CUDA collective is a stream's, not the host's: nothing to watch here
 
@@ -162,8 +162,8 @@ class TorchGroup(Group):
         options.timeout = timedelta(seconds=2 * self.timeout_s)
         return link.alltoall_base(received, sent, num_in_G, num_out_G, options)
 
-    def _answered(self, start: Callable[[], Any], verb: str) -> None:
-        """Waits for an exchange, and looks every second whether another rank has reported a failure."""
+    def _answered(self, start: Callable[[], Any], verb: str, own: bool = True) -> None:
+        """Waits for an exchange, on the control link if `own`; looks every second whether another rank has reported a failure."""
         begin = time.monotonic()
         try:
             work = start()
@@ -179,7 +179,20 @@ class TorchGroup(Group):
                     if left_s <= 0 or self._roll.reported():
                         raise
         except RuntimeError as error:
-            raise self._roll.blame(verb, time.monotonic() - begin, error) from error
+            blamed = self._roll.blame(verb, time.monotonic() - begin, error)
+            if own:
+                self._cut()
+            raise blamed from error
+
+    def _cut(self) -> None:
+        """Ends what is in flight on the control link; whoever gave it back would wait for it, as long as gloo's limit is.
+
+        Gloo cannot abort, but it cuts all connections when it waits in vain for a single message.
+        """
+        for g in range(self.size):
+            with contextlib.suppress(RuntimeError):
+                if g != self.rank:
+                    self._control.recv([torch.empty(1)], g, 0).wait(timedelta(milliseconds=1))
 
 
 _made: dict[str, int] = {}  # groups of the same ranks that this process has made

@@ -146,6 +146,28 @@ def test_an_interrupt_ends_the_others_and_stops_the_planner() -> None:
     assert other == "TransferError" and "rank 1: KeyboardInterrupt" in text, text
 
 
+def gives_up_and_closes(group: TorchGroup) -> str:
+    """Rank 1 reports and does not come; the others' messages are in flight when they give their group back."""
+    own, found = TorchGroup(group.process_group, timeout_s=600.0), ""
+    if group.rank == 1:
+        own.report("ValueError: no more")
+    else:
+        with pytest.raises(TransferError) as caught:
+            own.gather("here")
+        found = str(caught.value)
+        del caught  # it holds the group
+        own.close()
+    group.barrier()  # until then the connections of rank 1 are open
+    return found
+
+
+def test_a_group_that_failed_is_given_back_at_once() -> None:
+    """What is in flight does not hold up its end: not for the twenty minutes that gloo would give it."""
+    first, _, last = run_processes(gives_up_and_closes, 3, timeout_s=150.0, limit_s=200.0)
+    for text in (first, last):
+        assert "rank 1: ValueError: no more" in text, text
+
+
 def says(group: TorchGroup, error: BaseException) -> str:
     own = TorchGroup(group.process_group, timeout_s=3.0)
     found = ""
