@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from foremoe.distributed.group import TorchGroup, reporting
+from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
 from foremoe.integrations.megatron.forward_backward import planned_or_home
@@ -43,10 +43,13 @@ class Session:
         self.compile_s = compile_in_turn(model_copy, **limits)
         # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
         self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
-        with reporting(self.copy):
+        try:
             self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
             made = self.attached.num_experts, settings.group_timeout_s
             self.packer = Packer(engine, *made) if settings.packing else None
+        except BaseException as error:  # an InputError too: other EP groups of the copy may have none
+            self.copy.report(f"{type(error).__name__}: {error}")
+            raise
         self.num_stages = {"recompute": 0, "update": 0}
         self.totals = {stage: Totals() for stage in self.num_stages}
         self._warned: set[str] = set()
