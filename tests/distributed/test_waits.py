@@ -118,15 +118,16 @@ def interrupted(group: TorchGroup) -> tuple[str, str, bool]:
     """The main thread of rank 1 is interrupted while its planner runs."""
     own, task = TorchGroup(group.process_group, timeout_s=30.0), a_task(2, 2, 2)
     load_MLGE, tokens_MG = counts(2, 2, 2, seed=2)
-    original, stopped, wait = Planner.plan, Event(), planning.wait
+    original, began, stopped, wait = Planner.plan, Event(), Event(), planning.wait
 
     def plan(self: Planner, problem: Any, *args: Any, cancel: Event, **options: Any) -> Any:
+        began.set()
         if group.rank == 1 and cancel.wait(60.0):
             stopped.set()
         return original(self, problem, *args, cancel=cancel, **options)
 
     def interrupt(*args: Any) -> Any:
-        if group.rank == 1:
+        if group.rank == 1 and began.wait(60.0):
             raise KeyboardInterrupt
         return wait(*args)
 
