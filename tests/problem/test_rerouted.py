@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from foremoe.planner.start import served
 from foremoe.problem.foresight import foreseen, require_foresight
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.runtime import remap
 from foremoe.solvers import Greedy
 from foremoe.synthetic import synthetic_workload
 from foremoe.testing import strategies as draws
@@ -60,6 +58,9 @@ def test_plans_for_other_routing_are_valid_and_served_in_full(view: Rerouted, pr
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_counts_are_served_as_remap_serves_tokens(data: st.DataObject, seed: int) -> None:
     """Any valid placement of one load, any other load: source by source what `remap` does with its pairs, in any order."""
+    torch = pytest.importorskip("torch", reason="ranks remap tensors")
+    from foremoe.runtime import remap
+
     problem = data.draw(draws.problems(sources=True, max_micro_steps=2, max_layers=2, max_pairs=12))
     plan = data.draw(draws.plans(problem))
     rng = np.random.default_rng(seed)

@@ -1,10 +1,15 @@
-"""Hypothesis routing, and how each rollout engine would send it."""
+"""Hypothesis routing, and how each rollout engine would send it; `torch` is None where there is none."""
 
 import base64
 import io
 
 import numpy as np
 from hypothesis import strategies as st
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
 
 
 @st.composite

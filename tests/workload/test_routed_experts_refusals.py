@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from engine_payloads import b64, distinct, npy
+from engine_payloads import b64, distinct, npy, torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,10 +53,6 @@ GARBAGE = {
     "floats": (I32.astype(np.float32), {}, "whole numbers; got float32"),
     "bools": (I32 > 3, {}, "whole numbers; got bool"),
     "objects": (objects(), {}, "whole numbers; got object"),
-    "float tensor": (torch.from_numpy(I32).to(torch.bfloat16), {}, "tensor of bfloat16"),
-    "bool tensor": (torch.from_numpy(I32 > 3), {}, "tensor of bool"),
-    "meta tensor": (torch.empty(4, 3, 2, dtype=torch.int32, device="meta"), {}, "no plain values"),
-    "sparse tensor": (torch.from_numpy(I32).to_sparse(), {}, "no plain values"),
     "a number": (7, {}, "got int"),
     "a set": ({1, 2}, {}, "got set"),
     "ragged lists": ([[[1, 2]], [[1, 2], [3, 4]]], {}, r"each level of one length; among the tokens are lengths \[1, 2\]"),
@@ -125,6 +120,13 @@ GARBAGE = {
         Routed(data=I32, prompt=I32, prompt_length=5, length=9), {}, "4 rows of prompt from token 0 on do not make its 5"
     ),
 }  # fmt: skip
+if torch:
+    GARBAGE |= {
+        "float tensor": (torch.from_numpy(I32).to(torch.bfloat16), {}, "tensor of bfloat16"),
+        "bool tensor": (torch.from_numpy(I32 > 3), {}, "tensor of bool"),
+        "meta tensor": (torch.empty(4, 3, 2, dtype=torch.int32, device="meta"), {}, "no plain values"),
+        "sparse tensor": (torch.from_numpy(I32).to_sparse(), {}, "no plain values"),
+    }
 
 
 @pytest.mark.parametrize("name", GARBAGE)
