@@ -219,8 +219,9 @@ class Program:
         })  # fmt: skip
         if time_limit_s is not None:
             model.setParams({"timing/clocktype": 2, "limits/time": time_limit_s})
+        optimize = model.optimizeNogil  # absent before PySCIPOpt 5.3, which must not pass for a failure of SCIP
         try:
-            model.optimizeNogil()
+            optimize()
         except Exception:  # what PySCIPOpt raises when SCIP gives up: numerics of its LP, memory
             return None
         if model.getNSols() == 0:
