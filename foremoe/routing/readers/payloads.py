@@ -166,9 +166,13 @@ def _from_lists(tokens: Sequence[Any]) -> Array:
     if wrong:
         raise InputError(f"nested lists of routing must hold whole numbers or None; got {' and '.join(sorted(wrong)[:3])}.")
     try:
-        flat = np.fromiter(rows, np.int32, len(rows))
+        wide = np.fromiter(rows, np.int64, len(rows))
+        flat = wide.astype(np.int32)  # from the list itself, numpy 1 would cut off the upper bits
+        beyond = not np.array_equal(flat, wide)
     except OverflowError:
-        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are no experts.") from None
+        beyond = True
+    if beyond:
+        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are no experts.")
     T = len(tokens)
     return flat.reshape(T, len(layers) // T, len(rows) // max(len(layers), 1))
 
