@@ -1,7 +1,10 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: dev (default), ci, nightly; and the order of files."""
 
+import functools
+import inspect
 import os
 
+from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 
 # A first example may compile a kernel, and a problem is drawn from many small choices: neither is a fault.
@@ -11,6 +14,10 @@ settings.register_profile("dev", max_examples=50, **COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, **COMMON)
 settings.register_profile("nightly", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Before click 8.2 a runner gives the two streams as one unless it is asked not to.
+if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:
+    CliRunner.__init__ = functools.partialmethod(CliRunner.__init__, mix_stderr=False)
 
 # Files with most seconds, longest first: side by side, no core is left with a long file at the end.
 LONGEST = (

@@ -29,7 +29,8 @@ def test_the_pasteable_form_is_the_same_problem(data: st.DataObject) -> None:
     assert evaluate(describe(problem)).same_as(problem)
     import foremoe
 
-    assert eval(describe(problem), {name: getattr(foremoe, name) for name in foremoe.__all__}).same_as(problem)
+    names = [name for name in foremoe.__all__ if name[0].isupper()]  # rooms may need torch
+    assert eval(describe(problem), {name: getattr(foremoe, name) for name in names}).same_as(problem)
 
 
 @given(st.data())
