@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-megatron test-verl smoke-verl fuzz bench docs pictures clean
+.PHONY: demo test lint types unit test-oldest dist test-megatron test-verl smoke-verl fuzz bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -26,6 +26,14 @@ types: .venv/.test
 unit: .venv/.test
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile \
 		--no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
+
+# Core tests on the lowest versions that pyproject.toml allows, without torch, in an environment of their own.
+test-oldest:
+	@$(PYTHON) tests/packages/oldest.py
+
+# sdist and wheel in dist/; the wheel has planned, checked and reported in a fresh environment.
+dist:
+	@$(PYTHON) tests/packages/dist.py
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
@@ -79,4 +87,4 @@ pictures: .venv/.docs
 		else echo "test-verl: skipped, verl cannot be installed here"; fi
 
 clean:
-	rm -rf .venv .venv-verl docs/_build docs/_reference
+	rm -rf .venv .venv-verl .venv-oldest .venv-dist dist docs/_build docs/_reference

@@ -1,0 +1,44 @@
+"""Lowest versions are made from pyproject.toml, and only a registry that does not answer excuses a stage."""
+
+import pytest
+from environments import ROOT, lowest, requirements, unreachable
+from oldest import TESTS, needed
+
+
+@pytest.mark.parametrize("group", ["build", "core", "exact", "test"])
+def test_every_requirement_names_its_lowest_version(group):
+    texts = requirements(group)
+    assert texts and lowest(texts) == [text.replace(">=", "==") for text in texts]
+
+
+@pytest.mark.parametrize(
+    "text", ["numpy", "numpy<3", "numpy>1", "numpy>=1.26,<3", "numpy>=1.26; python_version < '3.12'", "numpy>=1.*"]
+)
+def test_another_form_is_refused(text):
+    with pytest.raises(SystemExit, match="names no lowest version"):
+        lowest(["numba>=0.61", text])
+
+
+def test_the_oldest_environment_has_no_torch():
+    names = [pin.partition("==")[0] for pin in needed()]
+    assert "numpy" in names and "pyscipopt" in names and "pytest" in names and "torch" not in names
+
+
+def test_the_tests_for_the_oldest_versions_exist():
+    assert [name for name in TESTS if not (ROOT / "tests" / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("log", "excused"),
+    [
+        ("ERROR: Could not find a version that satisfies the requirement numba==0.61 (from versions: none)", True),
+        ("WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)': /simple/numba/", True),
+        ("ERROR: Could not find a version that satisfies the requirement pyscipopt==5 (from versions: 5.0.1, 5.1.1)", False),
+        (
+            "ERROR: Cannot install numba==0.61.0 and numpy==2.9 because these package versions have conflicting dependencies.",
+            False,
+        ),
+    ],
+)
+def test_what_excuses_a_stage(log, excused):
+    assert unreachable(log) == excused
