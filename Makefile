@@ -33,7 +33,7 @@ test-oldest:
 
 # sdist and wheel in dist/; the wheel has planned, checked and reported in a fresh environment.
 dist:
-	@$(PYTHON) tests/packages/dist.py
+	@$(PYTHON) tests/packages/wheels.py
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron

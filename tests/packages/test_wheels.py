@@ -4,8 +4,8 @@ import io
 import tarfile
 import zipfile
 
-import dist
 import pytest
+import wheels
 
 GOOD = {
     "foremoe/__init__.py": "",
@@ -33,7 +33,7 @@ def source(tmp_path):
 
 
 def test_a_wheel_that_is_the_tree_passes(source):
-    dist.check_wheel(wheel_of(source, GOOD), source, FILES)
+    wheels.check_wheel(wheel_of(source, GOOD), source, FILES)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_wheel_that_is_the_tree_passes(source):
 def test_a_wheel_that_is_not_fails(source, change, message):
     content = {name: text for name, text in (GOOD | change).items() if text is not None}
     with pytest.raises(SystemExit, match=message):
-        dist.check_wheel(wheel_of(source, content), source, FILES)
+        wheels.check_wheel(wheel_of(source, content), source, FILES)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_an_sdist_has_the_package_and_no_tests(tmp_path, names, message):
         for name in names:
             archive.addfile(tarfile.TarInfo(f"foremoe-0.1/{name}"), io.BytesIO())
     if message is None:
-        return dist.check_sdist(path, FILES)
+        return wheels.check_sdist(path, FILES)
     with pytest.raises(SystemExit, match=message):
-        dist.check_sdist(path, FILES)
+        wheels.check_sdist(path, FILES)
