@@ -35,7 +35,7 @@ class RankDied(RuntimeError):
 
 
 def run_threads(
-    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False
+    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 60.0, limit_s: float = 300.0, errors: bool = False
 ) -> list[Any]:
     """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
 
@@ -112,7 +112,7 @@ class RankPool:
 
     def run(
         self, fn: Callable[..., Any], *args: Any,
-        num_ranks: int | None = None, timeout_s: float = 30.0, limit_s: float = 120.0, errors: bool = False,
+        num_ranks: int | None = None, timeout_s: float = 60.0, limit_s: float = 300.0, errors: bool = False,
     ) -> list[Any]:  # fmt: skip
         """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
 
