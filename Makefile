@@ -67,7 +67,8 @@ pictures: .venv/.docs
 	$(PYTHON) -m venv .venv
 
 .venv/.test: pyproject.toml | .venv/bin/python
-	$(PIP) $(EDITABLE) -e '.[test]'
+	@echo "setting up .venv with torch for CPUs (a minute or more)"
+	@$(PIP) $(EDITABLE) -e '.[test]'
 	@touch $@
 
 .venv/.megatron: pyproject.toml | .venv/bin/python

@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 
 def printable(text: str) -> str:
@@ -62,12 +63,15 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Puts `where` before the message of an `InputError` that the block raises."""
+def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Puts `where` before the message of an `InputError` that the block raises, and says `names` of a file for our own."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        text = str(error)
+        for ours, theirs in (names or {}).items():
+            text = re.sub(rf"\b{ours}\b", theirs, text)
+        raise InputError(f"{where}: {text}") from None
 
 
 @contextlib.contextmanager

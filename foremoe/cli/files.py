@@ -61,8 +61,12 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     shape = f"{num_layers} layers with top-{num_topk} of {num_experts} experts"
     if found:
         raise InputError(f"{shape} fit several models; give --model one of {', '.join(m.name for m in found)}.")
-    presets = ", ".join(Model.preset_names())
-    raise InputError(f"no known model has {shape}; give --model NAME (one of {presets}) or --model FILE.toml.")
+    presets = [Model.preset(name) for name in Model.preset_names()]
+    alike = [m.name for m in presets if (m.num_experts, m.num_topk) == (num_experts, num_topk) and num_layers < m.num_layers]
+    cure = f"--model NAME (one of {', '.join(m.name for m in presets)}) or --model FILE.toml"
+    if alike:
+        cure = f"--model {' or '.join(alike)} if these are some of its layers, or --model FILE.toml"
+    raise InputError(f"no known model has {shape}; give {cure}.")
 
 
 def read_trace(path: str, model: Model | None = None) -> RoutingTrace:

@@ -4,6 +4,8 @@ import dataclasses
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
@@ -103,12 +105,15 @@ def _case(options: CaseOptions, source: _Dealt) -> Case:
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip
-    return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record))
+    return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record, len(model.moe_layer_L)))
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any], model_layers: int) -> str:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
-    size = f"{record['tokens']:,} tokens, {plural(record['micro_steps'], 'micro-step')} x {plural(record['layers'], 'layer')}"
+    layers = plural(record["layers"], "layer")
+    if record["layers"] < model_layers:
+        layers = f"{record['layers']} of {model_layers} layers"
+    size = f"{record['tokens']:,} tokens, {plural(record['micro_steps'], 'micro-step')} x {layers}"
     where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}, {record['dispatch']} dispatch"
     routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
     return f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"
@@ -208,6 +213,12 @@ def _remarks(work: Workload, options: CaseOptions) -> list[str]:
         what = "1 sequence is" if len(over) == 1 else f"{len(over)} sequences are"
         long = f"longer than a micro-step's budget of {budget} tokens (first number {over[0]})"
         remarks.append(f"{what} {long}; each is a micro-step of its own.")
+    if work.dealt is not None and work.tokens_MG.max(initial=0) > 1.5 * work.dealt.tokens_per_rank:
+        m, g = np.unravel_index(int(work.tokens_MG.argmax()), work.tokens_MG.shape)
+        most, empty = int(work.tokens_MG[m, g]), int((work.tokens_MG == 0).sum())
+        here = f"; {empty} of {work.tokens_MG.size} places (a rank in a micro-step) have none" if empty else ""
+        long = f"rank {g} has {most:,} tokens in micro-step {m}, since sequences are not cut{here}"
+        remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:
         remarks.append(f"{unknown} of {int(work.tokens_MG.sum())} tokens have no recorded routing and are in no load.")

@@ -135,9 +135,13 @@ def simulate(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for every system; what changes numerics has a star."""
-    real = [row if row["solver"] != BALANCED and not row["changes_numerics"] else {"fits": row["fits"]} for row in rows]
-    return Table(COLUMNS, [flat(row) | {"solver": starred(row)} for row in rows], rows, tones(real, "speedup_vs_static"))
+    """A line for every system; what changes numerics has a star, what no engine runs a plus."""
+    real = [
+        {"fits": row["fits"]} if row["solver"] == BALANCED or row["changes_numerics"] or row["apart_s"] else row for row in rows
+    ]
+    names = [f"{row['solver']} +" if row["apart_s"] else starred(row) for row in rows]
+    lines = [flat(row) | {"solver": name} for row, name in zip(rows, names, strict=True)]
+    return Table(COLUMNS, lines, rows, tones(real, "speedup_vs_static"))
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -165,9 +169,9 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
         f"simulated; constants: {constants}; stage and its parts: slowest group",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
     ]
-    if any(row["apart_s"] for row in rows):
-        apart = "weights of plans that re-place experts, spread over all links"
-        lines.append(f"apart: {apart}; in no other column, so they are bounds")
+    apart = ", ".join(f"{row['solver']} {1e3 * row['apart_s']:.1f} ms" for row in rows if row["apart_s"])
+    if apart:
+        lines.append(f"+ homes move: scored, never executed; stage leaves out how their weights travel ({apart} over all links)")
     if any(row["changes_numerics"] for row in rows):
         lines.append(
             "* changes numerics, simulated alone: ranks above a row's mean load compute their experts in lower precision"

@@ -42,7 +42,8 @@ def summary(plan: Plan) -> str:
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
     stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
-    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted ({head.cluster.standing}), expert compute {compute_s * 1e3:.1f} ms")
+    predicted = f"{stage_s * 1e3:.1f} ms predicted, its layers alone in closed form ({head.cluster.standing})"
+    lines.append(f"stage: {predicted}, expert compute {compute_s * 1e3:.1f} ms")
     return "\n".join(lines)
 
 
@@ -54,7 +55,8 @@ def row_name(plan: Plan, micro_step: int, layer: int) -> str:
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
     """Loads of all ranks at home and as planned, then every replica: whose load it takes over, from where, how much."""
     if micro_step not in range(plan.M) or layer not in range(plan.L):
-        raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; the plan has {plan.M} x {plan.L}.")
+        there = f"the plan has micro-steps 0 to {plan.M - 1} and layers 0 to {plan.L - 1}"
+        raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; {there}.")
     expert_GS, quota_GS = plan.expert_MLGS[micro_step, layer], plan.quota_MLGS[micro_step, layer]
     load_E, home_E = plan.load_MLE[micro_step, layer], plan.home_LE[layer] // plan.B
     before_G = np.bincount(home_E, load_E, minlength=plan.G).astype(np.int64)

@@ -117,7 +117,9 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
         if posed.M == 1:
             notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
         elif not counted_ML[0].any():
-            notes.append("micro-step 0 has no history and is left out of every line; give history_LE to count it")
+            notes.append(
+                "micro-step 0 has no history and is left out of every figure but the simulated ones; give history_LE to count it"
+            )
     if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
         moves = traffic(posed, plan)[0] * plan.M
         notes.append(f"placed once, in micro-step 0: {moves:.1f} moves per layer that no figure counts")

@@ -71,10 +71,11 @@ def load_trace(
         stated = ", ".join(f"{where} {count}" for where, count in given.items())
         raise InputError(f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the argument.")
     experts = next(iter(given.values()))
-    with naming(repr(str(source))):
+    with naming(repr(str(source)), {field: name for field, name in found.items() if name is not None}):
         if preset is not None and arrays["topk_TLK"].ndim == 3:
             _, num_layers, num_topk = arrays["topk_TLK"].shape
             arrays.setdefault("moe_layer_L", preset_layers(preset, num_layers, experts, num_topk))
+        _require_tokens_first(arrays, found)
         trace = RoutingTrace(
             **arrays, num_experts=experts, model=model.name if isinstance(model, Model) else model,
             source=_text(header, "source") or ("" if header else source.name), id=_text(header, "id"),
@@ -82,6 +83,15 @@ def load_trace(
     if header and not _unchanged(trace, header, weights):
         raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return trace
+
+
+def _require_tokens_first(arrays: dict[str, Any], names: dict[str, str | None]) -> None:
+    """Refuses routing whose first two axes are exchanged, which lengths that fit the second one give away."""
+    shape, lengths = arrays["topk_TLK"].shape, arrays["seq_len_Q"]
+    total = int(lengths.sum()) if lengths.dtype.kind in "iu" else -1
+    if len(shape) == 3 and shape[0] != total == shape[1]:
+        what = f"{names['topk_TLK']} has shape {list(shape)}, and the sequences have {total} tokens"
+        raise InputError(f"{what}; transpose it to [tokens, layers, top-k].")
 
 
 def _unchanged(trace: RoutingTrace, header: dict[str, Any], weights: bool) -> bool:

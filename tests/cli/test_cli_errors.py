@@ -92,6 +92,12 @@ def test_the_shape_of_no_known_model_asks_for_one(trace: str) -> None:
     assert "--model NAME" in bad(["compare", trace, "--ranks", "4"])
 
 
+def test_some_layers_of_a_known_model_name_it(tmp_path: Path) -> None:
+    ids = np.argsort(np.random.default_rng(0).random((64, 3, 32)), axis=2)[..., :4].astype(np.uint8)
+    path = write_trace(tmp_path / "some.npz", topk_ids=ids, seq_len=np.array([64]), num_experts=32)
+    assert "--model gpt-oss-20b if these are some of its layers" in bad(["compare", path, "--ranks", "4"])
+
+
 def test_traces_of_different_models(trace: str, dealing: list[str], tmp_path: Path) -> None:
     other = write_trace(tmp_path / "other.npz", topk_ids=random_ids(0, 256)[:, :2])
     assert "layers" in bad(["compare", trace, other, *dealing])
@@ -109,12 +115,13 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "expert twice": ({"topk_ids": wrong_ids(None)}, "twice"),
     "lengths": ({"seq_len": np.array([100, 100])}, "200"),
     "length zero": ({"seq_len": np.array([0, 256])}, "sequence 0"),
-    "empty": ({"topk_ids": random_ids(0, 256)[:0], "seq_len": np.zeros(0, int)}, "topk_TLK"),
+    "empty": ({"topk_ids": random_ids(0, 256)[:0], "seq_len": np.zeros(0, int)}, "topk_ids"),
     "no lengths": ({"seq_len": None}, "seq_len"),
     "pickled": ({"topk_ids": np.array([[1], [2, 3]], object)}, "unpickled"),
     "floats": ({"topk_ids": np.zeros((256, 3, 2))}, "integers"),
     "NaN lengths": ({"seq_len": np.array([np.nan, 256.0])}, "NaN"),
-    "one axis": ({"topk_ids": np.zeros(256, np.uint8)}, "topk_TLK"),
+    "one axis": ({"topk_ids": np.zeros(256, np.uint8)}, "topk_ids"),
+    "layers first": ({"topk_ids": np.swapaxes(random_ids(0, 256), 0, 1)}, "transpose it to [tokens, layers, top-k]"),
     "experts are text": ({"num_experts": np.array("many")}, "num_experts"),
 }
 

@@ -95,7 +95,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
     text = good(["simulate", trace, *dealing, "--solvers", "static,hierarchical,force-balanced"]).stdout
     assert "simulated; constants: model, uncalibrated" in text
-    assert "1 EP group of 4" in text and "apart:" not in text
+    assert "1 EP group of 4" in text and "homes move" not in text
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["static", "hierarchical", "force-balanced"]
 
 

@@ -120,7 +120,7 @@ def test_ablate_has_no_order_level_without_replicas(problem):
 
 
 def test_the_line_without_history_says_what_is_left_out(problem, rows):
-    assert "micro-step 0 has no history and is left out of every line" in rows["eplb-history"]["note"]
+    assert "micro-step 0 has no history and is left out of every figure but the simulated ones" in rows["eplb-history"]["note"]
     assert "left out" not in rows["greedy"].get("note", "")
 
 

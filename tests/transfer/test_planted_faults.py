@@ -13,6 +13,9 @@ HERE = Path(__file__).parent
 def test_every_planted_fault_is_caught():
     faults = tomllib.loads((HERE / "planted_faults.toml").read_text())["fault"]
     sound = {**faults[0], "fault": faults[0]["text"]}
+    for fault in faults:
+        num = (HERE.parents[1] / fault["file"]).read_text().count(fault["text"])
+        assert num == 1, f"{fault['name']}: the text is in {fault['file']} {num} times; write the fault anew"
     env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "HYPOTHESIS_PROFILE": "ci"}
     asked = json.dumps([sound, *faults])
     run = subprocess.run([sys.executable, str(HERE / "plant.py")], input=asked, env=env, capture_output=True, text=True)
