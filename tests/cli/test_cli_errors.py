@@ -88,8 +88,10 @@ def test_a_missing_output_directory_is_found_before_planning(trace: str, dealing
     assert "there is no directory 'nowhere'" in said
 
 
-def test_the_shape_of_no_known_model_asks_for_one(trace: str) -> None:
-    assert "--model NAME" in bad(["compare", trace, "--ranks", "4"])
+def test_the_shape_of_no_known_model_asks_for_one(tmp_path: Path) -> None:
+    ids = np.argsort(np.random.default_rng(0).random((64, 3, 12)), axis=2)[..., :5].astype(np.uint8)
+    path = write_trace(tmp_path / "none.npz", topk_ids=ids, seq_len=np.array([64]), num_experts=12)
+    assert "--model NAME" in bad(["compare", path, "--ranks", "4"])
 
 
 def test_some_layers_of_a_known_model_name_it(tmp_path: Path) -> None:
