@@ -60,8 +60,20 @@ def report(figures: dict[str, Any]) -> list[str | Table]:
         f"planning: {seconds(figures['plan_s'])} per step, {figures['plan_hidden_fraction']:.0%} of it hidden behind rewards",
         f"losses with and without foremoe differ by at most {figures['max_rel_diff_loss']:.1e} (relative)",
         "reward: " + " ".join(map(number(2), figures["reward"])),
+        "",
+        _in_short(figures["stages"]["update"], figures["max_rel_diff_loss"]),
     ]
     return lines
+
+
+def _in_short(update: dict[str, Any], loss_differs: float) -> str:
+    """What the run says, in one sentence."""
+    gain = f"expert compute was {TOO_NOISY} to be compared"
+    if readable(update, "cpu_s"):
+        static_s, foremoe_s = update["static_cpu_s"], update["foremoe_cpu_s"]
+        gain = f"expert compute {seconds(static_s)} -> {seconds(foremoe_s)} ({static_s / foremoe_s:.2f}x)"
+    skew = f"skew {update['skew_before']:.2f} -> {update['skew_after']:.2f}"
+    return f"In short, the update with foremoe: {skew}, {gain}, losses the same to {loss_differs:.0e}."
 
 
 def _why_noisy(figures: dict[str, Any], name: str) -> str:
