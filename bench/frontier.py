@@ -178,7 +178,8 @@ def _seconds(solver: RankSolver, where: Problem) -> float:
 
 def _with_split(solver: RankSolver, where: Problem) -> None:
     """The solver and the split of one source's pairs over the slots, with the sums over nodes that both read."""
-    object.__setattr__(where, "_counts", None)  # kept from an earlier call, they would cost nothing
+    if hasattr(where, "_counts"):
+        object.__delattr__(where, "_counts")  # kept from an earlier call, they would cost nothing
     placement = solver.solve(where, where.static())
     assert where.load_NGE is not None
     split_over_sources(
