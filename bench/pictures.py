@@ -100,9 +100,9 @@ def layer(plt: Any) -> Any:
 
 def frontier(plt: Any) -> Any:
     """Skew against copies, of every planner of the frontier benchmark."""
-    heading = "## Copies against balance and predicted time (uncalibrated), R = 1, regime mid, M = 4"
+    heading = "## Copies against balance and simulated stage (uncalibrated), R = 1, regime mid, M = 4"
     text = newest("frontier")
-    cases = re.findall(r"^### (.*)$", text.split(f"{heading}\n")[1], re.MULTILINE)
+    cases = re.findall(r"^### (.*, dispatch pairs)$", text.split(f"{heading}\n")[1], re.MULTILINE)
     figure, panels = plt.subplots(len(cases), 1, figsize=(6, 6.4), sharex=True)
     for axes, case in zip(panels, cases, strict=True):
         lines = tables(text, f"### {case}")[0]
