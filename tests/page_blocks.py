@@ -17,7 +17,7 @@ PYTHONPATH = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
     """Kind and text of every fenced block."""
-    return re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    return re.findall(r"```(\w+)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def is_suite(text: str) -> bool:

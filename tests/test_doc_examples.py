@@ -33,7 +33,7 @@ MOST_USED = {
 def names() -> dict[str, Any]:
     """What the set-up of the page defines."""
     found: dict[str, Any] = {}
-    ((_, text),) = (block for block in blocks_of("reference.md") if block[0] == "python")
+    ((_, text),) = (block for block in blocks_of("docs/reference.md") if block[0] == "python")
     exec(text, found)
     return found
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from page_blocks import blocks_of, is_suite, run_blocks, run_suites
 
-BLOCKS = blocks_of("extending.md")
+BLOCKS = blocks_of("docs/extending.md")
 
 
 def test_the_page_prints_what_it_shows() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -12,20 +10,20 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner
+from page_blocks import blocks_of, run_blocks
 
 from foremoe.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-TEXT = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+BLOCKS = blocks_of("README.md")
+PYTHON = [text for kind, text in BLOCKS if kind == "python"]
 
 
 def test_the_example_prints_what_the_readme_shows():
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(PYTHON[0], {})
-    assert printed.getvalue() == TEXT[0]
+    example = BLOCKS[:2]
+    assert [kind for kind, _ in example] == ["python", "text"]
+    run_blocks(example, lambda line: None)
 
 
 def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):

@@ -12,7 +12,7 @@ from page_blocks import ROOT, blocks_of, is_suite, run_blocks, run_suites
 
 from foremoe.cli.main import main
 
-BLOCKS = blocks_of("tutorial.md")
+BLOCKS = blocks_of("docs/tutorial.md")
 SHELL = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 
 

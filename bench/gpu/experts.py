@@ -47,7 +47,7 @@ class Rank:
         """They stay here."""
 
     def row(self, num_S: list[int], math: ExpertMath) -> Row:
-        """What the runtime makes of a route."""
+        """The row of a route, as the runtime makes it."""
         num_S = num_S + [0] * (len(self.weights_S) - len(num_S))
         end_S = torch.tensor(num_S, device=DEVICE).cumsum(0, dtype=torch.int32)
         return Row(0, 0, num_S, self.shapes, math, self, ComputeTime(), end_S)  # type: ignore[arg-type]

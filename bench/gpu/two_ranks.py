@@ -28,7 +28,7 @@ M, L, G, E, T, K, H, F = 3, 2, 2, 8, 64, 2, 64, 32
 
 
 def copies(group: Group, device: str) -> list[str]:
-    """What is wrong with copies of every dtype."""
+    """Faults in copies of every dtype."""
     _as_hosts_of_their_own(group.rank)
     return [
         f"{dtype}: {text}"

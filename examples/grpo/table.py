@@ -67,7 +67,7 @@ def report(figures: dict[str, Any]) -> list[str | Table]:
 
 
 def _in_short(update: dict[str, Any], loss_differs: float) -> str:
-    """What the run says, in one sentence."""
+    """The run in one sentence."""
     gain = f"expert compute was {TOO_NOISY} to be compared"
     if readable(update, "cpu_s"):
         static_s, foremoe_s = update["static_cpu_s"], update["foremoe_cpu_s"]

@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def faults(value: Any, schema: dict[str, Any], at: str = "header") -> Iterator[str]:
-    """What a JSON schema says against `value`, place by place, for the keywords that foremoe's schemas use."""
+    """Objections of a JSON schema to `value`, place by place, for the keywords that foremoe's schemas use."""
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     fits = [isinstance(value, _KINDS[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from broken_import import BROKEN
 
 import foremoe
 
@@ -21,20 +22,15 @@ class EngineRegistry:
 class MegatronEngineWithLMHead:
     pass
 """
-IMPORT = """
-import sys
-
-class Broken:
-    def find_spec(name, *_):
-        if name == {module!r}:
-            raise {error}("made to fail")
-
-sys.meta_path.insert(0, Broken)
+IMPORT = (
+    BROKEN
+    + """
 import foremoe.integrations.verl.plugin
 from verl.workers.engine.megatron import transformer_impl
 
 print(transformer_impl.EngineRegistry.engines, type(transformer_impl.__loader__).__name__)
 """
+)
 
 
 @pytest.fixture

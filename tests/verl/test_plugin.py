@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from broken_import import BROKEN
 
 from foremoe.base.errors import InputError
 from foremoe.integrations.settings import Settings
@@ -45,19 +46,14 @@ def test_the_environment_switches_it_off(cluster):
     assert cluster.get(off.remote(), timeout=300) == (False, True, "MegatronEngineWithLMHead")
 
 
-BREAK = """
-import sys
-
-class Broken:
-    def find_spec(name, *_):
-        if name == {module!r}:
-            raise {error}("made to fail")
-
-sys.meta_path.insert(0, Broken)
+BREAK = (
+    BROKEN
+    + """
 from verl.workers.engine import EngineRegistry, MegatronEngineWithLMHead
 
 assert EngineRegistry.get_engine_cls("language_model", "megatron") is MegatronEngineWithLMHead, "veRL's own"
 """
+)
 
 
 @pytest.mark.parametrize(
