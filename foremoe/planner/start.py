@@ -19,6 +19,7 @@ from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.kernels.robust import keep_rows
+from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 
 # Letters: N rows, G ranks, S slots.
@@ -56,7 +57,8 @@ def with_quotas(
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
     if copied:
         quota_NGS = quota_NGS.copy()
-        for_rows(lambda low, high: keep_rows(low, high, problem.B, expert_NGS, quota_NGS), problem.N, whole=True)
+        exact = isinstance(split, ExactSplit)
+        for_rows(lambda low, high: keep_rows(low, high, problem.B, exact, expert_NGS, quota_NGS), problem.N, whole=True)
     return _canonical(problem, expert_NGS, quota_NGS)
 
 

@@ -13,10 +13,12 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import simulate
 from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.rank.overlapped import Overlapped
 from foremoe.solvers.rank.prune import Prune
 
 FEWER = Planner(rank=(Chain(), Prune()), guard=False)
-CANDIDATES = (FEWER, *(STRATEGIES[name] for name in ("quota", "greedy", "static")))
+HIDING = tuple(Planner(rank=(Overlapped(times),), guard=False) for times in (0.7, 1.5, 2.0))
+CANDIDATES = (FEWER, *HIDING, *(STRATEGIES[name] for name in ("quota", "least_loaded", "static")))
 
 
 def plan_judged(

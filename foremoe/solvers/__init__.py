@@ -4,7 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `NodeChain`, `Chain`, `Robust`, `Polish`, `Prune`, `Exact`
+            `MoonEp`, `NodeChain`, `Chain`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -33,6 +33,7 @@ from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
 from foremoe.solvers.rank.moon_ep import MoonEp
 from foremoe.solvers.rank.node import NodeChain
+from foremoe.solvers.rank.overlapped import Overlapped
 from foremoe.solvers.rank.polish import Polish
 from foremoe.solvers.rank.prune import Prune
 from foremoe.solvers.rank.quota import Quota
@@ -46,6 +47,6 @@ from foremoe.workload.packing import AsGiven
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact", "ExactSplit",
     "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp", "NodeChain",
-    "OrderSolver", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver", "Robust", "RowSolver",
-    "SplitSolver", "Static", "Transitions", "WaterFill",
+    "OrderSolver", "Overlapped", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver", "Robust",
+    "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

@@ -157,6 +157,19 @@ def test_a_plan_for_a_foreseen_load_has_every_copy_that_was_made():
     assert not moved.executable, "what places experts anew has no copies to keep"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_that_serve_one_pair_cost_no_balance(seed):
+    # So few pairs that one more on a full rank shows.
+    model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=4)
+    work = synthetic_workload(model, num_ranks=16, tokens_per_rank=64, micro_steps=4, seed=seed)
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=16)
+    problem = balance(Problem.of(work, cluster, model=model, redundant=6))
+    plan = Planner(foresight="previous").plan(problem)[0]
+    plan.check(problem)
+    least_N = ExactSplit().solve(problem, plan.expert_NGS).sum(axis=2).max(axis=1)
+    assert (plan.quota_NGS.sum(axis=2).max(axis=1) <= least_N).all()
+
+
 def test_any_number_of_threads_gives_the_same_plan():
     for view in ("previous", "step"):
         problem = step_problem(2, micro_steps=80, objective="time")

@@ -56,10 +56,25 @@ def keep_replicas(num_base, expert_GS, quota_GS):
 
 
 @kernel
-def keep_rows(low, high, num_base, expert_NGS, quota_NGS):
-    """`keep_replicas` for rows [low, high)."""
+def _level_kept(num_base, placed):
+    """The exact split of all but one pair of every replica that has pairs, in place."""
+    fixed_GS = placed.quota_GS > 0
+    fixed_GS[:, :num_base] = False
+    placed.quota_GS[:] -= fixed_GS
+    split_row(-(-placed.load_G.sum() // placed.load_G.size), UNLIMITED, num_base, placed)
+    placed.quota_GS[:] += fixed_GS
+
+
+@kernel
+def keep_rows(low, high, num_base, exact, expert_NGS, quota_NGS):
+    """`keep_replicas` for rows [low, high); with `exact`, what that adds to full ranks is levelled again."""
     for n in range(low, high):
         keep_replicas(num_base, expert_NGS[n], quota_NGS[n])
+        if exact:
+            load_G = np.zeros(expert_NGS.shape[1], np.int64)
+            for g in range(load_G.size):
+                load_G[g] = quota_NGS[n, g].sum()
+            _level_kept(num_base, Placed(expert_NGS[n], quota_NGS[n], load_G))
 
 
 @kernel
