@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +144,7 @@ class TorchGroup(Group):
         try:
             return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=self.timeout_s))
         except RuntimeError as error:  # a rank that came has died since
-            raise self._roll.blame("connect", time.monotonic() - begin, error) from error
+            raise self._roll.blame("connect", self._waited_s(begin, error), error) from error
 
     def private_store(self) -> PrefixStore:
         """A new part of the store that the ranks are linked by, for this group alone, once all have come for it. Collective."""
@@ -179,10 +180,15 @@ class TorchGroup(Group):
                     if left_s <= 0 or self._roll.reported():
                         raise
         except RuntimeError as error:
-            blamed = self._roll.blame(verb, time.monotonic() - begin, error)
+            blamed = self._roll.blame(verb, self._waited_s(begin, error), error)
             if own:
                 self._cut()
             raise blamed from error
+
+    def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
+        """Seconds since `begin` if a limit has passed, be it the process group's own; None if a connection broke."""
+        waited_s = time.monotonic() - begin
+        return waited_s if waited_s >= self.timeout_s or re.search("tim(ed |e)out", str(error), re.IGNORECASE) else None
 
     def _cut(self) -> None:
         """Ends what is in flight on the control link; whoever gave it back would wait for it, as long as gloo's limit is.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import compile_seconds
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, reporting
+from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
@@ -34,6 +35,8 @@ from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks.
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,8 +103,7 @@ def plan_together(
         sizes = {"M": M, "G": group.size, "S": E // group.size + task.redundant, "E": E}
         form_G = [_form(_PARTS, L=len(layers), **sizes) for layers in layers_G]
         texts, parts = zip(*_gathered(group, fault, text, part, form_G), strict=True)
-        plan, whole = _merged(parts, layers_G, task, planner, texts[0])
-        plan = linked(plan, planner.path, whole)
+        plan = _linked(group, limit_s, planner.path, *_merged(parts, layers_G, task, planner, texts[0]))
         split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
     return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
 
@@ -157,13 +159,29 @@ def _gathered(
 ) -> list[tuple[str, dict[str, Array]]]:
     """Text and arrays of the ranks that had layers, or one error on all ranks."""
     answers = group.gather((fault, text, part))
-    for g, (other, _, _) in enumerate(answers):
-        if other:
-            raise InputError(f"rank {g} could not plan its layers ({other}); fix the cause, or run this stage without a plan.")
+    _require_none([other for other, _, _ in answers], "plan its layers")
     for g, ((_, _, made), form) in enumerate(zip(answers, form_G, strict=True)):
         if {name: (x.dtype, x.shape) for name, x in made.items()} != form:
             raise TransferError(f"rank {g} sent other arrays than those of its layers; run the same foremoe on all ranks.", (g,))
     return [(theirs, made) for _, theirs, made in answers if made]
+
+
+def _require_none(fault_G: Sequence[str], verb: str) -> None:
+    """Raises the first fault, on all ranks alike."""
+    for g, fault in enumerate(fault_G):
+        if fault:
+            raise InputError(f"rank {g} could not {verb} ({fault}); fix the cause, or run this stage without a plan.")
+
+
+def _linked(group: Group, limit_s: float | None, path: PathSolver, plan: Plan, problem: Problem) -> Plan:
+    """The plan with its links, which every rank chooses for itself, or one error on all ranks."""
+    fault, found = "", plan
+    try:
+        found = _within(limit_s, lambda _: linked(plan, path, problem))
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    _require_none(group.gather(fault), "choose the links of the copies")
+    return found
 
 
 def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array, device: torch.device | None) -> Workload | None:
@@ -214,12 +232,12 @@ def _plan_layers(
     return dataclasses.replace(plan, transfers=TransferList.none()), split_GLMP
 
 
-def _within(limit_s: float | None, plan: Callable[[Event], tuple[Plan, Array]]) -> tuple[Plan, Array]:
+def _within(limit_s: float | None, plan: Callable[[Event], T]) -> T:
     """What `plan` returns, or `TimeoutError` after `limit_s` in which nothing was compiled."""
     cancel = Event()
     if limit_s is None:
         return plan(cancel)
-    made: Future[tuple[Plan, Array]] = Future()
+    made: Future[T] = Future()
 
     def work() -> None:
         try:

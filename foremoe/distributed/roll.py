@@ -82,8 +82,11 @@ class Roll:
         """What ranks have reported."""
         return {g: self.store.get(f"report/{g}").decode() for g in range(self.size) if self.store.check([f"report/{g}"])}
 
-    def blame(self, verb: str, waited_s: float, error: Exception) -> TransferError:
-        """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds."""
+    def blame(self, verb: str, waited_s: float | None, error: Exception) -> TransferError:
+        """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds.
+
+        `waited_s` is None where the exchange ended before its limit.
+        """
         mute = set(range(self.size)) - {self.rank}
         reported: dict[int, str] = {}
         try:
@@ -106,10 +109,11 @@ def ended_by(reports: dict[int, str]) -> TransferError:
     return TransferError(f"the step was ended by another rank ({why})", ranks)
 
 
-def silent(ranks: Sequence[int], verb: str, waited_s: float, why: str = "") -> TransferError:
-    """The error on the ranks that have waited for these, if it is known for which."""
+def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "") -> TransferError:
+    """The error on the ranks that have waited for these, if it is known for which; None: a connection broke before the limit."""
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
-    lack = f"did not {verb} within {waited_s:.1f} s{f' ({why})' if why else ''}"
+    lack = f"broke off and did not {verb}" if waited_s is None else f"did not {verb} within {waited_s:.1f} s"
+    lack += f" ({why})" if why else ""
     return TransferError(f"{who} {lack}; look at its log and restart the step.", tuple(ranks))
 
 

@@ -17,13 +17,16 @@ from numba import njit
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
+from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.plan.transfers import TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
+from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.solvers import Anneal
+from foremoe.solvers import Anneal, Deadline
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.workload.workload import Workload
 
@@ -129,6 +132,42 @@ def test_a_planner_that_fails_on_one_rank_is_told_on_all() -> None:
     for error in errors:
         assert isinstance(error, InputError)
         assert "rank 1 could not plan its layers (ZeroDivisionError: no ranks left)" in str(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class FailsOnRank1(PathSolver):
+    """Once it sees both layers, of which a rank plans one."""
+
+    rank: int
+    error: type[BaseException]
+
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        if self.rank == 1 and problem.L == 2:
+            raise self.error("no links left")
+        return Deadline().solve(problem, transfers)
+
+
+@pytest.mark.parametrize(
+    ("error", "limit_s", "text"),
+    [
+        (ZeroDivisionError, None, "ZeroDivisionError: no links left"),
+        (InputError, None, "InputError: no links left"),
+        (SystemExit, 600.0, "RuntimeError: the planner raised SystemExit: no links left"),
+    ],
+)
+def test_a_path_solver_that_fails_on_one_rank_is_one_error_on_all(
+    error: type[BaseException], limit_s: float | None, text: str
+) -> None:
+    """After the plans of all ranks were merged: each rank chooses links for itself."""
+    task, (load_MLGE, tokens_MG) = a_task(2, 2, 4), counts(2, 2, 4, seed=2)
+
+    def plan(group: Group) -> Planned:
+        planner, mine = Planner(path=FailsOnRank1(group.rank, error)), (load_MLGE[:, :, group.rank], tokens_MG[:, group.rank])
+        return plan_together(group, planner, task, *mine, num_threads=1, limit_s=limit_s)
+
+    for found in run_threads(plan, 4, errors=True, timeout_s=60.0):
+        assert isinstance(found, InputError), repr(found)
+        assert f"rank 1 could not choose the links of the copies ({text})" in str(found)
 
 
 def test_counts_of_different_sizes_are_refused_on_all_ranks() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from threading import Event
 from typing import Any
@@ -47,6 +49,29 @@ def test_a_rank_that_dies_in_set_up_is_named(what: str) -> None:
     for text, ranks in (first, last):
         assert "rank 1 did not come to set up the group within 2.0 s" in text, text
         assert "\n" not in text and ranks[0] in (0, 1, 2)
+
+
+def dies_in_exchange(group: TorchGroup, verb: str) -> str:
+    """Rank 1 is killed where the others wait for it with a limit that nobody would wait for."""
+    own, ones = TorchGroup(group.process_group, timeout_s=600.0), [1] * group.size
+    own.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(TransferError) as caught:
+        if verb == "answer":
+            own.gather("here")
+        else:
+            own.all_to_all(torch.zeros(own.size), torch.ones(own.size), ones, ones)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("verb", ["answer", "exchange tokens"])
+def test_a_rank_that_is_killed_broke_off(verb: str) -> None:
+    """No limit has passed, so the error speaks of none."""
+    first, died, last = run_processes(dies_in_exchange, 3, verb, errors=True, limit_s=200.0)
+    assert isinstance(died, RankDied)
+    for text in (first, last):
+        assert re.match(rf"rank [0-2, ]*\b1\b[0-2, ]* broke off and did not {verb} \(", text) and " within " not in text, text
 
 
 def ends_before_set_up(group: TorchGroup) -> str:
@@ -186,6 +211,6 @@ def says(group: TorchGroup, error: BaseException) -> str:
 
 
 def test_only_an_input_error_is_not_reported() -> None:
-    """All ranks raise it alike and go on; here one alone does, so the other waits for its whole time."""
+    """All ranks raise it alike and go on; here one alone does, and the other only sees that it left."""
     assert "rank 1: SystemExit: 2" in get_pool(2).run(says, SystemExit(2), num_ranks=2)[0]
-    assert "rank 1 did not answer" in get_pool(2).run(says, InputError("x"), num_ranks=2)[0]
+    assert "rank 1 broke off and did not answer" in get_pool(2).run(says, InputError("x"), num_ranks=2)[0]
