@@ -5,6 +5,7 @@ import mmap
 import os
 import tempfile
 import threading
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
@@ -20,7 +21,8 @@ Key = tuple[int, int]  # layer, expert
 
 _ALIGN_BYTES = 4096  # places begin on pages, so that no two writers share one
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of this process
-_BEGUN, _DONE = 0, 1
+_BEGUN, _DONE, _MARK = range(3)  # stamps of a place
+_MARKED_BYTES = 256
 _lock = threading.Lock()
 
 
@@ -33,10 +35,11 @@ class HostStore:
     """One rank's view of its node's store. Every rank of the node makes one over the same file, with the same arguments, and
     calls `place` with the same arguments; nothing else has to be agreed.
 
-    The store is a row of equally large places, one expert each. A place has two stamps in the shared memory: the version whose
-    writing has begun and the version whose writing is done. A reader looks at the second one before it copies and at the first
-    one after it (`read`, then `check`): a writer in between, an unfinished or another version are seen. One version of an entry
-    is written once. Readers may come before the writer: what `version` says tells them when an entry is there.
+    The store is a row of equally large places, one expert each. A place has three stamps in the shared memory: the version whose
+    writing has begun, the version whose writing is done, and a checksum of bytes taken evenly from it. A reader looks at the second
+    one before it copies and at the others after it (`read`, then `check`): a writer in between, an unfinished or another version,
+    and bytes that anything else has overwritten are seen; of the latter a stretch between two bytes of the checksum is not. One
+    version of an entry is written once. Readers may come before the writer: what `version` says tells them when an entry is there.
 
     The file, open and writable, gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs of this
     process. Raises TransferError where there is not enough memory, or it cannot be page-locked.
@@ -45,14 +48,14 @@ class HostStore:
     def __init__(self, file: int, num_places: int, place_bytes: int, *, page_lock: bool = False) -> None:
         self.num_places, self.place_bytes = num_places, _aligned(place_bytes)
         self._place: dict[Key, _Place] = {}
-        head_bytes = _aligned(num_places * 2 * 8)
+        head_bytes = _head_bytes(num_places)
         size = head_bytes + num_places * self.place_bytes
         _reserve(file, 0, size)
         self._map: mmap.mmap | None = mmap.mmap(file, size)
         self._locked_address = 0
         # Through numpy, because torch.frombuffer does not keep the map from being closed under a tensor that still reads it.
         bytes_ = np.frombuffer(self._map, np.uint8)
-        self._stamp_N2 = bytes_[: num_places * 2 * 8].view(np.int64).reshape(num_places, 2)
+        self._stamp_N3 = bytes_[: num_places * 3 * 8].view(np.int64).reshape(num_places, 3)
         self._bytes = torch.from_numpy(bytes_[head_bytes:])
         if page_lock:
             self._lock(bytes_.ctypes.data, size)
@@ -76,18 +79,19 @@ class HostStore:
     def write(self, weights: Mapping[Key, Tensors], version: int) -> None:
         """Fills entries with weights of a version; the bytes are there when it returns."""
         rows = [self._place[key].row for key in weights]
-        self._stamp_N2[rows, _BEGUN] = version
+        self._stamp_N3[rows, _BEGUN] = version
         for key, tensors in weights.items():
             for stored, tensor in zip(self._parts(key, tensors), tensors, strict=True):
                 stored.copy_(as_bytes(tensor), non_blocking=True)
         for device in {tensor.device for tensors in weights.values() for tensor in tensors if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
+        self._stamp_N3[rows, _MARK] = [self._mark(key) for key in weights]
         _fence()
-        self._stamp_N2[rows, _DONE] = version
+        self._stamp_N3[rows, _DONE] = version
 
     def version(self, key: Key) -> int:
         """The version that was written last and is whole; 0 before the first."""
-        found = int(self._stamp_N2[self._place[key].row, _DONE])
+        found = int(self._stamp_N3[self._place[key].row, _DONE])
         _fence()
         return found
 
@@ -95,7 +99,7 @@ class HostStore:
         """Copies entries of another store, with their stamps."""
         for key in keys:
             self._entry(key).copy_(other._entry(key))
-            self._stamp_N2[self._place[key].row] = other._stamp_N2[other._place[key].row]
+            self._stamp_N3[self._place[key].row] = other._stamp_N3[other._place[key].row]
 
     def read(self, key: Key, tensors: Tensors) -> int:
         """Copies an entry into tensors; on a GPU the copy is queued on the current stream. Returns the version that was done
@@ -107,13 +111,20 @@ class HostStore:
         return found
 
     def check(self, key: Key, found: int, version: int) -> None:
-        """Raises StaleWeights if a copy that found version `found` and is over now has not read the whole of `version`."""
-        begun = int(self._stamp_N2[self._place[key].row, _BEGUN])
+        """Raises StaleWeights if a copy that found version `found` and is over now has not read the whole of `version`, and
+        TransferError if its bytes are not those that were written.
+        """
+        layer, expert = key
+        whole = self._mark(key) == int(self._stamp_N3[self._place[key].row, _MARK])
+        _fence()
+        begun = int(self._stamp_N3[self._place[key].row, _BEGUN])
         if not found == begun == version:
-            layer, expert = key
             state = f"has version {found}" if found == begun else f"is being overwritten (version {found} by {begun})"
             held = f"expert {expert} of layer {layer} {state} in the host store"
             raise StaleWeights(f"{held}, and version {version} is asked for; weights may change between plans only.")
+        if not whole:
+            cure = "find what writes there, or send by another link"
+            raise TransferError(f"expert {expert} of layer {layer} was overwritten in the host store; {cure}.")
 
     def close(self) -> None:
         """Gives back page lock and memory; the last rank's close frees it. Safe to call twice."""
@@ -123,7 +134,7 @@ class HostStore:
             torch.cuda.cudart().cudaHostUnregister(self._locked_address)
             self._locked_address = 0
         self._place = {}
-        self._stamp_N2, self._bytes = np.empty((0, 2), np.int64), torch.empty(0, dtype=torch.uint8)
+        self._stamp_N3, self._bytes = np.empty((0, 3), np.int64), torch.empty(0, dtype=torch.uint8)
         with contextlib.suppress(BufferError):  # a view of it is alive, in a traceback say; the memory goes with the view
             self._map.close()
         self._map = None
@@ -139,6 +150,11 @@ class HostStore:
     def _entry(self, key: Key) -> torch.Tensor:
         row, num_bytes = self._place[key]
         return self._bytes[row * self.place_bytes : row * self.place_bytes + num_bytes]
+
+    def _mark(self, key: Key) -> int:
+        """Checksum of at most twice `_MARKED_BYTES` bytes, taken evenly from an entry."""
+        entry = self._entry(key).numpy()
+        return zlib.crc32(entry[:: max(len(entry) // _MARKED_BYTES, 1)].tobytes())
 
     def _lock(self, address: int, size: int) -> None:
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
@@ -192,6 +208,10 @@ def _directory() -> str:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
+def _head_bytes(num_places: int) -> int:
+    return _aligned(num_places * 3 * 8)
+
+
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
@@ -202,7 +222,7 @@ def reserve_share(file: int, num_places: int, place_bytes: int, share: int, num_
     Memory comes from the NUMA node of the processor that asks for it. Where every rank of a node takes a share before the store
     is made, the store lies spread over the NUMA nodes that the ranks run on, and their copies over the memory channels of all.
     """
-    head_bytes, place_bytes = _aligned(num_places * 2 * 8), _aligned(place_bytes)
+    head_bytes, place_bytes = _head_bytes(num_places), _aligned(place_bytes)
     for place in range(share, num_places if place_bytes else 0, num_shares):
         _reserve(file, head_bytes + place * place_bytes, place_bytes)
 

@@ -51,6 +51,20 @@ class FlakyHost(PinnedHost):
             raise TransferError("the host link is down")
 
 
+class OverwrittenHost(PinnedHost):
+    """One-sided; something else writes over what is stored before each pull of one rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.culprit = rank
+
+    def start(self, copies):
+        self.finish()
+        if self._rank == self.culprit and self._store is not None:
+            self._store._bytes.fill_(0x7F)
+        return super().start(copies)
+
+
 class Late(Local):
     """Two-sided; reads its source and writes its destination some time after start, as a network does."""
 

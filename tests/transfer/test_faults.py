@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
-from flaky import Flaky, FlakyHost, Second, Shelf, Slow
+from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf, Slow
 
 import foremoe
 from foremoe.base.errors import InputError, StaleWeights, TransferError
@@ -20,10 +20,10 @@ from foremoe.transfer.pinned_host import PinnedHost
 RANKS = 3
 
 
-def run(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None):
+def run(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None, debug=True):
     """One stage; returns (fell back, timeline)."""
     buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=backends, timeout_s=timeout_s, debug=True)
+    engine = Engine(buffers, group=group, backends=backends, timeout_s=timeout_s, debug=debug)
     try:
         engine.begin(plan)
         fell_back = run_uses(engine, plan, group, stop=stop_use if group.rank == stop_rank else None)
@@ -55,6 +55,15 @@ def test_a_pull_that_fails_comes_another_way():
     assert all(fell_back == [] for fell_back, _ in results)
     outcomes = [[e.outcome for e in t.events if e.kind == "weights"] for _, t in results]
     assert "failed over" in outcomes[1] and set(outcomes[0] + outcomes[2]) == {"done"}
+
+
+def test_an_overwritten_host_store_is_seen_without_debug():
+    """Ranks take another way; `run` finds the right weights in every use."""
+    plan = by_host(a_plan(ranks=RANKS, micro_steps=4))
+    results = run_threads(lambda group: run(group, plan, (OverwrittenHost(1), Shelf(), Local()), debug=False), RANKS)
+    assert all(fell_back == [] for fell_back, _ in results)
+    lost = [e for _, t in results for e in t.events if e.outcome == "failed over"]
+    assert lost and all(e.kind == "weights" for e in lost)
 
 
 @pytest.mark.parametrize("stage", ["recompute", "update"])

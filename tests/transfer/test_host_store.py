@@ -5,11 +5,12 @@ import itertools
 import tempfile
 import threading
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foremoe.base.errors import StaleWeights
+from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.transfer.host_fill import Fill, steps
 from foremoe.transfer.host_store import HostStore
 
@@ -67,6 +68,21 @@ def test_a_reader_sees_a_writer_that_comes_in_between(read_at, check_at, asked):
         act()
     assert fresh == (read_at == check_at == 0 if asked == 1 else read_at == 3)
     assert not fresh or all((tensor == asked).all() for tensor in dst)
+
+
+@given(st.integers(1, 3000), st.data())
+def test_bytes_that_something_else_wrote_are_seen(num_elements, data):
+    """All of a small entry; of a large one every stretch of a 256th of it."""
+    num_bytes = 8 * num_elements
+    length = data.draw(st.integers(max(num_bytes // 256, 1), num_bytes))
+    begin = data.draw(st.integers(0, num_bytes - length))
+    with two_views(num_elements) as (writer, reader):
+        writer.write({(0, 0): halves(num_elements, 1)}, 1)
+        dst = halves(num_elements, 0)
+        reader.check((0, 0), reader.read((0, 0), dst), 1)
+        writer._entry((0, 0))[begin : begin + length] ^= 0xFF
+        with pytest.raises(TransferError, match="expert 0 of layer 0 was overwritten in the host store"):
+            reader.check((0, 0), reader.read((0, 0), dst), 1)
 
 
 def test_reader_and_writer_at_full_speed_never_mix_versions():
