@@ -177,7 +177,7 @@ def reports(group: TorchGroup) -> Iterator[int]:
 
 def soak(group: TorchGroup, part: Callable[[TorchGroup], Iterator[int]], count: int, others: frozenset[str]) -> list[Holdings]:
     """What this rank holds after a tenth, a half and all of `count`."""
-    done, seen, marks = 0, [], [count // 10, count // 2, count]
+    done, seen, marks = 0, list[Holdings](), [count // 10, count // 2, count]
     for number in part(group):
         done += number
         if done >= marks[len(seen)]:

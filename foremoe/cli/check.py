@@ -11,6 +11,8 @@ from foremoe.levels import PackSolver
 from foremoe.plan.files import load_plan
 from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
+from foremoe.problem.problem import Problem
+from foremoe.report.rows import executable_problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
@@ -32,7 +34,8 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if one is broken.
 
     Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
-    With --trace or --workload also: the loads are those the plan was made for, and the ranks' shares add up.
+    With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
+    what these counts come to.
 
     \b
     Example:
@@ -49,9 +52,9 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:
         broken += load_violations(plan, work, source)
-        # A plan that is broken, or not of these loads, has no shares to add up.
-        broken = broken or share_violations(plan, work)
-        checked.append(f"loads and the {plan.G} ranks' shares against {source}")
+        # A plan that is broken, or not of these loads, has no shares to add up and no price.
+        broken = broken or share_violations(plan, work) + price_violations(plan, work)
+        checked.append(f"loads, costs, bounds and the {plan.G} ranks' shares against {source}")
     name = file_name(plan_file)
     violations = [{"law": error.law, "where": error.where, "message": error.message} for error in broken]
     payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
@@ -129,3 +132,10 @@ def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
         message = f"the ranks send {total_MLP[m, l, p]} pairs to a quota of {plan.quota_MLGS[m, l, g, s]}"
         errors.append(PlanError("split", f"micro-step {m}, layer {l}, rank {g}, slot {s}", message))
     return errors
+
+
+def price_violations(plan: Plan, work: Workload) -> list[PlanError]:
+    """Where the plan is not of `work` as its header poses it: another trace or dealing, other costs or bounds."""
+    head = plan.header
+    posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
+    return plan.violations(executable_problem(posed, plan))

@@ -92,6 +92,34 @@ def test_check_lists_every_broken_law(plan_and_workload: tuple[str, str], tmp_pa
     assert any(line.startswith("[tokens] micro-step 0, layer 0") for line in result.stdout.splitlines())
 
 
+def test_check_finds_other_prices_and_another_trace(plan_and_workload: tuple[str, str], trace: str, tmp_path: Path) -> None:
+    """They break no law of the plan alone."""
+    plan, path = Plan.load(plan_and_workload[0]), str(tmp_path / "changed.safetensors")
+    dearer = dataclasses.replace(plan, cost_ML=plan.cost_ML.each(lambda x: x * 1000))
+    other = dataclasses.replace(plan, header=dataclasses.replace(plan.header, trace_id="another"))
+    for changed, text in ((dearer, "[cost] micro-step 0, layer 0"), (other, "[problem] the plan was made for trace_id another")):
+        changed.save(path)
+        good(["check", path])
+        for source in (["--trace", trace], ["--workload", plan_and_workload[1]]):
+            result = run(["check", path, *source])
+            assert result.exit_code == 1 and result.stdout.startswith(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--stage recompute --dispatch node --ranks-per-node 2",
+        "--planner eplb-history --objective balance --redundant 2",
+        "--planner Planner(order=Transitions()) --slots resident:1 --host-store",
+        "--planner Planner(pack=AsGiven(shuffle=True),home=Lpt()) --schedule 1f1b:2,0+reforward --replicas node",
+    ],
+)
+def test_check_prices_as_the_planner_did(options: str, trace: str, dealing: list[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.safetensors")
+    good(["plan", trace, *dealing, *options.split(), "-o", path])
+    good(["check", path, "--trace", trace])
+
+
 def test_check_finds_shares_that_do_not_add_up(plan_and_workload: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Plan.rows_for
 
