@@ -8,9 +8,24 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, first_line
 
 Array = npt.NDArray[Any]
+
+
+def as_array(value: npt.ArrayLike, name: str) -> Array:
+    """`value` as an array of any dtype; without a copy where it is one.
+
+    Raises:
+        InputError: It is ragged, or a tensor that numpy cannot read: of bfloat16 or FP8, on a GPU, or with a gradient.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} is ragged; every row needs the same length.") from None
+    except (TypeError, RuntimeError) as error:
+        cure = "give an array, or a tensor on the host of a dtype that numpy has (detach().float().cpu())"
+        raise InputError(f"{name} cannot be read as an array ({first_line(error)}); {cure}.") from error
 
 
 def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: Sequence[int | None] | None = None) -> Array:
@@ -20,10 +35,7 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
     fit `dtype` exactly. An axis whose length in `shape` is None may have any.
     """
     want = np.dtype(dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise InputError(f"{name} is ragged; every row needs the same length.") from None
+    array = as_array(value, name)
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise InputError(f"{name} must hold numbers; got dtype {array.dtype}.")
     if array.dtype.kind == "f" and array.size and np.isnan(array).any():

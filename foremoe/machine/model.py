@@ -198,7 +198,7 @@ def _amounts(value: npt.ArrayLike, name: str) -> Array:
     try:
         # float64 before any product: int32 counts would overflow.
         array = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must hold numbers, in rows of one length.") from error
     if not (array >= 0).all():
         raise InputError(f"{name} must hold numbers of at least 0; got {array.min()}.")

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.arrays import Array, as_array, frozen_array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.fields import shown
@@ -44,10 +44,7 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
 
 def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
     """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one."""
-    try:
-        index = np.asarray(indices)
-    except ValueError:
-        index = np.empty(0)
+    index = as_array(indices, "layers")
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
         raise InputError(f"layers must be distinct indices (positions from 0 to {num_layers - 1}); got {shown(indices)}.")
@@ -58,7 +55,7 @@ def checked_known(value: Array | None, num_tokens: int) -> Array | None:
     """bool [T], or None where every token is known."""
     if value is None:
         return None
-    known_T = np.asarray(value)
+    known_T = as_array(value, "known_T")
     if known_T.dtype != bool:
         raise InputError(f"known_T must be bool, True where a token's routing is known; got {known_T.dtype}.")
     known_T = frozen_array(known_T, np.bool_, "known_T", (num_tokens,))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foremoe.base.arrays import Array, ArrayValue, Length, array
+from foremoe.base.arrays import Array, ArrayValue, Length, array, as_array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
 from foremoe.base.tensor_file import digest
@@ -61,10 +61,7 @@ class RoutingTrace(ArrayValue):
         for name, value in (("model", self.model or ""), ("source", self.source), ("id", self.id)):
             if not isinstance(value, str):
                 raise InputError(f"{name} must be text; got {type(value).__name__}.")
-        try:
-            topk_TLK = np.asarray(self.topk_TLK)
-        except ValueError:
-            raise InputError("topk_TLK is ragged; every token needs the same layers and top-k.") from None
+        topk_TLK = as_array(self.topk_TLK, "topk_TLK")
         if topk_TLK.ndim != 3 or 0 in topk_TLK.shape or topk_TLK.dtype.kind not in "iu":
             given = f"{topk_TLK.dtype} {list(topk_TLK.shape)}"
             raise InputError(f"topk_TLK must hold integers [tokens, layers, top-k], each axis at least 1 long; got {given}.")
@@ -180,7 +177,7 @@ class RoutingTrace(ArrayValue):
         Raises:
             InputError: None selected, numbers out of range, or a mask of another length.
         """
-        index = np.asarray(indices)
+        index = as_array(indices, "indices")
         if index.dtype == bool and index.shape == (self.Q,):
             index = np.flatnonzero(index)
         if index.ndim != 1 or not index.size or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= self.Q:

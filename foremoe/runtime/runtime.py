@@ -253,6 +253,8 @@ class Runtime:
             raise InputError(f"x, topk and weight must be [T, H], [T, K], [T, K]; got {shapes}.")
         if x_TH.dtype != self.bank.dtype:
             raise InputError(f"x is {x_TH.dtype} and the experts are {self.bank.dtype}; cast x.")
+        if topk_TK.dtype == torch.bool or topk_TK.is_floating_point() or topk_TK.is_complex():
+            raise InputError(f"topk must be whole numbers, the experts of each token; got {topk_TK.dtype}.")
 
     def _check_experts(self, topk_TK: torch.Tensor) -> None:
         if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU the host would have to wait for the answer

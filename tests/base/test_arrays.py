@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array, require_non_negative
 from foremoe.base.errors import InputError
+from foremoe.routing.checks import layer_positions
+from foremoe.routing.readers.counting import count_pairs
+from foremoe.routing.trace import RoutingTrace
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.int64]
 
@@ -44,6 +48,33 @@ def test_no_copy_where_none_is_needed_and_a_contiguous_one_where_it_is() -> None
     turned = frozen_array(value.T, np.int32, "a")
     assert turned.flags.c_contiguous and (turned == value.T).all()
     assert frozen_array(np.int32(3), np.int32, "a").shape == ()
+
+
+class Tensor:
+    """A tensor that numpy cannot read: torch raises these for bfloat16 and FP8, for a GPU's, and for one with a gradient."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __array__(self, *args: Any, **options: Any) -> Array:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [TypeError("Got unsupported ScalarType BFloat16"), RuntimeError("Can't call numpy()")])
+def test_tensors_that_numpy_cannot_read_are_refused(error: Exception) -> None:
+    topk_TLK, tensor, sentence = np.zeros((2, 2, 1), np.uint8), Tensor(error), re.escape(str(error))
+    given: dict[str, Callable[[], Any]] = {
+        "a": lambda: frozen_array(tensor, np.float32, "a"),
+        "topk_TLK": lambda: RoutingTrace(topk_TLK=tensor, num_experts=8, seq_len_Q=[2]),
+        "weight_TLK": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2], weight_TLK=tensor),
+        "known_T": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2], known_T=tensor),
+        "indices": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2]).sequences(tensor),
+        "layers": lambda: layer_positions(tensor, 2),
+        "routing": lambda: count_pairs(tensor, 8),
+    }
+    for name, give in given.items():
+        with pytest.raises(InputError, match=f"{name} cannot be read as an array .{sentence}"):
+            give()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, as_array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows, row_runner
@@ -25,7 +25,7 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
     -1 is an expert that is not known and counts nowhere; one that a token lists twice in a layer is one pair, as in a router's
     map of tokens to experts.
     """
-    topk = np.asarray(topk_TLK)
+    topk = as_array(topk_TLK, "routing")
     if topk.ndim != 3 or topk.dtype.kind not in "iu":
         raise InputError(f"routing must be whole numbers [tokens, layers, top-k]; got {topk.dtype} of shape {list(topk.shape)}.")
     load_LE = np.zeros((topk.shape[1], num_experts), np.int32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, as_array
 from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.routing.readers.payloads import as_numpy
@@ -170,7 +170,7 @@ def _one_each(value: Any, num: int, name: str) -> list[Any]:
 def _cut_by_mask(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Routed]:
     """The sequences of a padded batch, without their padding on either side."""
     array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
-    mask_BS: Array = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
+    mask_BS: Array = as_array(mask.cpu() if hasattr(mask, "cpu") else mask, "mask")
     if array is None or array.ndim != 4 or mask_BS.shape != array.shape[:2] or lengths is not None or start is not None:
         shape = "a list" if array is None else list(array.shape)
         goes = "goes with one array [sequences, tokens, layers, top-k], and without lengths and start"
