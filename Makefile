@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-oldest dist test-megatron test-verl smoke-verl fuzz bench docs pictures clean
+.PHONY: demo test lint types unit test-oldest dist audit test-megatron test-verl smoke-verl fuzz bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -34,6 +34,10 @@ test-oldest:
 # sdist and wheel in dist/; the wheel has planned, checked and reported in a fresh environment.
 dist:
 	@$(PYTHON) tests/packages/wheels.py
+
+# Known vulnerabilities of what .venv holds. One line says so where the service that knows them cannot be reached.
+audit: .venv/.test
+	@$(BIN)/python tests/packages/audit.py
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
@@ -88,4 +92,4 @@ pictures: .venv/.docs
 		else echo "test-verl: skipped, verl cannot be installed here"; fi
 
 clean:
-	rm -rf .venv .venv-verl .venv-oldest .venv-dist dist docs/_build docs/_reference
+	rm -rf .venv .venv-verl .venv-oldest .venv-dist .venv-audit dist docs/_build docs/_reference

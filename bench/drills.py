@@ -35,7 +35,7 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, T tokens, K top-k, H hidden size.
 
-RANKS, CULPRIT, LIMIT_S = 3, 1, 5.0
+RANKS, CULPRIT, LIMIT_S, PATIENCE_S = 3, 1, 5.0, 120.0
 M, L, E, K, T, H = 2, 2, 6, 2, 64, 8
 
 
@@ -193,7 +193,9 @@ def drill(group: TorchGroup, place: str, fault: str) -> tuple[float, str] | None
     own = TorchGroup(group.process_group, timeout_s=LIMIT_S)  # the harness does not report on it
     _kept.append(own)  # nor are its connections closed when a rank comes back from here
     if place not in SET_UPS:
+        own.timeout_s = PATIENCE_S
         PLACES[place](own, Fault(-1, dies))  # compiles what there is to compile
+        own.timeout_s = LIMIT_S
     own.barrier()
     begin = time.monotonic()
     try:
@@ -207,7 +209,7 @@ def drill(group: TorchGroup, place: str, fault: str) -> tuple[float, str] | None
 
 def line(place: str, fault: str) -> str:
     """One drill."""
-    results = run_processes(drill, RANKS, place, fault, timeout_s=60.0, limit_s=9 * LIMIT_S, errors=True)
+    results = run_processes(drill, RANKS, place, fault, timeout_s=PATIENCE_S, limit_s=PATIENCE_S + 9 * LIMIT_S, errors=True)
     ended = [result for g, result in enumerate(results) if g != CULPRIT and isinstance(result, tuple)]
     if len(ended) < RANKS - 1:
         return f"| {place} | {fault} | **{RANKS - 1 - len(ended)} did not end** | | |"

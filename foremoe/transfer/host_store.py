@@ -36,10 +36,11 @@ class HostStore:
     calls `place` with the same arguments; nothing else has to be agreed.
 
     The store is a row of equally large places, one expert each. A place has three stamps in the shared memory: the version whose
-    writing has begun, the version whose writing is done, and a checksum of bytes taken evenly from it. A reader looks at the second
-    one before it copies and at the others after it (`read`, then `check`): a writer in between, an unfinished or another version,
-    and bytes that anything else has overwritten are seen; of the latter a stretch between two bytes of the checksum is not. One
-    version of an entry is written once. Readers may come before the writer: what `version` says tells them when an entry is there.
+    writing has begun, the version whose writing is done, and a checksum of bytes taken evenly from it. A reader looks at the
+    second one before it copies and at the others after it (`read`, then `check`): a writer in between, an unfinished or another
+    version are seen, and so are bytes that anything else has overwritten, but for stretches between two bytes of the checksum.
+    One version of an entry is written once. Readers may come before the writer: what `version` says tells them when an entry is
+    there.
 
     The file, open and writable, gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs of this
     process. Raises TransferError where there is not enough memory, or it cannot be page-locked.

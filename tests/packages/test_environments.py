@@ -1,6 +1,9 @@
 """Lowest versions are made from pyproject.toml, and only a registry that does not answer excuses a stage."""
 
+import json
+
 import pytest
+from audit import audited
 from environments import ROOT, lowest, requirements, unreachable
 from oldest import TESTS, needed
 
@@ -26,6 +29,14 @@ def test_the_oldest_environment_has_no_torch():
 
 def test_the_tests_for_the_oldest_versions_exist():
     assert [name for name in TESTS if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_an_audit_names_what_is_vulnerable_and_knows_when_nobody_answered():
+    package = {"name": "numpy", "version": "1.26", "vulns": [{"id": "CVE-1", "fix_versions": ["2.0", "2.1"]}]}
+    fine, unknown = {"name": "click", "version": "8.1", "vulns": []}, {"name": "foremoe", "skip_reason": "not found"}
+    fault = "numpy 1.26: CVE-1, mended in 2.0, 2.1"
+    assert audited(json.dumps({"dependencies": [package, fine, unknown]})) == (2, [fault])
+    assert audited(json.dumps({"dependencies": [unknown]})) == audited("") == (0, [])
 
 
 @pytest.mark.parametrize(
