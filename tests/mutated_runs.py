@@ -14,13 +14,14 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engine_util import ToyBuffers, check_grads, run_uses
 from field_mutations import changed, leaves, replaced
 
-import foremoe
+from bench.output import emit, hardware
 from foremoe.base.errors import InputError, PlanError
 from foremoe.levels import HomeSolver, OrderSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.machine.cluster import Cluster
@@ -226,9 +227,13 @@ def run(first: int, end: int) -> None:
         print(f"done {case}\t{what}\t{outcome}", flush=True)
 
 
-def run_in_children(first: int, end: int) -> tuple[collections.Counter[str], list[str]]:
+ENDS = (REFUSED, EQUAL, WRONG, "foreign exception", "crash")
+Counts = collections.Counter[tuple[str, str]]  # by kind and end
+
+
+def run_in_children(first: int, end: int) -> tuple[Counts, list[str]]:
     """How cases ended, and a line for each that ended neither refused nor equal."""
-    counts, bad = collections.Counter[str](), []
+    counts, bad = Counts(), []
     while first < end:
         command = [sys.executable, "-W", "ignore", __file__, "--child", str(first), str(end)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -236,7 +241,7 @@ def run_in_children(first: int, end: int) -> tuple[collections.Counter[str], lis
         for line in lines:
             if line.startswith("done"):
                 case, what, outcome = line[5:].split("\t")
-                counts[outcome if outcome in (REFUSED, EQUAL, WRONG) else "foreign exception"] += 1
+                counts[kind_of(int(case)), outcome if outcome in (REFUSED, EQUAL, WRONG) else "foreign exception"] += 1
                 if outcome not in (REFUSED, EQUAL):
                     bad.append(f"case {case}: {what}: {outcome}")
         if done.returncode == 0:
@@ -244,10 +249,22 @@ def run_in_children(first: int, end: int) -> tuple[collections.Counter[str], lis
         last = [line for line in lines if line.startswith("case")]
         if not last:
             raise RuntimeError(done.stderr)
-        first = int(last[-1][5:]) + 1
-        counts["crash"] += 1
-        bad.append(f"{last[-1]}: the interpreter ended with {done.returncode}")
+        crashed = int(last[-1][5:])
+        counts[kind_of(crashed), "crash"] += 1
+        bad.append(f"case {crashed}: the interpreter ended with {done.returncode}")
+        first = crashed + 1
     return counts, bad
+
+
+def kind_of(case: int) -> str:
+    return KINDS[case % len(KINDS)].__name__.replace("mutated_", "")
+
+
+def report(counts: Counts, bad: list[str]) -> str:
+    """A table by kind, and what went wrong, in markdown."""
+    lines = [f"| what was changed | {' | '.join(ENDS)} |", "| --- |" + " ---: |" * len(ENDS)]
+    lines += [f"| {kind} | {' | '.join(str(counts[kind, end]) for end in ENDS)} |" for kind in map(kind_of, range(len(KINDS)))]
+    return "\n".join([*lines, "", *(f"* {line}" for line in bad), f"{counts.total()} cases, {len(bad)} faults."])
 
 
 def main() -> int:
@@ -255,13 +272,17 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--child", type=int, nargs=2)
+    parser.add_argument("--out", type=Path, help="write the figures to this markdown file")
     options = parser.parse_args()
     if options.child:
         run(*options.child)
         return 0
+    command = f"python -m tests.mutated_runs --cases {options.cases} --first {options.first}"
+    about = (
+        f"Measured on: {hardware()}. Command: `{command}`. Planner, simulator, dense reference and engine run what was changed."
+    )
     counts, bad = run_in_children(options.first, options.first + options.cases)
-    print(*bad, sep="\n")
-    print(f"foremoe {foremoe.__version__}: {options.cases} cases:", ", ".join(f"{n} {how}" for how, n in sorted(counts.items())))
+    emit(f"# Changed plans, placements and answers of solvers\n\n{about}\n\n{report(counts, bad)}\n", options.out)
     return 1 if bad else 0
 
 

@@ -140,14 +140,16 @@ def run(
 
 
 def report(figures: dict[str, Any]) -> str:
-    """The figures as lines."""
-    lines = ["loader          loaded  refused  foreign"]
+    """The figures as a table and sentences, in markdown."""
+    lines = ["| loader | loaded | refused | foreign exceptions | kills |", "| --- | ---: | ---: | ---: | ---: |"]
     for name in _NAMES:
         its = [figures["counts"][name, verdict] for verdict in ("loaded", "refused", "foreign")]
-        lines.append(f"{name:14}{its[0]:8}{its[1]:9}{its[2]:9}")
-    lines += [f"foreign: input {number}, {name}: {what}" for number, name, what in figures["foreign"][:40]]
-    lines += [f"killed: input {number}, {name}" for number, name in figures["kills"][:40]]
-    lines.append(f"{figures['inputs']} inputs in {figures['seconds']:.0f} s by {figures['jobs']} processes")
+        its.append(sum(other == name for _, other in figures["kills"]))
+        lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in its)} |")
+    lines += ["", *(f"* foreign: input {number}, {name}: {what}" for number, name, what in figures["foreign"][:40])]
+    lines += [f"* killed: input {number}, {name}" for number, name in figures["kills"][:40]]
     ends = f"{len(figures['foreign'])} foreign exceptions, {len(figures['kills'])} kills"
-    lines.append(f"{ends}; memory grew by {figures['peak_mb']:.0f} MB at most (limit: {MEGABYTES} MB and 4 times the file)")
+    took = f"{figures['inputs']:,} inputs in {figures['seconds']:,.0f} s by {figures['jobs']} processes: {ends}"
+    limit = f"what an input may map is {MEGABYTES} MB and 4 times the file more than its process has before"
+    lines.append(f"{took}. Memory grew by {figures['peak_mb']:.0f} MB at most over a process ({limit}).")
     return "\n".join(lines)
