@@ -5,7 +5,7 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit test-oldest dist audit test-megatron test-verl smoke-verl fuzz bench docs pictures clean
+.PHONY: demo test lint types unit test-oldest dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -51,9 +51,14 @@ test-verl: .venv-verl/.verl
 smoke-verl: .venv-verl/.verl
 	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -W ignore examples/verl_cpu_smoke.py; fi
 
-# Every night, not in CI: some minutes on all cores.
+# Some minutes on all cores; not in CI, which tries a few of both.
 fuzz: .venv/.test
 	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
+	PYTHONPATH=.:tests:tests/transfer $(BIN)/python -m mutated_runs --cases $${CASES:-2000}
+
+# Every night: 20 times the examples of `make test` for all property tests, hours on few cores.
+nightly: fuzz
+	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.base.errors import InputError
 from foremoe.calibrate import Measured, Point, fit
@@ -99,7 +100,7 @@ FITTED = (
 
 
 @given(truth=truths)
-@settings(max_examples=15)
+@examples(15)
 def test_without_noise_every_constant_comes_back(truth):
     found = fit(machine(truth), MODEL, name="found", source="test")
     for name in FITTED:
@@ -111,7 +112,7 @@ def test_without_noise_every_constant_comes_back(truth):
 
 
 @given(truth=truths, seed=st.integers(0, 1000))
-@settings(max_examples=15)
+@examples(15)
 def test_with_noise_the_fitted_machine_takes_as_long_as_the_real_one(truth, seed):
     found = fit(machine(truth, noise=0.04, seed=seed), MODEL, name="found", source="test").cluster
     # Not constant by constant: two that always come together may trade places without harm.
@@ -124,7 +125,7 @@ def test_with_noise_the_fitted_machine_takes_as_long_as_the_real_one(truth, seed
 
 
 @given(seed=st.integers(0, 1000), factor=st.sampled_from([2.0, 5.0]))
-@settings(max_examples=10)
+@examples(10)
 def test_a_few_points_that_other_load_made_slow_move_little(seed, factor):
     measured = machine(BASE, noise=0.01, seed=seed)
     rng = np.random.default_rng(seed)

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from profiles import examples
 from test_fit import BASE, MODEL, machine, seconds_of, truths
 
 from foremoe.calibrate import Constant, Fit, Measured, Point, fit
@@ -45,7 +46,7 @@ def off(p: Point, found: Cluster) -> float:
 
 
 @given(truth=free_truths, spread=st.floats(0, MOST_SPREAD))
-@settings(max_examples=15)
+@examples(15)
 def test_a_clean_measurement_is_calibrated(truth, spread):
     measured = machine(truth)
     found = fitted(changed(measured, list(range(len(measured.points))), spread=spread))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from examples.grpo.given import given_samples
 from examples.grpo.grpo import Batch, log_probs
@@ -41,7 +42,7 @@ SIZE_OPTIONS = ["--hidden", "128", "--ffn", "256", "--experts", "4", "--topk", "
     heavy=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_drawn_routing_has_distinct_experts_and_adds_up(tokens, ranks, topk, heavy, seed):
     routing = Routing.draw(tokens, ranks, 8, topk, heavy=heavy, seed=seed)
     assert all(len(set(experts)) == topk for experts in routing.topk_GTK.reshape(-1, topk).tolist())

@@ -6,8 +6,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import TorchGroup, as_group
@@ -17,7 +18,7 @@ from foremoe.testing.ranks import get_pool, run_threads
 # Letters: G ranks.
 
 MAX_RANKS = 3
-few = settings(deadline=None, max_examples=30)
+few = examples(30)
 
 
 def by_threads(fn, num_ranks, *args, **options):

@@ -12,9 +12,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from profiles import examples
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed import group as group_module
@@ -112,7 +113,7 @@ def test_what_is_no_message_is_refused_in_its_senders_name(data: bytes) -> None:
 
 
 @given(VALUES, st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_changed_messages_are_refused_or_read(value: Any, data: st.DataObject) -> None:
     """Bytes changed, cut off or added: nothing but a value or a `TransferError`."""
     sent = bytearray(encode(value))

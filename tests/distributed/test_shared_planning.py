@@ -10,9 +10,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
+from profiles import examples
 
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
@@ -88,7 +89,7 @@ def check_whole(task: PlanningTask, load_MLGE: np.ndarray, tokens_MG: np.ndarray
     st.integers(1, 3), st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1),
     st.sampled_from([SharedSlots(depth=1), SharedSlots(), ResidentSlots()]),
 )  # fmt: skip
-@settings(max_examples=25)
+@examples(25)
 def test_the_plan_is_that_of_one_planner(M: int, L: int, G: int, seed: int, slots: Any) -> None:
     """Also where there are more ranks than layers, and where tokens are none."""
     task, (load_MLGE, tokens_MG) = a_task(M, L, G, slots=slots), counts(M, L, G, seed)

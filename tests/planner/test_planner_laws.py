@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe.solvers
 from foremoe.base.errors import InputError
@@ -157,7 +158,7 @@ def test_a_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, dat
 
 @needs_scip
 @pytest.mark.parametrize("objective", ["balance", "time"])
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_bound_exact_and_every_other_solver_stand_in_order(objective: str, data: st.DataObject) -> None:
     problem = data.draw(problems(**TINY, objectives=(objective,)))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe.base.errors import InputError
@@ -43,7 +44,7 @@ def pieces(work: Workload, cuts: list[int]) -> Iterator[Workload]:
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=lambda planner: repr((planner.rank, planner.order)))
-@settings(max_examples=5)
+@examples(5)
 @given(data=st.data())
 def test_a_streamed_plan_equals_the_plan_of_the_whole(planner: Planner, data: st.DataObject) -> None:
     stage, reforward = data.draw(st.sampled_from([("update", False), ("update", True), ("recompute", False)]))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.distributed.group import Group
 from foremoe.runtime.dispatch import Combine, Counts, Dispatch, Route, exchange_counts
@@ -56,7 +57,7 @@ def check(slots: list[torch.Tensor], num_slots: int, results: list[dict[str, Any
 
 
 @given(st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_every_pair_reaches_its_slot_and_returns(data: st.DataObject) -> None:
     G, S, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))

@@ -7,8 +7,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
+from profiles import examples
 from relayed_plans import with_relays
 from stage_util import Case, case_of, expected_counts, run_case, run_dense, worst
 
@@ -107,7 +108,7 @@ def assert_equal(case: Case, ranks: list) -> None:
 
 
 @given(cases(), st.integers(0, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
@@ -115,32 +116,32 @@ def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
 @pytest.mark.parametrize("slots", SLOTS, ids=repr)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(st.data())
-@settings(max_examples=6)
+@examples(6)
 def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slots: Slots, data: st.DataObject) -> None:
     case = data.draw(busy_cases(schedule=schedule, slots=slots))
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, data.draw(st.integers(0, 3))))
 
 
 @given(busy_cases(relays=True), st.integers(0, 3))
-@settings(max_examples=15)
+@examples(15)
 def test_plans_with_relays_equal_the_dense_model(case: Case, prefetch: int) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
 
 @given(busy_cases(relays=True, max_ranks=3))
-@settings(max_examples=5)
+@examples(5)
 def test_on_processes_with_relays(case: Case) -> None:
     assert_equal(case, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))
 
 
 @given(busy_cases(unplanned=0.05))
-@settings(max_examples=30)
+@examples(30)
 def test_unplanned_rows_are_served_at_home(case: Case) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case))
 
 
 @given(busy_cases(unplanned=0.2, dropped=0.3))
-@settings(max_examples=15)
+@examples(15)
 def test_rows_that_never_came_leave_quota_unused(case: Case) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case))
 
@@ -151,13 +152,13 @@ def process_backends(case: Case, rank: int) -> list:
 
 
 @given(busy_cases(max_ranks=3, host=True))
-@settings(max_examples=12)
+@examples(12)
 def test_on_processes_with_copies_from_peers_and_from_the_host(case: Case) -> None:
     backends = partial(process_backends, case)
     assert_equal(case, get_pool(3).run(run_case, case, backends, num_ranks=case.plan.G))
 
 
 @given(busy_cases(max_ranks=3, unplanned=0.05))
-@settings(max_examples=6)
+@examples(6)
 def test_on_processes_with_unplanned_rows(case: Case) -> None:
     assert_equal(case, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))

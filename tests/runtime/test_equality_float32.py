@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import torch
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
+from profiles import examples
 from rounding import Bounded, expert, gamma
 from stage_util import Case, H, Results, case_of, make_bank, run_case, run_dense
 
@@ -93,7 +94,7 @@ def excess(results: Results, grads: dict[str, torch.Tensor], bound: tuple[Bounds
 
 
 @given(cases())
-@settings(max_examples=20)
+@examples(20)
 def test_a_float32_step_is_within_rounding_of_the_exact_one(case: Case) -> None:
     bound = bounds(case)
     for results, grads, _ in run_threads(run_case, case.plan.G, case):
@@ -102,7 +103,7 @@ def test_a_float32_step_is_within_rounding_of_the_exact_one(case: Case) -> None:
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@examples(20)
 def test_the_bound_is_tight_enough_to_see_one_pair_that_is_off_by_a_thousandth(case: Case, seed: int) -> None:
     keys = [key for key, weight_TK in case.weight.items() if weight_TK.numel()]
     assume(keys)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from rounding import gamma
 from runtime_util import relative, swiglu
 
@@ -66,7 +67,7 @@ def make(
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 1000))
-@settings(max_examples=30)
+@examples(30)
 def test_equals_autograd_of_the_plain_formula(num_S: list[int], seed: int) -> None:
     slots, row, x_YH = make(num_S, seed)
     y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from profiles import examples
 from stage_util import Case, expected_counts, run_case, run_dense, worst
 from test_equality import TOLERANCE, busy_cases
 
@@ -44,7 +45,7 @@ class Pulls(TransferBackend):
 
 
 @given(busy_cases(unplanned=0.05), st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_rows_that_lack_a_replica_run_at_home_and_compute_the_same(case: Case, data: st.DataObject) -> None:
     plan = case.plan
     assume(plan.num_replicas)

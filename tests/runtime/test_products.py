@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operations import Work
+from profiles import examples
 from torch.nn import functional
 
 from foremoe.base.errors import TransferError
@@ -96,7 +97,7 @@ def grouped_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.integers(0, 1000),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_equals_the_loop_bit_for_bit(
     base: list[int], redundant: list[tuple[int | None, int]], dtype: torch.dtype, seed: int
 ) -> None:

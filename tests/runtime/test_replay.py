@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operations import Work
+from profiles import examples
 from stage_util import Case, a_case, expected_counts, make_bank, run_case, run_passes
 from test_equality import busy_cases, cases
 from test_fall_back import Pulls
@@ -69,7 +70,7 @@ def unplanned_rows(case: Case) -> np.ndarray:
 
 
 @given(busy_cases(), st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_known_rows_compute_the_same_bits_and_exchange_no_counts(case: Case, data: st.DataObject) -> None:
     unknown = data.draw(st.frozensets(st.sampled_from(sorted(case.topk)), max_size=2))
     ranks = run_threads(run_known, case.plan.G, case, unknown)
@@ -81,7 +82,7 @@ def test_known_rows_compute_the_same_bits_and_exchange_no_counts(case: Case, dat
 
 
 @given(busy_cases(unplanned=0.05))
-@settings(max_examples=15)
+@examples(15)
 def test_rows_with_drift_exchange_counts_on_all_ranks(case: Case) -> None:
     ranks = run_threads(run_known, case.plan.G, case)
     assert_same_bits(ranks, run_threads(run_case, case.plan.G, case))
@@ -90,14 +91,14 @@ def test_rows_with_drift_exchange_counts_on_all_ranks(case: Case) -> None:
 
 
 @given(busy_cases(unplanned=0.1, dropped=0.2, max_ranks=3))
-@settings(max_examples=5)
+@examples(5)
 def test_on_processes(case: Case) -> None:
     ranks = get_pool(3).run(run_known, case, frozenset(), ("collective",), num_ranks=case.plan.G)
     assert_same_bits(ranks, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))
 
 
 @given(cases())
-@settings(max_examples=30)
+@examples(30)
 def test_routes_are_those_of_remapping_and_an_exchange(case: Case) -> None:
     """Permutation by permutation, with several slots of an expert on a rank, empty slots, and sources without tokens."""
     plan = case.plan

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from runtime_util import dense_moe, draw_topk, relative
 from torch.utils.checkpoint import checkpoint
 
@@ -115,7 +116,7 @@ def worst(results: list[dict[str, Any]], dense: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 @given(st.data())
-@settings(max_examples=12)
+@examples(12)
 def test_equals_the_dense_model(mode: str, drawn: st.DataObject) -> None:
     G, K = drawn.draw(st.integers(1, 4)), drawn.draw(st.integers(1, 2))
     E = G * drawn.draw(st.integers(1 if G > 1 else 2, 3))

@@ -3,8 +3,9 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe import Cluster, CostModel, InputError, Planner, Problem
@@ -15,7 +16,7 @@ from foremoe.testing import strategies as draws
 RIVALS = ("static", "quota", "greedy", "least_loaded")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_no_rival_is_shorter(data):
     problem = data.draw(draws.problems(sources=True))

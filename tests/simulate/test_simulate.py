@@ -5,8 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from relayed_plans import with_relays
 from slow_simulator import exchange_seconds, stage_seconds
 
@@ -48,7 +49,7 @@ def faster(problem, factor=4.0):
     return dataclasses.replace(problem, cluster=cluster)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_exchanges_are_those_of_the_split_law(case):
     problem, plan = case
@@ -57,7 +58,7 @@ def test_exchanges_are_those_of_the_split_law(case):
         assert np.allclose((sent.peer_N[n], sent.rdma_N[n]), exchange_seconds(problem, plan, n), rtol=1e-12, atol=1e-18)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.one_of(cases(), cases(min_ranks=2, min_redundant=1)), PREFETCH, KNOWN, st.sampled_from([0.0, 1e-4]))
 def test_equals_the_slow_simulator(case, prefetch, known, plan_s):
     problem, plan = case
@@ -68,7 +69,7 @@ def test_equals_the_slow_simulator(case, prefetch, known, plan_s):
         assert (found.copy_start_C[c], found.copy_end_C[c]) == pytest.approx(times[c], rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(cases(), PREFETCH, KNOWN)
 def test_time_goes_on_and_parts_add_up(case, prefetch, known):
     problem, plan = case
@@ -82,7 +83,7 @@ def test_time_goes_on_and_parts_add_up(case, prefetch, known):
     assert found.same_as(simulate(problem, plan, prefetch=prefetch, known=known))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(cases(min_ranks=2, min_redundant=1), PREFETCH)
 def test_weights_are_there_in_time_and_land_in_free_buffers(case, prefetch):
     problem, plan = case
@@ -99,7 +100,7 @@ def test_weights_are_there_in_time_and_land_in_free_buffers(case, prefetch):
         assert (found.copy_end_C[by_start][:-1] <= found.copy_start_C[by_start][1:] + slack).all()
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(cases(), PREFETCH, KNOWN, st.booleans())
 def test_more_bandwidth_never_hurts(case, prefetch, known, share_links):
     problem, plan = case
@@ -108,7 +109,7 @@ def test_more_bandwidth_never_hurts(case, prefetch, known, share_links):
     assert simulate(faster(problem), plan, **options).total_s <= slow_s * (1 + 1e-9)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases(min_ranks=2))
 def test_looking_ahead_never_hurts_a_stage_without_contention(case):
     problem, plan = case
@@ -117,7 +118,7 @@ def test_looking_ahead_never_hurts_a_stage_without_contention(case):
     assert simulate(problem, plan, prefetch=0).total_s <= online_s * (1 + 1e-9)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_nothing_beats_force_balanced_where_links_are_free(case):
     problem, plan = case
@@ -133,7 +134,7 @@ def test_nothing_beats_force_balanced_where_links_are_free(case):
     assert simulate(problem, plan).total_s >= force_balanced(problem).total_s - rounding_s - 1e-12
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(draws.problems(sources=True))
 def test_even_routing_keeps_pairs_and_is_even(problem):
     even = even_routing(problem)
@@ -141,7 +142,7 @@ def test_even_routing_keeps_pairs_and_is_even(problem):
     assert (even.load_MLE.max(axis=2) - even.load_MLE.min(axis=2) <= 1).all()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases(max_ranks=1))
 def test_one_rank_is_the_sum_of_its_work(case):
     problem, plan = case

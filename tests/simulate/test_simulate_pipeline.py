@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe.simulate import pipeline_problems, plan_pipeline, simulate, simulate_pipeline
@@ -54,7 +55,7 @@ def test_stages_hold_all_layers_once_also_uneven_ones():
         simulate_pipeline(plan_pipeline(problem, STATIC, pp, vpp))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, 100), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 1)]), st.booleans())
 def test_a_pipeline_of_skewed_stages(seed, shape, recompute):
     work = foremoe.synthetic_workload("qwen3-30b-a3b", num_ranks=8, tokens_per_rank=512, micro_steps=4, seed=seed, num_layers=8)

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from slow_simulator import counted_exchange_seconds
 
 import foremoe
@@ -35,7 +36,7 @@ def recorded(seed=0, num_ranks=4, ranks_per_node=2, num_tokens=96, even=False, *
     return foremoe.Problem.of(work, cluster, model=model, routed=routed), trace, work
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(4, 2), (4, 4), (4, 1), (8, 3), (2, 1)]), st.data())
 def test_equals_a_slow_count(seed, sizes, data):
     problem, _, _ = recorded(seed, *sizes, nic_sharing=data.draw(st.integers(1, 2)))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe import Cluster, Planner, Problem, Workload
@@ -30,7 +31,7 @@ class TestBestPackWithHomesLaws(PackSolverTests):
 
 
 @given(batch=batches(max_sequences=12), redundant=st.integers(0, 2))
-@settings(max_examples=30)
+@examples(30)
 def test_no_way_is_predicted_to_be_faster(batch, redundant):
     packer, trace = BestPack(packers=WAYS, ranks_per_node=2, redundant=redundant), batch.trace()
     tried = [batch.pack(way, trace) for way in packer.ways()]

@@ -3,8 +3,9 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from solver_util import balance, make_problem, placed_rows, problems, require_split
 
 from foremoe.problem.kernels.load_bound import bound_row
@@ -191,7 +192,7 @@ def least_of_all(problem):
     return best, load_E
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(load_E=st.lists(st.integers(0, 60), min_size=6, max_size=6), num_ranks=st.sampled_from((2, 3)))
 def test_bound_is_below_every_choice_of_replicas(load_E, num_ranks):
     problem = balance(make_problem([[load_E]], np.zeros(num_ranks), 1))

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
+from profiles import examples
 from solver_util import make_problem, require_valid
 
 from foremoe.base.errors import InputError
@@ -46,7 +47,7 @@ class TestLaws(SolverTests):
     many_rows = 0
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_rows_are_valid_bounded_and_never_worse_than_the_start(data):
     problem = data.draw(problems(**SMALL))
@@ -86,7 +87,7 @@ def test_the_program_prices_every_placement_as_the_cost_model_does(data):
         assert outcome.quota == quota
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.data())
 def test_optima_are_those_of_brute_force(data):
     few = dict(SMALL, max_ranks=2, max_redundant=1, max_micro_steps=1, max_layers=1, max_pairs=4)
@@ -124,7 +125,7 @@ def copies(problem, placement):
     return len(made), sum(node_G[home_E[e]] != node_G[g] for e, g in made)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_optima_within_a_budget_are_those_of_brute_force(data):
     few = dict(SMALL, max_ranks=2, max_redundant=1, max_micro_steps=1, max_layers=1, max_pairs=4)
@@ -162,7 +163,7 @@ def test_a_larger_budget_never_costs_more(objective):
     np.testing.assert_allclose(last_N, free_N, rtol=2 * CLOSE)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_exact_lies_between_the_bound_and_every_heuristic(data):
     problem = data.draw(problems(**SMALL))

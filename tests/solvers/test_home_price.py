@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from solver_util import make_problem, problems
 
 import foremoe
@@ -20,7 +21,7 @@ from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 
 
 @given(problem=problems(), min_gain=st.floats(0.0, 0.3), state_bytes=st.floats(0.0, 100.0))
-@settings(max_examples=30)
+@examples(30)
 def test_under_time_homes_change_only_if_the_model_says_that_it_pays(problem, min_gain, state_bytes):
     solver = Anneal(sweeps=20, min_gain=min_gain, state_bytes=state_bytes, trial_steps=2)
     home_LE = solver.solve(problem)

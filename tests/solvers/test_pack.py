@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe.base.errors import InputError
@@ -67,7 +68,7 @@ def late_attention(batch, found):
 
 @pytest.mark.parametrize("packer", [BalancedTokens(), *AWARE], ids=repr)
 @given(batch=batches())
-@settings(max_examples=40)
+@examples(40)
 @example(batch=Batch([1, 9, 4, 7], [0] * 4, 2, 10, 4, 1, False, 0))
 def test_the_fullest_rank_is_no_fuller_than_limit_or_file_order(packer, batch):
     mine = tokens_in_budget(batch, batch.pack(packer)).max(initial=0)
@@ -97,7 +98,7 @@ def test_balanced_tokens_needs_fewer_micro_steps_where_next_fit_wastes_room():
 
 @pytest.mark.parametrize("packer", AWARE, ids=repr)
 @given(batch=batches())
-@settings(max_examples=40)
+@examples(40)
 def test_expert_aware_never_loses_to_its_starts_under_its_objective(packer, batch):
     trace = batch.trace()
     value = lambda found: packer.objective(trace, *found, num_ranks=batch.num_ranks)  # noqa: E731
@@ -283,7 +284,7 @@ def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even(packer):
 
 
 @given(batch=batches(max_sequences=8))
-@settings(max_examples=20)
+@examples(20)
 def test_kernels_equal_plain_python(batch):
     def plain(module, *names):
         kept = {name: getattr(module, name) for name in names}

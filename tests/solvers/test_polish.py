@@ -5,8 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from solver_util import balance, make_problem, problems, require_split, require_valid
 
 from foremoe.base.errors import InputError
@@ -163,7 +164,7 @@ def test_no_quotas_cost_less_than_the_bound_and_the_best_cost_as_much(problem, s
 # --- bounds and changes
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problem=located(), seed=st.integers(0, 999))
 def test_bounds_follow_changes_and_foretell_them(problem, seed):
     prepared, rng = Prepared(problem), np.random.default_rng(seed)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
@@ -110,7 +111,7 @@ def test_any_number_of_threads_gives_the_same_bytes(problem: Problem, level: Tra
     assert made(problem, level).same_as(made(problem, level, num_threads=2))
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(data=st.data())
 def test_a_reordered_plan_computes_what_the_dense_model_does(data: st.DataObject) -> None:
     problem = data.draw(sequences())

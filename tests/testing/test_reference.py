@@ -6,9 +6,10 @@ from collections.abc import Callable
 import mutations
 import numpy as np
 import pytest
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
 from mutations import Breaker, copying_plans, mutated, strangers
+from profiles import examples
 
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
@@ -89,7 +90,7 @@ def test_relays_that_pass_the_check_compute_what_dense_computes(data: st.DataObj
 
 
 @pytest.mark.parametrize("break_one", RELAY_BREAKS, ids=lambda f: f.__name__)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_the_executor_sees_a_broken_relay(break_one: Callable[[Breaker], Plan], data: st.DataObject) -> None:
     problem, plan = data.draw(RELAY_BREAKS[break_one])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from engine_util import ToyBuffers, a_plan, check_grads, expected_grads, run_uses, values
 from flaky import Late
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe
 from foremoe.base.errors import InputError
@@ -19,7 +20,7 @@ from foremoe.transfer.contents import digest
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 
-few = settings(deadline=None, max_examples=60)
+few = examples(60)
 PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3)
 
 
@@ -54,7 +55,7 @@ def test_uses_find_their_replicas_and_gradients_get_home(data):
         assert returned == plan.num_replicas
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.data())
 def test_copies_may_be_read_and_land_long_after_their_start(data):
     """A backend that reads sources late sees every source, gradient buffer and home that is written too early."""

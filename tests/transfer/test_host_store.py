@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.transfer.host_fill import Fill, steps
@@ -44,7 +45,7 @@ def halves(num_elements, version):
     return [torch.full((num_elements,), float(version)) for _ in range(2)]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))
 def test_a_reader_sees_a_writer_that_comes_in_between(read_at, check_at, asked):
     dst, moment, found, fresh = halves(100, 0), 0, None, None

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, Late, Lazy, Ordered, Second, Shelf, Slow
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
+from profiles import examples
 from relayed_plans import with_relays
 
 import foremoe
@@ -99,7 +100,7 @@ def relayed(results, plan):
     return sum(e.src_rank >= 0 and e.src_rank != homes[e.layer, e.expert] for e in events)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data())
 def test_relays_bring_what_homes_would(data):
     plan = data.draw(relaying_plans())
@@ -132,7 +133,7 @@ def test_buffers_keep_what_is_passed_on_until_it_has_left():
     run_threads(dawdles, RANKS)
 
 
-@settings(deadline=None, max_examples=4)
+@examples(4)
 @given(st.data())
 def test_on_processes(data):
     plan = data.draw(relaying_plans(max_layers=2, max_micro_steps=2))

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from engine_payloads import b64, distinct, narrow, npy, routings, spread, torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from foremoe.routing.readers import sglang, vllm
 from foremoe.routing.readers.sequences import Routed
@@ -202,7 +203,7 @@ def test_prime_rl(routing, start):
 
 
 @pytest.mark.parametrize("trainer", ["slime", "areal", *(["nemo-rl", "verl", "nested"] if torch else [])])
-@settings(max_examples=25)
+@examples(25)
 @given(drawn=st.lists(routings(), min_size=1, max_size=3))
 def test_batches_of_trainers(drawn, trainer):
     """Lists of [len - 1, L, K], and padded batches with -1, zeros or arange as padding, left or right."""
