@@ -63,7 +63,7 @@ def plan_case(
     plan, summary = run(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )
-    shown = Shown(case.problem, problem, plan, summary, planner, case.history_LE, _source_of(case))
+    shown = Shown(case.problem, problem, plan, summary, planner, case.history_LE, source_of(case))
     return case, shown, summary
 
 
@@ -82,7 +82,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
         source = " + ".join(file_name(path) for path in options.traces)
     else:
         case = build_case(options)
-        posed, history_LE, source = case.problem, case.history_LE, _source_of(case)
+        posed, history_LE, source = case.problem, case.history_LE, source_of(case)
         sizes, wanted = ([its.M, its.L, its.G, its.E] for its in (posed, plan))
         if sizes != wanted:
             differ = f"the case has [M, L, G, E] = {sizes} and the plan {wanted}"
@@ -133,5 +133,6 @@ def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
         dataclasses.replace(problem, redundant=slots, resident_LGS=None)
 
 
-def _source_of(case: Case) -> str:
+def source_of(case: Case) -> str:
+    """Where the load of a case comes from, in a few words."""
     return case.line.removeprefix("case: ").partition(": ")[0]

@@ -1,5 +1,6 @@
 """The stage simulated three times: experts at home, as planned, and with even routing; what the verdict rests on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,8 +10,9 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
+from foremoe.simulate.pipeline import PipelineRank, simulate_pipeline
 from foremoe.simulate.result import Simulation
-from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.simulate.stage import even_routing, force_balanced, simulate
 from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
 
 # Letters: U uses, G ranks.
@@ -46,11 +48,16 @@ class StageRuns:
     def gains(self) -> dict[str, float]:
         """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
         static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
-        return {
-            "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,
-            "step_speedup": self.trainer.step_speedup(planned_s, static_s), "share_of_balanced": balanced_s / planned_s,
-            "outside_share": self.trainer.outside_s(static_s) / (self.trainer.outside_s(static_s) + static_s),
-        }  # fmt: skip
+        return stage_gains(static_s, planned_s, balanced_s, self.trainer)
+
+
+def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, float]:
+    """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
+    return {
+        "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,
+        "step_speedup": trainer.step_speedup(planned_s, static_s), "share_of_balanced": balanced_s / planned_s,
+        "outside_share": trainer.outside_s(static_s) / (trainer.outside_s(static_s) + static_s),
+    }  # fmt: skip
 
 
 def run_stage(
@@ -74,6 +81,24 @@ def run_stage(
         ends_s=end_seconds(problem, trainer),
         moves_s=moves_s * trainer.share_of_step(problem.M), trainer=trainer,
     )  # fmt: skip
+
+
+def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, trainer: Trainer) -> list[StageRuns]:
+    """As `run_stage`, for all pipeline ranks of one EP group; each has its waits for the others."""
+
+    def without_copies(problems: Sequence[Problem]) -> list[Simulation]:
+        still = [PipelineRank(problem=problem, plan=Planner(rank=()).plan(problem)[0]) for problem in problems]
+        return simulate_pipeline(still, outside_s_MG=outside_s_MG)
+
+    problems = [rank.problem for rank in ranks]
+    static, balanced = without_copies(problems), without_copies([even_routing(problem) for problem in problems])
+    planned = simulate_pipeline(ranks, outside_s_MG=outside_s_MG)
+    ends = [end_seconds(problem, trainer) for problem in problems]
+    ends_s = {name: max(end[name] for end in ends) for name in ends[0]}
+    return [
+        StageRuns(static=static[s], planned=planned[s], balanced=balanced[s], ends_s=ends_s, trainer=trainer)
+        for s in range(len(ranks))
+    ]
 
 
 def late_seconds(simulation: Simulation, num_ranks: int) -> Array:

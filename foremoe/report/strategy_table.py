@@ -28,6 +28,7 @@ COLUMNS = (
     Figure(("predicted_stage_s",), "predicted", "s"),
     Figure(("predicted_speedup_vs_static",), "speed-up", "predicted"),
     Figure(("simulated_stage_s",), "simulated", "s"),
+    Figure(("apart_s",), "left out", "s"),
     Figure(("speedup_vs_static",), "speed-up", "simulated"),
     Figure(("step_speedup",), "speed-up", "whole step"),
     Figure(("share_of_balanced",), "balanced", "% of it", 100.0, 1),

@@ -4,19 +4,32 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 # In this order: each may use what the ones before it define.
 SCRIPTS = (
     "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "lanes.js", "lanes_source.js",
-    "timeline.js", "charts.js", "experts.js", "tables.js", "whatif.js", "page.js",
+    "timeline.js", "charts.js", "experts.js", "tables.js", "whatif.js", "job.js", "page.js",
 )  # fmt: skip
 
 
-def page(facts: Mapping[str, Any], packed: str) -> str:
-    """The whole page. Its Content-Security-Policy allows its own style and scripts, by their hashes, and no connection."""
+class Block(NamedTuple):
+    """What the page shows at a time: facts as plain values, and arrays as text."""
+
+    facts: dict[str, Any]
+    packed: str
+
+
+def page(blocks: Sequence[Block], job: Mapping[str, Any] | None = None) -> str:
+    """The whole page. Its Content-Security-Policy allows its own style and scripts, by their hashes, and no connection.
+
+    Args:
+        blocks: Of the one plan, or of every part of a job.
+        job: The table of parts of a job.
+    """
+    facts = blocks[0].facts
     style = _template("page.css")
     scripts = [_template(name) for name in SCRIPTS]
     policy = (
@@ -28,13 +41,21 @@ def page(facts: Mapping[str, Any], packed: str) -> str:
         "policy": html.escape(policy, quote=True).replace("&#x27;", "'"),
         "title": html.escape(title),
         "style": f"<style>{style}</style>",
-        "facts": script_json(facts),
-        "packed": packed,
+        "job": script_json(job),
+        "blocks": "\n".join(_block(i, *block) for i, block in enumerate(blocks)),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     # In one pass, so that a name which looks like a place holder stays a name.
     before, *rest = _template("page.html").split("{{")
     return before + "".join(fill[part.partition("}}")[0]] + part.partition("}}")[2] for part in rest)
+
+
+def _block(number: int, facts: Mapping[str, Any], packed: str) -> str:
+    name = f"-{number}" if number else ""
+    return (
+        f'<script type="application/json" id="facts{name}">{script_json(facts)}</script>\n'
+        f'<script type="text/plain" id="packed{name}">{packed}</script>'
+    )
 
 
 def script_json(value: Any) -> str:

@@ -13,8 +13,8 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """What a reader should take home, in words.
 
     Returns:
-        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on what the figures rest on) and ``gains``: True where
-        the plan is faster than static placement and fits.
+        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on what the figures rest on), ``gains`` (True where the
+        plan is faster than static placement and fits) and ``fits``.
     """
     gains, memory = _gains(facts), facts["memory"]
     details = []
@@ -24,10 +24,10 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     # What makes all else idle talk comes first.
     details.insert(len(details) if memory["fits"] else 0, f"Memory {memory['verdict']}.")
     if gains.get("step_speedup") is not None:
-        details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (--rollout-share).")
+        details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (`--rollout-share`).")
     return {
         "gain": _gain(facts, gains), "details": details, "sure": _sure(facts, cluster),
-        "gains": bool(gains["speedup"] >= EVEN and memory["fits"] and facts["executable"]),
+        "gains": bool(gains["speedup"] >= EVEN and memory["fits"] and facts["executable"]), "fits": bool(memory["fits"]),
     }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def _gains(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gain(facts: Mapping[str, Any], gains: Mapping[str, Any]) -> str:
     stage, how = facts["stage"], "simulated" if facts["simulated"] else "predicted"
-    change = f"{_seconds(gains['static_s'])} → {_seconds(gains['planned_s'])} {how}"
+    change = f"{seconds_words(gains['static_s'])} → {seconds_words(gains['planned_s'])} {how}"
     if not facts["executable"]:
         return f"Homes move, so this plan is scored and never executed: {stage} stage {gains['speedup']:.2f}x ({change})."
     if gains["speedup"] < EVEN:
@@ -55,13 +55,13 @@ def _exposed(facts: Mapping[str, Any]) -> str:
     measured = facts["timeline"] is not None and facts["timeline"]["kind"] == "measured"
     if measured:
         waits = [total["exposed_s"] for total in facts["timeline"]["totals"]]
-        return f"Exposed: the slowest rank waited {_seconds(max(waits, default=0.0))} for copies, measured."
+        return f"Exposed: the slowest rank waited {seconds_words(max(waits, default=0.0))} for copies, measured."
     if facts["headline"]["replicas_per_rank"] == 0:
         return "Nothing is copied."
     simulated = facts["simulated"]
     parts = simulated["parts"]["planned"] if simulated else facts["parts"]["planned"]
     exposed_s, how = parts["transfer_s"] + parts["gradient_s"], "simulated" if simulated else "predicted"
-    return f"{_seconds(exposed_s)} of weights and gradients exposed, {how}; all other copies hide."
+    return f"{seconds_words(exposed_s)} of weights and gradients exposed, {how}; all other copies hide."
 
 
 def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
@@ -72,7 +72,7 @@ def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
     return "How sure: data-sheet constants, uncalibrated, so trust ratios more than seconds. `foremoe calibrate` measures them."
 
 
-def _seconds(value: float) -> str:
+def seconds_words(value: float) -> str:
     """Three digits with a unit."""
     factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
     number = value / factor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,17 +15,19 @@ from foremoe.base.version import __version__
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
+from foremoe.planner.strategies import STRATEGIES
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.report.contents import headline, late, links, memory, parts, planning, simulated
+from foremoe.report.job import JobPart, job_facts, job_gains, slowest_words
 from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.reasons import best_copies
 from foremoe.report.rows import link_bytes, pack_reasons, pack_rows, require_belongs
 from foremoe.report.runs import StageRuns
 from foremoe.report.strategy_table import strategy_table
-from foremoe.report.template import page
+from foremoe.report.template import Block, page
 from foremoe.report.verdict import verdict
 
 if TYPE_CHECKING:
@@ -58,10 +61,77 @@ def write_report(
     Raises:
         InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
     """
+    strategies_shown = strategy_table(strategies) if strategies else None
+    block = _block(_Shown(
+        problem=problem, plan=plan, planner_report=planner_report, runs=runs, timelines=timelines, what_if=what_if, posed=posed,
+        moves_s=moves_s, trainer=trainer,
+    ))  # fmt: skip
+    block.facts.update(source=source, date=date, command=command, strategies=strategies_shown)
+    block.facts["verdict"] = verdict(block.facts, plan.header.cluster)
+    write_file(path, page([block]))
+
+
+def write_job_report(
+    path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
+    source: str = "", date: str = "", command: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Writes a report of several EP groups and pipeline ranks: `write_report` of each on one page, and which one is the slowest.
+
+    Args:
+        parts: What `plan_job` returned.
+        strategies: Rows of `simulate_systems` on the same groups.
+        source: This, `date` and `command` are those of `write_report`.
+
+    Returns:
+        The verdict on the job: lines of text by ``gain``, ``details`` and ``sure``; ``gains`` and ``fits`` are true or false.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    strategies_shown = strategy_table(strategies) if strategies else None
+    blocks = [
+        _block(_Shown(
+            problem=part.problem, plan=part.plan, planner_report=part.summary, runs=part.runs, trainer=part.runs.trainer
+        ))
+        for part in parts
+    ]  # fmt: skip
+    job = job_facts(parts)
+    slowest = blocks[job["slowest"]].facts
+    memory = max((block.facts["memory"] for block in blocks), key=lambda held: max(held["peak_bytes_G"]))
+    told = verdict(
+        {**slowest, "memory": memory, "simulated": {**slowest["simulated"], "gains": job_gains(parts)}},
+        parts[job["slowest"]].plan.header.cluster,
+    )
+    told["details"].append(slowest_words(parts, job["slowest"]))
+    for block in blocks:
+        block.facts.update(source=source, date=date, command=command, strategies=strategies_shown, verdict=told)
+    write_file(path, page(blocks, job))
+    return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """One plan and what the page says beside it: the arguments of `write_report` of the same names."""
+
+    problem: Problem
+    plan: Plan
+    planner_report: PlanSummary | None = None
+    runs: StageRuns | None = None
+    timelines: Sequence[Timeline] | None = None
+    what_if: Sequence[Mapping[str, Any]] | None = None
+    posed: Problem | None = None
+    moves_s: float = 0.0
+    trainer: Trainer | None = None
+
+
+def _block(shown: _Shown) -> Block:
+    """What the page shows of one plan."""
+    problem, plan, runs, timelines = shown.problem, shown.plan, shown.runs, shown.timelines
+    posed, trainer = shown.posed or problem, shown.trainer
     require_belongs(problem, plan)
     if runs is not None and timelines:
         raise InputError("a report shows a simulated or a measured timeline; give runs= or timelines=, not both.")
-    packer, head, posed = Packer(), plan.header, posed or problem
+    packer, head = Packer(), plan.header
     replicas, static = Replicas.of(plan), price_rows(posed, posed.static()).reshape(plan.M, plan.L)
     bytes_by_link = link_bytes(problem, plan, replicas)
     pack_rows(packer, plan, replicas, static)
@@ -75,28 +145,32 @@ def write_report(
     elif timelines:
         timeline = pack_timelines(packer, plan, timelines)
     facts = {
-        "version": __version__, "source": source, "date": date, "command": command, "model": head.model.name,
+        "version": __version__, "model": head.model.name,
         "cluster": head.cluster.name, "cluster_source": head.cluster.source, "standing": head.cluster.standing,
         "memory_bytes": head.cluster.memory_bytes, "stage": head.key.stage, "M": plan.M, "L": plan.L, "G": plan.G, "E": plan.E,
         "R": head.redundant, "S": plan.S, "num_nodes": head.cluster.num_nodes,
         "node_of_rank_G": head.cluster.node_of_rank_G.tolist(), "moe_layer_L": head.moe_layer_L.tolist(),
-        "slots": repr(head.slots), "planner": head.planner, "objective": head.cost.objective, "executable": plan.executable,
+        "slots": repr(head.slots), "planner": _planner_name(head.planner), "objective": head.cost.objective,
+        "executable": plan.executable,
         "expert_bytes": head.model.expert_bytes,
         "headline": headline(posed, plan, static.total_s, bytes_by_link),
-        "moves": {"experts": moved, "seconds": moves_s} if moved else None,
+        "moves": {"experts": moved, "seconds": shown.moves_s} if moved else None,
         "parts": parts(plan, static.parts()),
         "late": late(posed, plan, runs),
         "links": links(bytes_by_link, runs),
         "memory": memory(problem, plan, trainer),
-        "planning": planning(planner_report),
+        "planning": planning(shown.planner_report),
         "simulated": simulated(runs),
-        "strategies": strategy_table(strategies) if strategies else None,
-        "what_if": _pack_what_if(packer, what_if or ()),
+        "what_if": _pack_what_if(packer, shown.what_if or ()),
         "timeline": timeline,
         "arrays": packer.contents,
     }  # fmt: skip
-    facts["verdict"] = verdict(facts, head.cluster)
-    write_file(path, page(facts, packer.text()))
+    return Block(facts, packer.text())
+
+
+def _planner_name(text: str) -> str:
+    """The strategy of a planner's text if it has a name, which says more in fewer words."""
+    return next((name for name, planner in STRATEGIES.items() if repr(planner) == text), text)
 
 
 def _pack_what_if(packer: Packer, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:

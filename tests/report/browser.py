@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -87,10 +88,26 @@ class Browser:
             else:
                 self.events.append(message)
 
-    def open(self, path: Path, timeout_s: float = 60.0) -> None:
+    def open(self, path: Path) -> None:
         """Opens a report from disk and waits until it has drawn itself."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait_until_drawn()
+
+    def reload_by(self, statement: str) -> None:
+        """Runs JavaScript after which the page begins anew, and waits for that."""
+        # A command may be refused while the page goes; the mark of the old page goes with it.
+        self.js(f"document.body.dataset.ready = 'old'; setTimeout(() => {{ {statement} }}, 50); 0")
+        end = time.monotonic() + 60.0
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError):
+                if self.js("document.body?.dataset.ready ?? ''") not in ("old", ""):
+                    return
+            time.sleep(0.02)
+        raise TimeoutError("the report did not begin anew")
+
+    def wait_until_drawn(self, timeout_s: float = 60.0) -> None:
+        """Waits for the report that is being loaded."""
         end = time.monotonic() + timeout_s
         while self.js("document.body?.dataset.ready ?? ''") == "":
             if time.monotonic() > end:

@@ -28,6 +28,8 @@ TOGETHER = {
     "one row": (15.0, ("planned", "chosen", "bound", "amount")),
 }
 ANY_TWO, FROM_PAPER = 6.0, 12.0
+# Luminance, as WCAG counts it: arcs and lanes of copies are thin.
+CONTRAST_OF_LINKS = 2.2
 
 
 def meanings() -> dict[str, tuple[str, str]]:
@@ -86,6 +88,21 @@ def test_colours_are_told_apart(vision, paper):
         near = {(a, b): apart(a, b) for a, b in combinations(names, 2)}
         assert min(near.values()) >= least, min(near, key=near.__getitem__)
     assert min(apart(name, "paper") for name in KINDS) >= FROM_PAPER
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        return float(np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ XYZ_OF_RGB[1])
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("paper", [0, 1], ids=["light", "dark"])
+def test_thin_marks_stand_out_from_the_paper(paper):
+    least = {name: contrast(COLOURS[name][paper], COLOURS["paper"][paper]) for name in TOGETHER["links"][1]}
+    assert min(least.values()) >= CONTRAST_OF_LINKS, least
 
 
 @pytest.mark.parametrize("paper", [0, 1], ids=["light", "dark"])

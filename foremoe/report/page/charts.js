@@ -125,7 +125,7 @@ function drawGap(theme, width, rows) {
 function drawNamedBars(theme, width, list, description, colour, axis) {
   const size = 11, left = Math.min(Math.max(...list.map(({ name }) => measure(name, size))) + 16, width * 0.34), right = 110, each = 21, top = axis ? 24 : 8, height = top + list.length * each + 8;
   const root = canvasOf(width, height, theme, description), most = Math.max(...list.map(({ value }) => value), 1e-12);
-  if (axis) root.append(label(left, 13, axis, theme, { colour: theme.muted }));
+  if (axis) root.append(label(Math.max(8, Math.min(left, width - 8 - measure(axis))), 13, fitted(axis, width - 16), theme, { colour: theme.muted }));
   list.forEach(({ name, value, text }, i) => {
     const y = top + i * each, wide = value / most * (width - left - right), shown = label(left - 8, y + 13, fitted(name, left - 12, size), theme, { anchor: "end" });
     shown.append(svg("title", {}, name));
@@ -140,7 +140,7 @@ function drawStrategies(theme, width) {
   const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor) }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
   const how = at("simulated") >= 0 ? "simulated" : `predicted (${facts.standing})`;
-  return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `stage time, ${how}; where homes move, without the way of their weights`);
+  return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `${how}; where homes move, moving their weights is left out`);
 }
 
 function drawPlanning(theme, width) {

@@ -24,7 +24,7 @@ const MEANINGS = {
   outside: ["#747474", "#b5b5b5"], // head, reduction, optimizer
   moves: ["#683108", "#977a5a"], // homes that move
   peer: ["#e0a030", "#f89f2a"], // copies by peer links
-  rdma: ["#1065e3", "#1c32a8"], // copies by RDMA
+  rdma: ["#1065e3", "#1890fc"], // copies by RDMA
   host: ["#5f5f5f", "#9a9a9a"], // copies from host memory
   held: ["#9ea6ae", "#646d78"], // weights still in their buffer
   planned: ["#4986cf", "#59829c"], // a value as planned

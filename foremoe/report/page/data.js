@@ -16,14 +16,24 @@ function layerAxis() {
   return more === 0 ? "layer" : `layer (model layer: ${more} more)`;
 }
 
-const facts = JSON.parse(document.getElementById("facts").textContent);
+/** The part that the page's address names, or null. */
+function partByAddress() {
+  const part = Number(location.hash.match(/[#&]part=(\d+)/)?.[1] ?? NaN);
+  return job !== null && part < job.parts.length ? part : null;
+}
+
+// Null unless the page shows the parts of a job, which have a block each.
+const job = JSON.parse(document.getElementById("job-facts").textContent);
+const shownPart = job === null ? 0 : partByAddress() ?? job.slowest;
+const blockName = (name) => (shownPart ? `${name}-${shownPart}` : name);
+const facts = JSON.parse(document.getElementById(blockName("facts")).textContent);
 
 /** Inflates the packed block and cuts it into named typed arrays. */
 async function readArrays() {
   if (typeof DecompressionStream === "undefined") {
     throw new Error("This browser cannot inflate the report's numbers (it lacks DecompressionStream); open the file in a browser of 2023 or later.");
   }
-  const holder = document.getElementById("packed");
+  const holder = document.getElementById(blockName("packed"));
   const packed = bytesOfBase64(holder.textContent);
   holder.textContent = "";
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));

@@ -54,9 +54,9 @@ function figureTitle(id) {
   return ROW_FIGURES.includes(id) ? `${text}: ${rowName(state.row)}` : text;
 }
 
-const caseWords = () => `${facts.model}, ${facts.stage}, ${plural(facts.G, "rank")} on ${plural(facts.num_nodes, "node")} of ${facts.cluster}, R = ${facts.R}`;
+const caseWords = () => `${facts.model}, ${facts.stage}, ${job ? `${partWords()}, ` : ""}${plural(facts.G, "rank")} on ${plural(facts.num_nodes, "node")} of ${facts.cluster}, R = ${facts.R}`;
 
-const fileStem = () => `foremoe-${facts.model}-${facts.stage}`.replace(/[^\w.-]+/g, "-").slice(0, 80);
+const fileStem = () => `foremoe-${facts.model}-${facts.stage}${job ? `-part${shownPart}` : ""}`.replace(/[^\w.-]+/g, "-").slice(0, 80);
 
 /** A figure's file as a Blob. */
 async function exported(id, kind) {

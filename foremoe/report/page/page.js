@@ -5,19 +5,22 @@ const state = { row: 0, rank: null };
 let rows = null, timeline = null;
 // Called after another row or rank was chosen.
 const onChosen = [];
-const ROW_LINK = /^#row=(\d+),(\d+)(?:&rank=(\d+))?$/;
+const ROW_LINK = /^#(?:part=\d+&)?row=(\d+),(\d+)(?:&rank=(\d+))?$/;
+
+/** Text whose words between backticks are code. */
+const marked = (text) => text.split("`").map((part, i) => (i % 2 ? html("code", {}, part) : part));
 
 function headWords() {
   const h = facts.headline, moves_s = facts.moves ? facts.moves.seconds : 0, planned_s = h.planned_s + moves_s, speed = planned_s > 0 ? h.static_s / planned_s : 1;
   const moving = facts.moves ? ", moves of homes included" : "", v = facts.verdict;
-  document.getElementById("title").textContent = `${facts.model}, ${facts.stage} stage`;
+  document.getElementById("title").textContent = [facts.model, `${facts.stage} stage`, partWords()].filter(Boolean).join(", ");
   const badges = [facts.standing];
   if (facts.timeline) badges.push(facts.timeline.kind);
   if (facts.moves) badges.push(`homes moved first: ${plural(facts.moves.experts, "expert")}, ${seconds(moves_s)}`);
   if (!facts.executable) badges.push("homes move: scored, never executed");
   document.getElementById("badges").append(...badges.map((text) => html("span", { class: "badge" }, text)));
-  Object.assign(document.getElementById("verdict").dataset, { gains: v.gains, fits: facts.memory.fits });
-  document.getElementById("verdict").append(html("strong", {}, v.gain), html("span", {}, v.details.join(" ")), html("span", { class: "muted" }, v.sure));
+  Object.assign(document.getElementById("verdict").dataset, { gains: v.gains, fits: v.fits });
+  document.getElementById("verdict").append(html("strong", {}, v.gain), html("span", {}, ...marked(v.details.join(" "))), html("span", { class: "muted" }, ...marked(v.sure)));
   const about = [
     `${plural(facts.G, "rank")} of ${facts.cluster} on ${plural(facts.num_nodes, "node")}`, `${plural(facts.M, "micro-step")} × ${plural(facts.L, "layer")}`,
     plural(facts.E, "expert"), `R = ${facts.R}, ${facts.slots}`, `objective ${facts.objective}`, `planner ${facts.planner}`,
@@ -58,7 +61,7 @@ function chooseRank(rank) {
 }
 
 /** The part of the page's address that opens it on the chosen row and rank. */
-const rowLink = () => `#row=${Math.floor(state.row / facts.L)},${state.row % facts.L}${state.rank === null ? "" : `&rank=${state.rank}`}`;
+const rowLink = () => `#${job === null ? "" : `part=${shownPart}&`}row=${Math.floor(state.row / facts.L)},${state.row % facts.L}${state.rank === null ? "" : `&rank=${state.rank}`}`;
 
 function remember() {
   history.replaceState(null, "", rowLink());
@@ -159,18 +162,22 @@ function timelineFigure() {
 async function open() {
   headWords();
   rows = new Rows(await readArrays());
-  for (const [id, value] of [["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
+  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
   contentsWords();
   rowControls();
   const linked = chosenByAddress();
   if (!linked) state.row = rows.worst(rows.before_N);
+  if (job) jobFigures();
   rowFigures();
   update();
   expertFigures();
   if (facts.timeline) timelineFigure();
   stageFigures();
   if (linked) document.getElementById("row").scrollIntoView();
-  window.addEventListener("hashchange", () => { if (chosenByAddress()) update(); });
+  window.addEventListener("hashchange", () => {
+    if ((partByAddress() ?? shownPart) !== shownPart) location.reload();
+    else if (chosenByAddress()) update();
+  });
   let width = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redrawAll(); } });
   darkScheme.addEventListener("change", redrawAll);

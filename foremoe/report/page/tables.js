@@ -58,7 +58,10 @@ function replicaTable(rows, n, rank) {
 function strategyTable({ columns, rows }) {
   const heads = [{ heading: "strategy", left: true }, ...columns];
   const cells = rows.map((row) => [row.name, ...row.cells.map((value, i) => cell(value, columns[i].digits))]);
-  const notes = rows.filter((row) => row.note).map((row) => html("p", { class: "note" }, `${row.name}: ${row.note}`));
+  // What several strategies have to say is said once.
+  const names = new Map();
+  for (const row of rows) if (row.note) names.set(row.note, [...(names.get(row.note) || []), row.name]);
+  const notes = [...names].map(([note, of]) => html("p", { class: "note" }, `${of.join(", ")}: ${note}`));
   return [table("strategies", heads, cells), ...notes];
 }
 

@@ -1,0 +1,111 @@
+"""What a report says beside its plan: strategies on the same case, and a job of several EP groups and pipeline ranks."""
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from foremoe.base.errors import InputError
+from foremoe.cli.inputs import build_groups
+from foremoe.cli.options import CaseOptions
+from foremoe.cli.progress import Progress
+from foremoe.cli.reported import Shown, source_of
+from foremoe.cli.texts import planner_of
+from foremoe.machine.trainer import Trainer
+from foremoe.planner.comparison import compare, needs_first_left_out
+from foremoe.planner.planner import Planner
+from foremoe.report import plan_job, write_job_report
+from foremoe.simulate.systems import BALANCED, System, simulate_systems
+from foremoe.workload.packing import AsGiven
+
+
+def report_job(
+    options: CaseOptions, name: str, sizes: tuple[int | None, int, int], planners: Mapping[str, Planner], threads: int | None,
+    output: str, command: str,
+) -> list[str]:  # fmt: skip
+    """Plans every EP group and pipeline rank, and writes the page; returns what to print.
+
+    Args:
+        sizes: Ranks of an EP group (None: all), pipeline ranks, and chunks of each.
+        planners: Strategies of the table.
+    """
+    group_size, pp, vpp = sizes
+    planner = planner_of(name, options.shuffle)
+    if planner.pack != AsGiven():
+        raise InputError(f"{name} has a pack level, but the groups are dealt already; leave the pack level out.")
+    if pp * vpp > 1 and options.schedule is not None:
+        raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
+    with Progress() as progress:
+        case, groups = build_groups(options, group_size, progress)
+        trainer = options.trainer.of(len(groups))
+        progress.tasks = len(groups) * pp + (len(planners) + 1 if planners else 0)
+        parts = plan_job(
+            groups, planner, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, num_threads=threads, progress=progress
+        )
+        strategies = None
+        if planners:
+            systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
+            rows = simulate_systems(
+                groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, num_threads=threads,
+                progress=progress,
+            )  # fmt: skip
+            strategies = [_simulated_line(row, planners) for row in rows]
+    told = write_job_report(
+        output, parts, strategies=strategies, source=seeded(source_of(case), options.seed),
+        date=datetime.date.today().isoformat(), command=command,
+    )  # fmt: skip
+    return [told["gain"], " ".join(told["details"]), told["sure"], wrote(output)]
+
+
+def seeded(source: str, seed: int) -> str:
+    """Where the load comes from, with the seed."""
+    return source if "seed" in source else f"{source}, seed {seed}"
+
+
+def wrote(output: str) -> str:
+    """The line that names the page."""
+    return f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)"
+
+
+def strategy_lines(
+    shown: Shown,
+    planners: Mapping[str, Planner],
+    simulated: bool,
+    threads: int | None,
+    seed: int,
+    trainer: Trainer,
+    progress: Progress,
+) -> Sequence[Mapping[str, Any]]:
+    """The rows of the table of strategies; with their simulated stage if that was asked for."""
+    problem, history_LE = shown.posed, shown.history_LE
+    sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
+    if simulated and not sampled:
+        systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
+        rows = simulate_systems(
+            [problem], systems, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
+        )
+        return [_simulated_line(row, planners) for row in rows]
+    rows = compare(problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, progress=progress)
+    notes = ["micro-step 0 has no history and is left out"] if needs_first_left_out(problem, planners, history_LE) else []
+    lines = []
+    for row in rows:
+        name = row["solver"]
+        line = {**row, "note": "; ".join(part for part in (row.get("note"), *notes) if part)}
+        # These times do not compare with the others'.
+        if name in sampled or not planners[name].keeps_homes:
+            line["predicted_speedup_vs_static"] = None
+        lines.append(line)
+    return lines
+
+
+def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> Mapping[str, Any]:
+    name = row["solver"]
+    if name not in planners:
+        return {**row, "note": "the same tokens, routed evenly: what perfect balance alone would give"}
+    if planners[name].keeps_homes:
+        return row
+    note = "homes move: scored, never executed; the seconds of moving their weights are left out of all times"
+    blank = dict.fromkeys(("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "share_of_balanced"))
+    return {**row, **blank, "note": note}

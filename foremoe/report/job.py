@@ -1,0 +1,125 @@
+"""A job of several EP groups and pipeline ranks: each with a plan of its own, and the one that keeps the others waiting."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.planner.summary import PlanSummary
+from foremoe.problem.problem import Problem
+from foremoe.report.runs import StageRuns, run_pipeline, stage_gains
+from foremoe.report.verdict import seconds_words
+from foremoe.simulate.pipeline import PipelineRank, pipeline_problems
+from foremoe.simulate.step import head_seconds
+from foremoe.solvers.home.keep import Keep
+from foremoe.workload.skew import skew
+
+# Letters: L layers, E experts.
+
+
+class JobPart(NamedTuple):
+    """One pipeline rank of one EP group.
+
+    Attributes:
+        group: Number of its EP group.
+        pipeline_rank: Its number in the pipeline.
+        problem: The load of its group, of its layers.
+        plan: The plan of that problem.
+        summary: Summary of the planning.
+        runs: Its stage, with the waits for the rest of its pipeline.
+    """
+
+    group: int
+    pipeline_rank: int
+    problem: Problem
+    plan: Plan
+    summary: PlanSummary
+    runs: StageRuns
+
+    @property
+    def name(self) -> str:
+        """The name that the page has for it."""
+        return f"EP group {self.group}, pipeline rank {self.pipeline_rank}"
+
+
+def plan_job(
+    groups: Sequence[Problem], planner: Planner, *, pp: int = 1, vpp: int = 1, history_LE: Array | None = None,
+    trainer: Trainer | None = None, num_threads: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+) -> list[JobPart]:  # fmt: skip
+    """Plans and simulates every pipeline rank of every EP group.
+
+    Args:
+        groups: As for `simulate_systems`, and so are `pp`, `vpp` and `trainer`.
+        planner: One that keeps homes: those of a job are decided for all groups together.
+        history_LE: As for `Planner.plan`, of all layers.
+        progress: Called with (part, rows done, rows in all).
+
+    Raises:
+        InputError: The planner moves homes, or there are more pipeline ranks than layers.
+    """
+    if planner.home != Keep():
+        raise InputError(
+            f"{planner.home!r} moves homes of all EP groups at once; leave the home level out of a report of several."
+        )
+    trainer, out = trainer or Trainer(data_parallel=len(groups)), []
+    for k, group in enumerate(groups):
+        planned = []
+        for s, problem in enumerate([group] if pp * vpp == 1 else pipeline_problems(group, pp, vpp)):
+            seen_LE = None if history_LE is None else history_LE[np.isin(group.moe_layer_L, problem.moe_layer_L)]
+            report = None if progress is None else _progress_of(progress, k, s)
+            planned.append((problem, *planner.plan(problem, history_LE=seen_LE, num_threads=num_threads, progress=report)))
+        ranks = [PipelineRank(problem=problem, plan=plan) for problem, plan, _ in planned]
+        runs = run_pipeline(ranks, outside_s_MG=head_seconds(group), trainer=trainer)
+        out += [JobPart(k, s, *rank, run) for s, (rank, run) in enumerate(zip(planned, runs, strict=True))]
+    return out
+
+
+def _progress_of(progress: Callable[[str, int, int], None], group: int, rank: int) -> Callable[[int, int], None]:
+    return lambda done, total: progress(f"EP group {group}, pipeline rank {rank}", done, total)
+
+
+def slowest_part(parts: Sequence[JobPart]) -> int:
+    """Number of the part that the others wait for: least bubble, in the EP group with the longest stage."""
+    longest = max(range(len(parts)), key=lambda i: parts[i].runs.gains()["planned_s"])
+    group = [i for i, part in enumerate(parts) if part.group == parts[longest].group]
+    return min(group, key=lambda i: parts[i].runs.planned.parts.bubble_s)
+
+
+def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
+    """A sentence that names the part that the others wait for."""
+    part = parts[slowest]
+    if len(parts) == 1:
+        return ""
+    waits_s = part.runs.planned.parts.bubble_s
+    return f"Slowest of {len(parts)} parts: {part.name}, which itself waits {seconds_words(waits_s)} for its pipeline."
+
+
+def job_gains(parts: Sequence[JobPart]) -> dict[str, float]:
+    """`StageRuns.gains` of the whole job: EP groups meet at the end of the stage, so the slowest one is its length."""
+    gains = [part.runs.gains() for part in parts]
+    static_s, planned_s, balanced_s = (max(gain[name] for gain in gains) for name in ("static_s", "planned_s", "balanced_s"))
+    return stage_gains(static_s, planned_s, balanced_s, parts[0].runs.trainer)
+
+
+def job_facts(parts: Sequence[JobPart]) -> dict[str, Any]:
+    """The table of parts, as plain values."""
+    lines = []
+    for part in parts:
+        seconds = part.runs.parts()
+        lines.append({
+            "group": part.group, "pipeline_rank": part.pipeline_rank, "layers": _ranges(part.plan.header.moe_layer_L),
+            "skew_static": float(skew(part.problem.static().load_NG()).mean()), "skew_planned": float(part.plan.skew_ML.mean()),
+            "static_busy_s": sum(seconds["static"].values()) - seconds["static"]["bubble_s"], "planned": seconds["planned"],
+        })  # fmt: skip
+    return {"parts": lines, "slowest": slowest_part(parts)}
+
+
+def _ranges(numbers: Array) -> str:
+    """``0 to 11, 24 to 35``."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
