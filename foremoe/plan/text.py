@@ -13,6 +13,13 @@ from foremoe.workload.skew import skew
 
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots per rank.
 
+STOPS = {
+    Stop.OPTIMAL: "no placement has a better objective ({objective}), which is proven",
+    Stop.LIMIT: "the limit of nodes or seconds was met",
+    Stop.CANCELLED: "planning was cancelled",
+    Stop.FELL_BACK: "the solver failed or was worse, so the row is an earlier level's",
+}
+
 
 def static_load_MLG(plan: Plan) -> Array:
     """int64 [M, L, G]: pairs every rank would serve with every expert at home."""
@@ -22,28 +29,29 @@ def static_load_MLG(plan: Plan) -> Array:
 
 
 def summary(plan: Plan) -> str:
-    """A few lines that fit a terminal."""
+    """A few lines of at most 80 columns."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
     optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
     steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
     lines = [
-        f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks ({nodes}), "
-        f"{plan.E} experts, R = {head.redundant}",
-        f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst; "
-        f"load gap {plan.load_gap_ML.mean():.2%} mean, {optimal} of {plan.N} rows proven optimal in {head.cost.objective}",
-        f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank)",
+        f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks, R = {head.redundant}",
+        f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst",
+        f"load gap: {plan.load_gap_ML.mean():.2%} mean; {optimal} of {plan.N} rows proven optimal in {head.cost.objective}",
+        f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank); "
+        f"{plan.E} experts, {nodes}",
     ]
     if plan.executable:
         gigabytes = {link: int((plan.transfers.link_C == link).sum()) * head.model.expert_bytes / 1e9 for link in Link}
-        by_link = ", ".join(f"{link.name.lower()} {size:.1f} GB" for link, size in gigabytes.items())
-        lines.append(f"weights sent: {len(plan.transfers)} copies ({by_link}) over {len(head.schedule.phase_X)} passes")
+        by_link = ", ".join(f"{link.name.lower()} {size:.1f} GB" for link, size in gigabytes.items() if size)
+        sent = f"{len(plan.transfers)} copies over {len(head.schedule.phase_X)} passes"
+        lines.append(f"weights sent: {sent} ({by_link})" if by_link else f"weights sent: {sent}")
     else:
-        lines.append("moves homes: scored, never executed; the stage leaves out how their weights travel")
+        lines.append("moves homes: scored, never executed; the stage leaves out how weights travel")
     stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
-    predicted = f"{stage_s * 1e3:.1f} ms predicted, its layers alone in closed form ({head.cluster.standing})"
-    lines.append(f"stage: {predicted}, expert compute {compute_s * 1e3:.1f} ms")
+    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted, expert compute {compute_s * 1e3:.1f} ms;")
+    lines.append(f"  its layers alone, in closed form ({head.cluster.standing})")
     return "\n".join(lines)
 
 
@@ -62,10 +70,11 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     before_G = np.bincount(home_E, load_E, minlength=plan.G).astype(np.int64)
     after_G = quota_GS.sum(axis=1)
     node_G = plan.header.cluster.node_of_rank_G
+    bound = round(float(plan.load_bound_ML[micro_step, layer]))
     lines = [
         f"{row_name(plan, micro_step, layer)}: {int(load_E.sum())} pairs, mean {before_G.mean():.1f} per rank",
-        f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; no placement with these homes and slots is below "
-        f"{plan.load_bound_ML[micro_step, layer]:.0f}",
+        f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; proven lower bound {bound}",
+        f"stopped: {_stopped(plan, micro_step, layer, int(after_G.max()) <= bound)}",
         "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
     ]
     for g in range(plan.G):
@@ -78,6 +87,22 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
                 held.append(f"{e}: {quota_GS[g, s]} of {load_E[e]}, from {home_E[e]}{far}")
         lines.append(f"{g:4d}  {node_G[g]:4d}  {before_G[g]:7d}  {after_G[g]:7d}  {'; '.join(held) or '-'}")
     return "\n".join(lines)
+
+
+def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
+    """Why a row is as it is, and not better."""
+    stop = Stop(plan.stop_ML[micro_step, layer])
+    if at_bound:
+        return "no placement with these homes and slots has a lower busiest rank"
+    if stop != Stop.DONE:
+        return STOPS[stop].format(objective=plan.header.cost.objective)
+    slots = plan.G * (plan.S - plan.B)
+    free = slots - int((plan.quota_MLGS[micro_step, layer, :, plan.B :] > 0).sum())
+    if not plan.executable or not slots:
+        return "the planner ran to its end" if slots else "there are no redundant slots (R = 0)"
+    if not free:
+        return f"all {slots} redundant slots are taken"
+    return f"{free} of {slots} redundant slots are free; no further copy was found to pay"
 
 
 def diff(old: Plan, new: Plan) -> str:

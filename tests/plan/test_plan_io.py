@@ -98,6 +98,7 @@ def test_select_join_and_diff(plan):
     with pytest.raises(InputError, match="distinct indices"):
         plan.select([0, 0])
     assert "replicas" in plan.summary() and "busiest rank" in plan.explain(1, 2)
+    assert max(map(len, [*plan.summary().splitlines(), *plan.explain(1, 2).splitlines()[:3]])) <= 80
     with pytest.raises(InputError, match="does not exist"):
         plan.explain(2, 0)
     assert static.rank == ()

@@ -1,0 +1,56 @@
+"""Texts about a plan: lines fit 80 columns, and a row says why it is no better."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe.plan.text import STOPS
+from foremoe.problem.placement import Stop
+
+
+@pytest.fixture(scope="module")
+def problem() -> foremoe.Problem:
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=64, micro_steps=2, num_layers=3, seed=1)
+    return foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=4), redundant=1)
+
+
+@pytest.fixture(scope="module")
+def plan(problem: foremoe.Problem) -> foremoe.Plan:
+    return foremoe.Planner().plan(problem)[0]
+
+
+def stopped(plan: foremoe.Plan, micro_step: int = 0, layer: int = 0) -> str:
+    return plan.explain(micro_step, layer).splitlines()[2].removeprefix("stopped: ")
+
+
+@pytest.mark.parametrize("name", foremoe.STRATEGIES)
+def test_a_summary_fits_80_columns(problem, name):
+    if foremoe.STRATEGIES[name].refusal(problem):
+        pytest.skip(f"{name} does not plan this")
+    plan = foremoe.STRATEGIES[name].plan(problem)[0]
+    lines = [*plan.summary().splitlines(), *plan.explain(1, 2).splitlines()[:4]]
+    assert max(map(len, lines)) <= 80, lines
+    assert re.search(r"^(weights sent|moves homes): ", plan.summary(), re.MULTILINE)
+
+
+def test_a_row_says_why_it_stopped(problem, plan):
+    below = dataclasses.replace(plan, load_bound_ML=np.zeros_like(plan.load_bound_ML))
+    for stop, words in STOPS.items():
+        assert stopped(dataclasses.replace(below, stop_ML=np.full_like(plan.stop_ML, stop))) == words.format(objective="time")
+    done = dataclasses.replace(below, stop_ML=np.full_like(plan.stop_ML, Stop.DONE))
+    used = (plan.quota_MLGS[0, 0, :, plan.B :] > 0).sum()
+    assert 0 < used < 8
+    assert stopped(done) == f"{8 - used} of 8 redundant slots are free; no further copy was found to pay"
+    high = dataclasses.replace(plan, load_bound_ML=np.full_like(plan.load_bound_ML, 1e6))
+    assert stopped(high) == "no placement with these homes and slots has a lower busiest rank"
+
+
+def test_without_slots_there_is_nothing_to_try(problem):
+    none = foremoe.Planner().plan(dataclasses.replace(problem, redundant=0))[0]
+    above = dataclasses.replace(none, stop_ML=np.zeros_like(none.stop_ML), load_bound_ML=np.zeros_like(none.load_bound_ML))
+    assert stopped(above) == "there are no redundant slots (R = 0)"
