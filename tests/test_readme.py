@@ -50,7 +50,7 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
         "4",
     ]
     both = "Planner(rank=(recipe:HalveHottest(), Chain(inside=True)))"
-    solvers = ["--solvers", f"static,recipe:HalveHottest(min_pairs=2),Chain(inside=True),{both}", "--json"]
+    solvers = ["--planners", f"static,recipe:HalveHottest(min_pairs=2),Chain(inside=True),{both}", "--json"]
     run = subprocess.run([sys.executable, "-m", "foremoe", "compare", *case, *solvers], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     static, mine, inside, composed = (line["skew_mean"] for line in json.loads(run.stdout)["rows"])
@@ -60,10 +60,10 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
 def test_the_composition_gives_what_the_page_says():
     """Fewer bytes across nodes than chains everywhere, less skew than chains inside nodes."""
     page = (ROOT / "docs" / "strategies.md").read_text()
-    command, lines = re.search(r"\| `foremoe (compare [^`]*) --solvers \.\.\.`.*\n\|.*\n((?:\|.*\n)+)", page).groups()
+    command, lines = re.search(r"\| `foremoe (compare [^`]*) --planners \.\.\.`.*\n\|.*\n((?:\|.*\n)+)", page).groups()
     table = [line.split("|")[1:-1] for line in lines.splitlines()]
     shown = {name.strip(" `"): [cell.strip() for cell in cells] for name, *cells in table}
-    result = CliRunner().invoke(main, [*command.split(), "--solvers", ",".join(shown), "--json"])
+    result = CliRunner().invoke(main, [*command.split(), "--planners", ",".join(shown), "--json"])
     assert result.exit_code == 0, result.stderr
     rows = {row["solver"]: row for row in json.loads(result.stdout)["rows"]}
     for name, row in rows.items():

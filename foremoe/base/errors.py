@@ -1,14 +1,21 @@
 """The errors a user of foremoe can meet: bad input, a plan that breaks a law, and a transfer that failed."""
 
 import contextlib
+import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 
 def printable(text: str) -> str:
     """`text` as one line: control, escape and other characters that do not print are replaced by their escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """``did you mean 'quota'? `` where one of `names` is close, else nothing."""
+    close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 _LONGEST = 2000

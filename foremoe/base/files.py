@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from foremoe.base.errors import InputError, file_errors
+from foremoe.base.errors import InputError, did_you_mean, file_errors
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -17,7 +17,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         try:
             _require_regular(name, os.stat(path))
         except FileNotFoundError:
-            raise InputError(f"there is no file {name!r}; check the path.") from None
+            raise InputError(f"there is no file {name!r}; {_near(name)}check the path.") from None
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             # Another file may have taken the name meanwhile.
@@ -26,6 +26,14 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             os.close(descriptor)
             raise
     return os.fdopen(descriptor, "rb")
+
+
+def _near(name: str | bytes) -> str:
+    """The file of the same folder that may have been meant."""
+    folder, last = os.path.split(os.fsdecode(name))
+    with contextlib.suppress(OSError):
+        return did_you_mean(last, os.listdir(folder or "."))
+    return ""
 
 
 def file_bytes(file: BinaryIO) -> int:

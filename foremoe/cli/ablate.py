@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.cli.ablated import COLUMNS, Lines, lines_of
 from foremoe.cli.inputs import Case, build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options
+from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options
 from foremoe.cli.plot import plot, require_matplotlib
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Look
@@ -40,11 +40,10 @@ class Varied(NamedTuple):
 
 @click.command(cls=JsonCommand)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
-@option(
-    "--planner", "planner_name", metavar="NAME",
-    help="What to take apart: a strategy, or a text such as 'Planner(rank=(NodeChain(), Chain()))'.  [default: hierarchical]",
-)  # fmt: skip
-@solvers_option(help="Several such planners with commas between them, instead of --planner.  [default: the planner]")
+@planners_option(
+    help="What to take apart: strategies, or texts such as 'Planner(rank=(NodeChain(), Chain()))', with commas between them.  "
+    "[default: hierarchical]"
+)
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
@@ -62,7 +61,7 @@ class Varied(NamedTuple):
 @option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups (needs matplotlib).  [default: no picture]")
 @table_options
 def ablate(
-    case_options: CaseOptions, planner_name: str | None, solvers: tuple[str, ...], redundant: tuple[str, ...],
+    case_options: CaseOptions, planners: tuple[str, ...], redundant: tuple[str, ...],
     foresight: tuple[str, ...], nodes: tuple[str, ...], seeds: tuple[str, ...], json_file: str | None, *,
     exact_seconds: float = EXACT_BUDGET_S, plot_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
@@ -80,9 +79,7 @@ def ablate(
     look.require(COLUMNS)
     if plot_file is not None:
         require_matplotlib()
-    if solvers and planner_name is not None:
-        raise InputError("--planner and --solvers exclude each other; name all planners in --solvers.")
-    names = split_list(solvers, "--solvers") if solvers else [planner_name or "hierarchical"]
+    names = split_list(planners, "--planners") or ["hierarchical"]
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
     varied = Varied(
         {name: planner_of(name, case_options.shuffle) for name in names},

@@ -8,7 +8,7 @@ import click
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import CaseOptions, case_options, option, solvers_option, table_options, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.simulate import OF_BALANCED, step_line
 from foremoe.cli.tables import (
@@ -29,7 +29,6 @@ from foremoe.cli.texts import Seconds, planners_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.planner import comparison
 from foremoe.planner.planner import Planner
-from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.step import Judge
 
 PLANNED = {
@@ -58,9 +57,9 @@ COLUMNS = {
 
 @click.command(cls=JsonCommand)
 @case_options()
-@solvers_option(
+@planners_option(
     help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
-    "`foremoe solvers` lists them.  [default: all strategies]"
+    "`foremoe solvers` lists them.  [default: all strategies but exact, which takes --exact-seconds]"
 )
 @option(
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
@@ -69,7 +68,7 @@ COLUMNS = {
 @table_options
 @trainer_options
 def compare(
-    case_options: CaseOptions, solvers: tuple[str, ...], exact_seconds: float,
+    case_options: CaseOptions, planners: tuple[str, ...], exact_seconds: float,
     json_file: str | None, *, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Plans one case with every strategy and prints a line for each.
@@ -79,29 +78,29 @@ def compare(
 
     \b
     Example:
-      foremoe compare rollout.npz --ranks 16 --solvers static,quota,hierarchical
+      foremoe compare rollout.npz --ranks 16 --planners static,quota,hierarchical
     """
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
-    planners = planners_of(split_list(solvers, "--solvers"), STRATEGIES)
+    chosen = planners_of(split_list(planners, "--planners"))
     trainer = case_options.trainer.of()
-    with Progress(tasks=sum(bool(planner.rank) for planner in planners.values())) as progress:
+    with Progress(tasks=sum(bool(planner.rank) for planner in chosen.values())) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
         rows = comparison.compare(
-            case.problem, planners, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
+            case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
-        "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, planners, case.history_LE),
+        "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, chosen, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
         "static_stage_s": judge.static_s, "trainer": trainer,
     }  # fmt: skip
-    words = footers(rows, planners, case.constants, judge.static_s)
+    words = footers(rows, chosen, case.constants, judge.static_s)
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, "", table(rows, planners), "", *words, step_line(rows, trainer), *memory], look)
+    emit(json_file, payload, [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory], look)
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:

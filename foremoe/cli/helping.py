@@ -15,11 +15,19 @@ GROUPS = {
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
     "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
 }  # fmt: skip
+# One planner or several; what follows are the words of other pages for them.
+_PLANNERS = ("--planner", "--planners", "--solver", "--solvers", "--strategy", "--strategies")
 _COLUMN = 24  # where the explanations begin
 
 
 class HelpedCommand(click.Command):
-    """A command whose ``--help`` has its options in `GROUPS`."""
+    """A command whose ``--help`` has its options in `GROUPS`, and that knows what planners are also called."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Takes another word for a planner as the option that this command has."""
+        known = {name for param in self.get_params(ctx) for name in param.opts}
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [_planner_option(word, known) if i < end else word for i, word in enumerate(args)])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes one section for the command's own options and one for every group."""
@@ -33,6 +41,15 @@ class HelpedCommand(click.Command):
             if records:
                 with formatter.section(title):
                     _write(formatter, records)
+
+
+def _planner_option(word: str, known: set[str]) -> str:
+    name, equals, value = word.partition("=")
+    if name not in _PLANNERS or name in known:
+        return word
+    one, several = _PLANNERS[:2]
+    wanted = (several, one) if name.endswith("s") else (one, several)
+    return next((option for option in wanted if option in known), name) + equals + value
 
 
 def _write(formatter: click.HelpFormatter, records: list[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
 """``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted. The module of a command is imported when the
-command runs, so that ``foremoe --help`` is quick.
+Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted. The module of a command is
+imported when the command runs, so that ``foremoe --help`` is quick.
 """
 
 import importlib
@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import click
 
-from foremoe.base.errors import InputError, PlanError, printable
+from foremoe.base.errors import InputError, PlanError, did_you_mean, printable
 from foremoe.base.version import __version__
-from foremoe.cli.tables import did_you_mean
 from foremoe.cli.terminal import width, wrapped
 
 BAD_INPUT = 2
@@ -124,5 +123,5 @@ def main() -> None:
       foremoe plan rollout.npz --ranks 16 -o plan.safetensors
       foremoe check plan.safetensors --trace rollout.npz
 
-    Exit codes: 0 done, 1 a checked plan is broken, 2 bad input, 130 interrupted.
+    Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted.
     """

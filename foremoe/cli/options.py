@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -29,6 +30,22 @@ DEFAULT_REGIME = "mid"
 MAX_EXPERTS = 2**15 - 1
 MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
+
+
+class Dispatch(click.Choice):  # type: ignore[type-arg]
+    """How tokens travel; the names of libraries are answered by the way in which those send."""
+
+    LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
+
+    def __init__(self) -> None:
+        super().__init__(DISPATCHES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice; fails with one sentence."""
+        way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
+        if way is not None:
+            self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +145,7 @@ _CASE = {
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
     "dispatch": option(
-        "--dispatch", type=click.Choice(DISPATCHES),
+        "--dispatch", type=Dispatch(),
         help="How tokens travel: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
         " that serves it, as DeepEP and HybridEP send it.  [default: pairs, or what a file says]",
     ),
@@ -259,5 +276,5 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
     return decorated
 
 
-solvers_option = functools.partial(option, "--solvers", metavar="LIST", multiple=True)
+planners_option = functools.partial(option, "--planners", metavar="LIST", multiple=True)
 threads_option = option("--threads", type=click.IntRange(1, 4096), help="Threads that plan.  [default: every core]")

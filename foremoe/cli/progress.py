@@ -80,7 +80,10 @@ class Progress:
         words = [self.verb if self.task else "preparing"]
         if self.task:
             words = [f"{self.verb} {self.task}{self._count()}"]
-        if self.share:
+        if self.share == 1.0:
+            # What follows a task (checks, a simulation, the next one's preparation) tells no share of its own.
+            words = [f"finishing {self.task}{self._count()}"]
+        elif self.share:
             words.append(f"[{'#' * int(_BAR * self.share):-<{_BAR}}] {self.share:.0%}")
         words.append(f"{clock(gone_s)} elapsed")
         if self.tasks:

@@ -9,13 +9,12 @@ from foremoe.base.errors import InputError
 from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_writable
 from foremoe.cli.memory import plan_line
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option, threads_option, trainer_options
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
 from foremoe.cli.tables import seconds
 from foremoe.cli.texts import planners_of, split_list, whole_numbers
-from foremoe.planner.strategies import STRATEGIES
 from foremoe.report import run_stage, write_report
 from foremoe.report import what_if as plan_again
 
@@ -51,13 +50,15 @@ class RecordedCommand(HelpedCommand):
     help=f"Numbers of redundant slots to plan again with, for comparison; {NOTHING} for none.  [default: {WHAT_IF}; {NOTHING} "
     "with --ep or --pp]",
 )  # fmt: skip
-@solvers_option(help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]")
+@planners_option(
+    help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]"
+)
 @threads_option
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
 @trainer_options
 def report(
     case_options: CaseOptions, planner_name: str | None, plan_file: str | None, simulate: bool,
-    what_if: str | None, solvers: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
+    what_if: str | None, planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
     vpp: int = 1,
 ) -> None:  # fmt: skip
     """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
@@ -80,25 +81,25 @@ def report(
     if what_if is None:
         what_if = NOTHING if several else WHAT_IF
     redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")
-    names = split_list(solvers, "--solvers")
-    planners = {} if names == [NOTHING] else planners_of(names, [name for name in STRATEGIES if name != "exact"])
+    names = split_list(planners, "--planners")
+    compared = {} if names == [NOTHING] else planners_of(names)
     command = click.get_current_context().meta["command"]
     if several:
         if plan_file is not None or redundant or not simulate:
             raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan, --what-if and --no-simulate.")
         emit(
-            None, {}, report_job(case_options, planner_name or "hierarchical", (ep, pp, vpp), planners, threads, output, command)
+            None, {}, report_job(case_options, planner_name or "hierarchical", (ep, pp, vpp), compared, threads, output, command)
         )
         return
     trainer = case_options.trainer.of()
-    num_tasks = int(plan_file is None) + len(redundant) + (len(planners) + 1 if planners else 0)
+    num_tasks = int(plan_file is None) + len(redundant) + (len(compared) + 1 if compared else 0)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
             _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
         else:
             shown = read_plan(case_options, planner_name, plan_file, redundant)
         strategies = (
-            strategy_lines(shown, planners, simulate, threads, case_options.seed, trainer, progress) if planners else None
+            strategy_lines(shown, compared, simulate, threads, case_options.seed, trainer, progress) if compared else None
         )
         others = None
         if redundant and shown.planner is None:

@@ -10,15 +10,14 @@ from foremoe.cli import knowledge
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, solvers_option, table_options, trainer_options
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent, plural
-from foremoe.cli.texts import planner_of, split_list
+from foremoe.cli.texts import DEFAULT, planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
 from foremoe.cli.what_if import TURN_COLUMNS, add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
-from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate.knowledge import load_kernels, simulate_foresight
 from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
 from foremoe.workload.packing import AsGiven
@@ -48,7 +47,7 @@ COLUMNS = {
 
 @click.command(cls=JsonCommand)
 @case_options()
-@solvers_option(
+@planners_option(
     help="Strategies or solvers as in `compare`; `foremoe` is hierarchical with the home level, `force-balanced` even routing.  "
     "[default: all but exact, and those two]"
 )
@@ -58,7 +57,7 @@ COLUMNS = {
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
-    help="Instead of strategies, one planner (--solvers NAME, or hierarchical) under several kinds of knowledge: exact, previous"
+    help="Instead of strategies, one planner (--planners NAME, or hierarchical) under several kinds of knowledge: exact, previous"
     " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
 )  # fmt: skip
 @option(
@@ -68,12 +67,12 @@ COLUMNS = {
 )  # fmt: skip
 @option(
     "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
-    " (by hierarchical, or the first of --solvers); compressed if FILE ends in .gz.  [default: no trace]",
+    " (by hierarchical, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
 @table_options
 @trainer_options
 def simulate(
-    case_options: CaseOptions, solvers: tuple[str, ...], ep: int | None, pp: int, vpp: int,
+    case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
     prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
     trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
@@ -96,7 +95,7 @@ def simulate(
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
     look.require(knowledge.COLUMNS if views else COLUMNS | TURN_COLUMNS if asked.jobs else COLUMNS)
-    systems = _systems(split_list(solvers, "--solvers"), prefetch, alone=bool(views)) | asked.systems(prefetch)
+    systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
     with Progress(tasks=len(views) if views else len(systems)) as progress:
@@ -145,12 +144,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
-    """The systems of ``--solvers``, or the one whose foresight varies."""
+    """The systems of ``--planners``, or the one whose foresight varies."""
     if alone:
         names = names or ["hierarchical"]
         if len(names) > 1 or names[0] == BALANCED:
-            raise InputError(f"--foresight varies what one planner knows; give --solvers one planner, not {','.join(names)}.")
-    names = names or [*(name for name in STRATEGIES if name != "exact"), FOREMOE, BALANCED]
+            raise InputError(f"--foresight varies what one planner knows; give --planners one planner, not {','.join(names)}.")
+    names = names or [*DEFAULT, FOREMOE, BALANCED]
     return {name: _system(name, prefetch) for name in names}
 
 
@@ -183,5 +182,5 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
     """What the column of whole steps takes for granted."""
     outside = f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
     if all(row["step_speedup"] is None for row in rows):
-        return "step: unknown without static; add it to --solvers"
+        return "step: unknown without static; add it to --planners"
     return f"step: gain of a training step of which {outside} lie outside the stages (--rollout-share)"

@@ -1,4 +1,4 @@
-"""``foremoe solvers``: what --solvers and --planner can name."""
+"""``foremoe solvers``: what --planners and --planner can name."""
 
 import importlib.util
 
@@ -21,7 +21,7 @@ COLUMNS = {
 @click.command(cls=JsonCommand)
 @table_options
 def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
-    """Lists the strategies that --solvers and --planner name, and solvers that other packages have installed.
+    """Lists the strategies that --planners and --planner name, and solvers that other packages have installed.
 
     Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)', and a place in a
     module of your own, such as 'package.module:MySolver(depth=2)'.

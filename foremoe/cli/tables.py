@@ -1,7 +1,6 @@
 """Tables of every command: the most important columns that fit, all of them, some by name, or as CSV."""
 
 import csv
-import difflib
 import io
 import itertools
 import json
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, did_you_mean
 from foremoe.cli.terminal import wrapped
 
 NONE = "-"
@@ -226,12 +225,6 @@ def _folded(text: str, size: int) -> list[str]:
         while len(lines[-1].rstrip()) > size:  # one word that is longer than the column
             lines[-1:] = [lines[-1][:size], f"  {lines[-1][size:]}"]
     return [line.rstrip() for line in lines if line.strip()]
-
-
-def did_you_mean(name: str, names: Any) -> str:
-    """``did you mean 'quota'? `` where one of `names` is close, else nothing."""
-    close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:

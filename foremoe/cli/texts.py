@@ -4,19 +4,21 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, did_you_mean
 from foremoe.base.extensions import entry_point_names
-from foremoe.cli.tables import did_you_mean
 from foremoe.levels import PackSolver
 from foremoe.planner.parsing import GROUP, parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
+
+# Exact solvers take seconds a row, so they run where they are asked for.
+DEFAULT = tuple(name for name in STRATEGIES if name != "exact")
 
 
 class Seconds(click.FloatRange):
@@ -88,9 +90,9 @@ def layer_range(text: str, num_layers: int) -> range:
     raise InputError(f"--layers {text!r} is not a range of the {num_layers} layers; write A:B, for example 0:{num_layers}.")
 
 
-def planners_of(names: Sequence[str], default: Iterable[str]) -> dict[str, Planner]:
-    """The planners of a list of names (none: `default`), in the order of `STRATEGIES`, whatever order they were named in."""
-    chosen = names or list(default)
+def planners_of(names: Sequence[str]) -> dict[str, Planner]:
+    """The planners of a list of names (none: `DEFAULT`), in the order of `STRATEGIES`, whatever order they were named in."""
+    chosen = names or list(DEFAULT)
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
     return {name: planner_of(name) for name in ordered}
 

@@ -26,7 +26,7 @@ def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: 
     """
     planned = {name: system for name, system in systems.items() if name != "static" and not system.even}
     if not planned:
-        raise InputError("--trace needs a strategy other than static to show; add one to --solvers.")
+        raise InputError("--trace needs a strategy other than static to show; add one to --planners.")
     name = PREFERRED if PREFERRED in planned else next(iter(planned))
     system = planned[name]
     reason = system.planner.refusal(problem)

@@ -8,11 +8,14 @@ import dataclasses
 import functools
 import importlib
 import io
+import os
+import pkgutil
 import re
+import sys
 import tokenize
 from typing import Any
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, did_you_mean
 from foremoe.base.extensions import entry_point_names, entry_point_of, load_entry_point
 
 GROUP = "foremoe.solvers"
@@ -67,7 +70,19 @@ def load_place(place: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot use solver {place}: {error}.") from None
+        raise InputError(f"cannot use solver {place}: {error}; {_near(module, name)}give package.module:name.") from None
+
+
+def _near(module: str, name: str) -> str:
+    """The module or name that may have been meant; imports only what was named."""
+    found = sys.modules.get(module)
+    if found is not None:
+        return did_you_mean(name, [known for known in dir(found) if not known.startswith("_")])
+    parent, _, last = module.rpartition(".")
+    folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else [os.getcwd()]
+    names = [known.name for known in pkgutil.iter_modules(folders)]
+    # A module that is there failed by itself.
+    return "" if last in names else did_you_mean(last, names)
 
 
 def _with_places(text: str) -> str:

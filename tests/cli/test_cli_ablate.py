@@ -99,7 +99,7 @@ def test_planners_and_nodes_vary(trace: str, dealing: list[str]) -> None:
         "1",
         "--foresight",
         "exact",
-        "--solvers",
+        "--planners",
         "quota,hierarchical",
         "--ranks-per-node",
         "2,8",
@@ -121,7 +121,6 @@ def test_a_pack_level_is_left_out_too(trace: str, dealing: list[str]) -> None:
 
 def test_what_cannot_be_asked_is_one_sentence(trace: str, dealing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["ablate", trace, *dealing]
-    assert "exclude each other" in bad([*words, "--planner", "quota", "--solvers", "greedy"])
     assert "give --seeds one number" in bad([*words, "--seeds", "0,1"])
     assert "--ranks-per-node" in bad([*words, "--ranks-per-node", "0"]) and "--seeds" in bad([*words, "--seeds", "x"])
     find = importlib.util.find_spec

@@ -27,11 +27,11 @@ OPTIONS = {
     "layers": (["--layers", "0:9"], "--layers"),
     "synthetic as well": (["--synthetic", "mixtral-8x7b"], "exclude each other"),
     "regime without synthetic": (["--regime", "mid"], "--regime"),
-    "unknown solver": (["--solvers", "nope"], "there is no strategy 'nope'"),
-    "solver option": (["--solvers", "Quota(nope=1)"], "Quota"),
-    "solver bracket": (["--solvers", "Quota(min_pairs=1"], "bracket"),
-    "solver gap": (["--solvers", "static,,quota"], "empty item"),
-    "solver is none": (["--solvers", "numpy:ndarray"], "numpy:ndarray"),
+    "unknown solver": (["--planners", "nope"], "there is no strategy 'nope'"),
+    "solver option": (["--planners", "Quota(nope=1)"], "Quota"),
+    "solver bracket": (["--planners", "Quota(min_pairs=1"], "bracket"),
+    "solver gap": (["--planners", "static,,quota"], "empty item"),
+    "solver is none": (["--planners", "numpy:ndarray"], "numpy:ndarray"),
     "unknown model": (["--model", "nope"], "there is no model preset 'nope'"),
     "model file": (["--model", "nope.toml"], "there is no file 'nope.toml'"),
     "other model": (["--model", "gpt-oss-20b"], "experts"),
@@ -177,7 +177,7 @@ def test_the_wrong_kind_of_file(trace: str, plan_and_workload: tuple[str, str], 
 
 def test_a_workload_file_is_dealt_already(trace: str, model: str, plan_and_workload: tuple[str, str]) -> None:
     words = ["compare", plan_and_workload[1], "--model", model]
-    good([*words, "--ranks", "4", "--stage", "update", "--solvers", "static"])
+    good([*words, "--ranks", "4", "--stage", "update", "--planners", "static"])
     for more, said in (
         (["--ranks", "8"], "4 ranks"),
         (["--tokens-per-rank", "5"], "--tokens-per-rank"),

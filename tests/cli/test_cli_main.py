@@ -167,7 +167,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
             progress("empty", 0, 0)
         shown[kind] = stream.getvalue()
     assert shown[io.StringIO] == "planning: quota\nwarning: a note\nplanning: empty\n"
-    assert "100%" in shown[Terminal] and "warning: a note\n" in shown[Terminal]
+    assert "75%" in shown[Terminal] and "100%" not in shown[Terminal] and "warning: a note\n" in shown[Terminal]
     # Something is there before the first task, and nothing is left at the end.
     assert shown[Terminal].startswith("\r\033[Kpreparing, 0:00 elapsed") and shown[Terminal].endswith("\r\033[K")
 
@@ -190,6 +190,8 @@ def test_progress_tells_which_of_how_many_and_the_time_left(monkeypatch: pytest.
     progress("greedy", 1, 2)
     assert progress.status(begin_s + 61) == "planning greedy (2 of 4), [##########----------] 50%, 1:01 elapsed, about 1:41 left"
     assert "left" not in Progress().status(begin_s + 61)
+    progress("greedy", 2, 2)
+    assert progress.status(begin_s + 62).startswith("finishing greedy (2 of 4), 1:02 elapsed")
 
 
 def test_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +206,38 @@ def test_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stream.getvalue().count("compiling kernels (first run") == 1
 
 
+def test_a_file_or_place_with_a_slip_is_guessed(
+    trace: str, dealing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slip = trace.replace("first", "frist")
+    assert f"there is no file {slip!r}; did you mean 'first.npz'?" in bad(["plan", slip, *dealing])
+    assert "did you mean" not in bad(["plan", "nowhere/x.npz", *dealing])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "recipes.py").write_text("from foremoe.solvers import Quota as Halve\n")
+    for place, meant in (("recipes:Halv", "Halve"), ("recipe:Halve", "recipes"), ("foremoe.solver:Quota", "solvers")):
+        assert f"did you mean {meant!r}?" in bad(["compare", trace, *dealing, "--planners", place])
+    (tmp_path / "lacking.py").write_text("import nowhere_to_be_found\n")
+    assert "did you mean" not in bad(["compare", trace, *dealing, "--planners", "lacking:Halve"])
+
+
+def test_a_library_that_sends_tokens_names_its_way(trace: str, dealing: list[str]) -> None:
+    assert "did you mean 'node'" in bad(["plan", trace, *dealing, "--dispatch", "DeepEP"])
+    assert "did you mean 'pairs'" in bad(["plan", trace, *dealing, "--dispatch", "all-to-all"])
+    assert "'pairs', 'node'" in bad(["plan", trace, *dealing, "--dispatch", "x"])
+
+
+def test_planners_have_one_name_and_other_words_find_it(trace: str, dealing: list[str]) -> None:
+    for word in ("--planners", "--planner", "--solvers", "--strategy"):
+        assert good(["compare", trace, *dealing, f"{word}=static", "--csv"]).stdout.count("\n") == 2
+    for word in ("--planner", "--solvers", "--strategies"):
+        assert "skew: " in good(["plan", trace, *dealing, word, "static"]).stdout
+    assert "No such option" in bad(["inspect", trace, "--solvers", "static"])
+
+
 def test_a_command_or_preset_with_a_slip_is_guessed(trace: str, dealing: list[str]) -> None:
     assert "there is no command 'comapre'; did you mean 'compare'?" in bad(["comapre"])
-    assert "did you mean 'hierarchical'?" in bad(["compare", trace, *dealing, "--solvers", "static,hierachical"])
+    assert "did you mean 'hierarchical'?" in bad(["compare", trace, *dealing, "--planners", "static,hierachical"])
     assert "did you mean 'gpt-oss-20b'?" in bad(["compare", "--synthetic", "gpt-oss20b"])
     assert "did you mean '8xb200'?" in bad(["compare", "--synthetic", "gpt-oss-20b", "--cluster", "8xB20O"])
 

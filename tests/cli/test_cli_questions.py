@@ -19,7 +19,7 @@ def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> N
     assert list(rows) == ["exact", "rerouted=0.1", "previous", "step", "none"] and payload["planner"] == "hierarchical"
     for row in rows.values():
         assert row["net_speedup_vs_static"] <= row["speedup_vs_static"] + 1e-12
-    compared = json.loads(good(["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--json"]).stdout)["rows"]
+    compared = json.loads(good(["simulate", trace, *dealing, "--planners", "static,hierarchical", "--json"]).stdout)["rows"]
     for name, row in zip(("none", "exact"), compared, strict=True):
         assert rows[name]["simulated_stage_s"] == pytest.approx(row["simulated_stage_s"])
     lines = good(words).stdout.splitlines()
@@ -34,7 +34,7 @@ def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> N
 
 def test_knowledge_of_another_planner(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--foresight", "exact,none", "--json"]
-    rows = {name: json.loads(good([*words, "--solvers", name]).stdout)["rows"] for name in ("hierarchical", "quota", "foremoe")}
+    rows = {name: json.loads(good([*words, "--planners", name]).stdout)["rows"] for name in ("hierarchical", "quota", "foremoe")}
     assert rows["quota"][0]["simulated_stage_s"] != rows["hierarchical"][0]["simulated_stage_s"]
     assert rows["quota"][1]["simulated_stage_s"] == rows["hierarchical"][1]["simulated_stage_s"]
 
@@ -43,19 +43,19 @@ def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--foresight"]
     assert "needs a number" in bad([*words, "exact,rerouted="])
     assert "foresight must be" in bad([*words, "nothing"])
-    assert "one planner" in bad([*words, "exact", "--solvers", "static,quota"])
-    assert "one planner" in bad([*words, "exact", "--solvers", "force-balanced"])
+    assert "one planner" in bad([*words, "exact", "--planners", "static,quota"])
+    assert "one planner" in bad([*words, "exact", "--planners", "force-balanced"])
 
 
 def test_a_planner_that_refuses_the_case_says_so() -> None:
-    words = ["simulate", "--synthetic", "gpt-oss-20b", "--ranks", "32", "--layers", "0:1", "--micro-steps", "1", "--solvers"]
+    words = ["simulate", "--synthetic", "gpt-oss-20b", "--ranks", "32", "--layers", "0:1", "--micro-steps", "1", "--planners"]
     assert "16 ranks" in bad([*words, "feplb", "--foresight", "exact"])
     rows = json.loads(good([*words, "static,feplb", "--what-if", "multiplex=2", "--json"]).stdout)["rows"]
     assert set(rows[1]["multiplex"].values()) == {None} and rows[0]["multiplex"]["vs_static"] == 1.0
 
 
 def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--what-if", "low-precision=2"]
+    words = ["simulate", trace, *dealing, "--planners", "static,hierarchical", "--what-if", "low-precision=2"]
     payload = json.loads(good([*words, "--json"]).stdout)
     rows = {row["solver"]: row for row in payload["rows"]}
     assert {name: row["changes_numerics"] for name, row in rows.items()} == {
@@ -69,7 +69,7 @@ def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list
 
 
 def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--solvers", "static,hierarchical", "--what-if", "multiplex=3"]
+    words = ["simulate", trace, *dealing, "--planners", "static,hierarchical", "--what-if", "multiplex=3"]
     rows = json.loads(good([*words, "--rollout-share", "0.25", "--json"]).stdout)["rows"]
     static_s = rows[0]["simulated_stage_s"]
     for row in rows:
@@ -84,18 +84,18 @@ def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str])
     assert "what if 3 such jobs took turns" in lines[head - 2] and max(map(len, lines[head : head + 3])) <= 80
     some = good([*words, "--columns", "skew_mean,multiplex.gain"]).stdout
     assert "solver        skew mean\n" in some and "solver        gain\n" in some
-    seconds = json.loads(good([*words, "--solvers", "hierarchical", "--rollout-share", "9s", "--json"]).stdout)["rows"]
+    seconds = json.loads(good([*words, "--planners", "hierarchical", "--rollout-share", "9s", "--json"]).stdout)["rows"]
     assert seconds[0]["multiplex"]["round_s"] == pytest.approx(27.0)
 
 
 def test_bad_what_ifs_are_one_sentence(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--solvers", "hierarchical", "--what-if"]
+    words = ["simulate", trace, *dealing, "--planners", "hierarchical", "--what-if"]
     assert "at least 1" in bad([*words, "low-precision=0.5"])
     assert "needs a number" in bad([*words, "low-precision"])
     assert "is unknown" in bad([*words, "nothing=1"])
     for jobs in ("0", "1.5", "nan", "inf", "1e9"):
         assert "whole number of jobs" in bad([*words, f"multiplex={jobs}"])
-    assert "add static to --solvers" in bad([*words, "multiplex=2"])
+    assert "add static to --planners" in bad([*words, "multiplex=2"])
     assert "one at a time" in bad([*words, "multiplex=2", "--foresight", "exact"])
 
 

@@ -25,7 +25,7 @@ def rows_of(arguments: list[str]) -> dict[str, dict[str, Any]]:
 def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, dealing: list[str]) -> None:
     rows = rows_of([trace, *dealing])
     assert list(rows) == [*(name for name in STRATEGIES if name != "exact"), "foremoe", "force-balanced"]
-    compared = json.loads(good(["compare", trace, *dealing, "--solvers", "static,quota,hierarchical", "--json"]).stdout)["rows"]
+    compared = json.loads(good(["compare", trace, *dealing, "--planners", "static,quota,hierarchical", "--json"]).stdout)["rows"]
     for row in rows.values():
         assert set(FIGURES) | set(PARTS) <= set(row)
         besides_s = row["moves_s"] + row["reduction_s"] + row["optimizer_s"]
@@ -53,38 +53,39 @@ def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, deali
 
 def test_a_strategy_that_refuses_the_group_is_left_out_with_its_reason() -> None:
     words = ["--synthetic", "gpt-oss-20b", "--ranks", "32", "--tokens-per-rank", "64", "--micro-steps", "1", "--layers", "0:1"]
-    text = good(["simulate", *words, "--solvers", "static,feplb"]).stdout
+    text = good(["simulate", *words, "--planners", "static,feplb"]).stdout
     line = next(line for line in text.splitlines() if line.startswith("feplb "))
     assert set(line.split()[1:]) == {"-"}
     assert "feplb: left out: Feplb is published for EP groups of at most 16 ranks; got 32" in text
-    row = rows_of([*words, "--solvers", "static,feplb"])["feplb"]
+    row = rows_of([*words, "--planners", "static,feplb"])["feplb"]
     assert row["simulated_stage_s"] is None and row["speedup_vs_static"] is None and row["n_solved"] == 0
-    assert "no system plans these EP groups" in bad(["simulate", *words, "--solvers", "feplb"])
+    assert "no system plans these EP groups" in bad(["simulate", *words, "--planners", "feplb"])
 
 
 def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: list[str]) -> None:
-    words = [trace, *dealing, "--solvers", "static,hierarchical"]
+    words = [trace, *dealing, "--planners", "static,hierarchical"]
     alone, slow = rows_of([*words, "--rollout-share", "0"]), rows_of([*words, "--rollout-share", "100s"])
     assert alone["hierarchical"]["step_speedup"] == alone["hierarchical"]["speedup_vs_static"]
     assert slow["hierarchical"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
     text = good(["simulate", *words, "--rollout-share", "0.25"]).stdout
     assert "step: gain of a training step of which 25% of static's lie outside the stages" in text
     assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
-    without = good(["simulate", trace, *dealing, "--solvers", "hierarchical"]).stdout
+    without = good(["simulate", trace, *dealing, "--planners", "hierarchical"]).stdout
     assert "step: unknown without static" in without
 
 
 def test_memory_has_a_verdict(tmp_path: Path) -> None:
     words = ["--synthetic", "qwen3-30b-a3b", "--ranks", "8", "--tokens-per-rank", "8192", "--micro-steps", "1"]
     lines = {name: good([name, *words, *more]).stdout for name, more in (
-        ("simulate", ["--solvers", "static,quota"]), ("compare", ["--solvers", "static,quota"]), ("plan", ["--planner", "quota"]),
-        ("report", ["--planner", "quota", "--solvers", "none", "--what-if", "none", "-o", str(tmp_path / "r.html")]),
+        ("simulate", ["--planners", "static,quota"]), ("compare", ["--planners", "static,quota"]),
+        ("plan", ["--planner", "quota"]),
+        ("report", ["--planner", "quota", "--planners", "none", "--what-if", "none", "-o", str(tmp_path / "r.html")]),
     )}  # fmt: skip
     for name, text in lines.items():
         verdict = next(line for line in text.splitlines() if line.startswith("memory: "))
         assert re.search(r"fit.*: 1\d\d of 80 GB; with re-forward \d\d GB", verdict), (name, verdict)
     assert re.search(r"does not fit: 1\d\d of 80 GB; with re-forward \d\d GB", (tmp_path / "r.html").read_text())
-    small = [*words, "--solvers", "static", "--schedule", "accumulate+reforward", "--data-parallel", "8"]
+    small = [*words, "--planners", "static", "--schedule", "accumulate+reforward", "--data-parallel", "8"]
     assert "memory: every line: fits: " in good(["simulate", *small]).stdout
     row = rows_of(small)["static"]
     assert row["fits"] and row["peak_bytes"] < 80e9 and row["peak_bytes_with_reforward"] is None and row["host_bytes"] == 0
@@ -93,14 +94,14 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
-    text = good(["simulate", trace, *dealing, "--solvers", "static,hierarchical,force-balanced"]).stdout
+    text = good(["simulate", trace, *dealing, "--planners", "static,hierarchical,force-balanced"]).stdout
     assert "simulated; constants: model, uncalibrated" in text
     assert "1 EP group of 4" in text and "homes move" not in text
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["static", "hierarchical", "force-balanced"]
 
 
 def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing: list[str]) -> None:
-    options = ["--solvers", "static,foremoe,force-balanced"]
+    options = ["--planners", "static,foremoe,force-balanced"]
     whole, halves = rows_of([trace, *dealing, *options]), rows_of([trace, *dealing, *options, "--ep", "2"])
     assert halves["static"]["groups"] == 2 and whole["static"]["groups"] == 1
     assert halves["static"]["n_solved"] == 2 * whole["static"]["n_solved"]
@@ -111,9 +112,9 @@ def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing
 
 
 def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:
-    rows = rows_of([trace, *dealing, "--solvers", "static,hierarchical", "--pp", "3"])
+    rows = rows_of([trace, *dealing, "--planners", "static,hierarchical", "--pp", "3"])
     assert rows["static"]["bubble_s"] > 0.0
-    assert rows_of([trace, *dealing, "--solvers", "static"])["static"]["bubble_s"] == 0.0
+    assert rows_of([trace, *dealing, "--planners", "static"])["static"]["bubble_s"] == 0.0
 
 
 def test_bad_input_is_one_sentence(trace: str, dealing: list[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, did_you_mean
 from foremoe.cli.tables import (
     BEST,
     BYTES,
@@ -20,7 +20,6 @@ from foremoe.cli.tables import (
     Spread,
     Table,
     csv_text,
-    did_you_mean,
     number,
     render,
     seconds,

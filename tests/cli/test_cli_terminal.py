@@ -38,21 +38,26 @@ NUMBER = re.compile(r"\d[\d.,]*")
 
 def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "64", "--layers", "0:2", "--micro-steps", "2"]
-    few = ["--solvers", "static,quota,eplb-exact,hierarchical"]
+    few = ["--planners", "static,quota,eplb-exact,hierarchical"]
     long = "Planner(rank=(Quota(min_pairs=64, best_fit=True), Chain(inside=True)), split=WaterFill(), guard=False)"
     return [
         ["compare", *case, *few],
-        ["compare", *case, "--solvers", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],
+        ["compare", *case, "--planners", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],
         ["simulate", *case, *few, "--what-if", "multiplex=2,low-precision=1.5"],
         ["simulate", *case, "--foresight", "exact,previous,none"],
-        ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--solvers", "quota,hierarchical"],
+        ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,hierarchical"],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
         ["report", *case, *few, "--what-if", "1", "-o", str(folder / "r.html")],
+        ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
+        ["calibrate", "--ranks", "0"],
+        ["warm-up", "--nothing"],
         ["inspect", trace, "--ranks", "4"],
         ["inspect", plan, "--explain", "1,2"],
         ["check", plan, "--trace", trace],
         ["solvers"],
         ["comapre"],
+        [],
+        ["--help"],
         *([name, "--help"] for name in COMMANDS),
     ]
 
@@ -108,10 +113,15 @@ def test_no_line_of_any_command_is_wider_than_the_terminal(typed: dict[str, str]
             assert len(line) <= 80 or len(line.split()) == 1, (words, line)
 
 
+def test_every_command_is_typed(typed: dict[str, str]) -> None:
+    """What takes minutes (calibrate, warm-up) is typed wrongly, and with --help."""
+    assert {words.split()[0] for words in typed if "--help" not in words and words} >= set(COMMANDS)
+
+
 def test_numbers_are_whole(typed: dict[str, str]) -> None:
     """Each number of a narrow terminal is one that a pipe gets; times of planning differ from run to run."""
     for words, text in typed.items():
-        name = words.split()[0]
+        name = words.partition(" ")[0]
         if name not in ("compare", "simulate", "inspect", "check"):
             continue
         wide = ["--wide"] if name in ("compare", "simulate") and "--wide" not in words else []
@@ -137,7 +147,7 @@ def test_the_best_line_has_a_colour_unless_nobody_wants_one(typed: dict[str, str
 
 
 def test_every_table_has_csv_and_columns(trace: str, dealing: list[str]) -> None:
-    for name, more in (("compare", ["--solvers", "static,quota"]), ("simulate", ["--solvers", "static,quota"]), ("ablate", [])):
+    for name, more in (("compare", ["--planners", "static,quota"]), ("simulate", ["--planners", "static,quota"]), ("ablate", [])):
         words = [name, trace, *dealing, *more, *(["--redundant", "1", "--foresight", "exact"] if name == "ablate" else [])]
         read = list(csv.DictReader(io.StringIO(good([*words, "--csv"]).stdout)))
         rows = json.loads(good([*words, "--json"]).stdout)["rows"]
@@ -157,7 +167,7 @@ def test_every_table_has_csv_and_columns(trace: str, dealing: list[str]) -> None
 
 def test_csv_and_a_json_file_go_together(trace: str, dealing: list[str], tmp_path: Path) -> None:
     target = tmp_path / "rows.json"
-    text = good(["compare", trace, *dealing, "--solvers", "static", "--csv", f"--json={target}"]).stdout
+    text = good(["compare", trace, *dealing, "--planners", "static", "--csv", f"--json={target}"]).stdout
     assert text.startswith("solver,") and json.loads(target.read_text())["rows"][0]["solver"] == "static"
     assert good(["solvers", "--csv", "--columns", "name"]).stdout.splitlines()[:2] == ["name", "static"]
     knowledge = ["simulate", trace, *dealing, "--foresight", "exact,none"]

@@ -27,18 +27,18 @@ CALL = st.builds(
 
 @given(st.lists(NAME | CALL, min_size=1, max_size=6, unique=True))
 def test_only_commas_outside_brackets_and_quotes_separate(items: list[str]) -> None:
-    assert split_list((",".join(items),), "--solvers") == items
-    assert split_list(tuple(items), "--solvers") == items
+    assert split_list((",".join(items),), "--planners") == items
+    assert split_list(tuple(items), "--planners") == items
 
 
 def test_a_repeated_list_option_is_one_list_without_repeats() -> None:
-    assert split_list(("a,b", "b , c"), "--solvers") == ["a", "b", "c"]
+    assert split_list(("a,b", "b , c"), "--planners") == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a,", "f(1", "f)1(", "f('a)", "a,(b"])
 def test_a_broken_list_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--solvers"):
-        split_list((text,), "--solvers")
+    with pytest.raises(InputError, match="--planners"):
+        split_list((text,), "--planners")
 
 
 @pytest.mark.parametrize("text", ["-1", "a", "1.5", "1_0", "٣", "1e3", "99999999999"])

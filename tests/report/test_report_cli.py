@@ -12,7 +12,7 @@ from report_case import arrays_of, facts_of
 from foremoe.cli.main import main
 from foremoe.plan.plan import Plan
 
-QUICK = ["--what-if", "none", "--solvers", "static,hierarchical"]
+QUICK = ["--what-if", "none", "--planners", "static,hierarchical"]
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]
 
 
@@ -59,7 +59,7 @@ def test_without_simulation(tmp_path):
 
 def test_no_table_where_none_is_wanted(tmp_path):
     out = tmp_path / "r.html"
-    good(*CASE, "--what-if", "none", "--solvers", "none", "--no-simulate", "-o", str(out))
+    good(*CASE, "--what-if", "none", "--planners", "none", "--no-simulate", "-o", str(out))
     assert facts_of(out.read_text())["strategies"] is None
 
 
@@ -76,7 +76,7 @@ def test_the_same_case_gives_the_same_page(planned, tmp_path):
     plan, work = planned
     out, pages = tmp_path / "r.html", []
     for _ in range(2):
-        good(work, "--plan", plan, "--what-if", "1", "--solvers", "none", "-o", str(out))
+        good(work, "--plan", plan, "--what-if", "1", "--planners", "none", "-o", str(out))
         pages.append(out.read_text())
     assert pages[0] == pages[1]
     facts = facts_of(pages[0])
@@ -90,15 +90,15 @@ def test_the_same_case_gives_the_same_page(planned, tmp_path):
         ([], "nothing to plan"),
         ([*CASE, "--what-if", "1,x"], "whole numbers"),
         ([*CASE, "--what-if", "99"], "redundant slots per rank"),
-        ([*CASE, "--solvers", "none,static"], "no strategy 'none'"),
-        ([*CASE, "--solvers", "nobody"], "no strategy 'nobody'"),
+        ([*CASE, "--planners", "none,static"], "no strategy 'none'"),
+        ([*CASE, "--planners", "nobody"], "no strategy 'nobody'"),
         ([*CASE, "--planner", "nobody"], "no strategy 'nobody'"),
         ([*CASE, "--plan", "missing.safetensors"], "missing.safetensors"),
         (["missing.npz"], "missing.npz"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, words, tmp_path):
-    result = run(*arguments, *([] if "--solvers" in arguments else ["--solvers", "none"]), "-o", str(tmp_path / "r.html"))
+    result = run(*arguments, *([] if "--planners" in arguments else ["--planners", "none"]), "-o", str(tmp_path / "r.html"))
     lines = [line for line in result.stderr.splitlines() if not line.startswith(("planning: ", "warning: "))]
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
     assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0]
@@ -142,7 +142,7 @@ def test_a_plan_file_names_no_code_to_run(planned, tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     told = with_planner_text(plan, text, tmp_path)
-    quick = ["--solvers", "none", "--no-simulate", "--what-if", "1"]
+    quick = ["--planners", "none", "--no-simulate", "--what-if", "1"]
     result = good(work, "--plan", told, *quick, "-o", "r.html")
     assert "what-if is left out" in result.stderr and not (tmp_path / "ran").exists()
     assert facts_of((tmp_path / "r.html").read_text())["what_if"] is None
@@ -153,7 +153,7 @@ def test_a_plan_file_names_no_code_to_run(planned, tmp_path, monkeypatch, text):
 
 def test_moved_homes_have_their_price_and_static_keeps_its_homes(tmp_path):
     nodes = ["--objective", "balance", "--ranks-per-node", "2"]
-    quick = [*CASE, *nodes, "--what-if", "none", "--solvers", "static"]
+    quick = [*CASE, *nodes, "--what-if", "none", "--planners", "static"]
     home = ["--planner", "Planner(home=Anneal(move_price=0.0))"]
     plan = str(tmp_path / "plan.safetensors")
     good(*quick, "-o", str(tmp_path / "kept.html"))
@@ -195,8 +195,8 @@ def test_counts_are_cut_to_what_was_planned(planned, tmp_path):
 
 def test_history_goes_with_a_plan_file(planned, tmp_path):
     plan, work = planned
-    good(work, "--plan", plan, "--history", work, "--solvers", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "a"))
-    good(work, "--plan", plan, "--solvers", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "b"))
+    good(work, "--plan", plan, "--history", work, "--planners", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "a"))
+    good(work, "--plan", plan, "--planners", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "b"))
     with_history, without = (facts_of((tmp_path / name).read_text())["strategies"] for name in "ab")
     assert with_history != without
 
@@ -205,7 +205,7 @@ def test_history_goes_with_a_plan_file(planned, tmp_path):
     ("arguments", "words"),
     [
         (["--what-if", "0,500"], "redundant slots per rank"),
-        (["--solvers", "nosuch"], "no strategy 'nosuch'"),
+        (["--planners", "nosuch"], "no strategy 'nosuch'"),
         (["-o", "-"], "not to stdout"),
     ],
 )

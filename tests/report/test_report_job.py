@@ -20,7 +20,7 @@ from foremoe.simulate import System, ep_groups, simulate_systems
 from foremoe.solvers import Anneal
 
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "256", "--layers", "0:5"]
-JOB = [*CASE, "--ep", "4", "--pp", "2", "--solvers", "static,hierarchical"]
+JOB = [*CASE, "--ep", "4", "--pp", "2", "--planners", "static,hierarchical"]
 
 
 def run(*arguments: str) -> Result:
@@ -113,7 +113,7 @@ def test_one_plan_alone_has_no_parts(page):
     ],
 )
 def test_what_a_job_cannot_have_is_one_sentence(arguments, words, tmp_path):
-    result = run(*CASE, "--solvers", "none", *arguments, "-o", str(tmp_path / "r.html"))
+    result = run(*CASE, "--planners", "none", *arguments, "-o", str(tmp_path / "r.html"))
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert result.exit_code == 2 and len(lines) == 1 and words in lines[0]
     assert not list(tmp_path.iterdir())

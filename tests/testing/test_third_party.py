@@ -97,7 +97,7 @@ def test_named_at_the_command_line(installed: dict[str, str], name: str) -> None
         "balance",
     ]
     run = subprocess.run(
-        [sys.executable, "-m", "foremoe", "compare", *case, "--solvers", f"static,{name}", "--json"],
+        [sys.executable, "-m", "foremoe", "compare", *case, "--planners", f"static,{name}", "--json"],
         env=installed,
         capture_output=True,
         text=True,
