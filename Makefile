@@ -17,6 +17,8 @@ test: lint
 lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python -m tests.prose
 
 types: .venv/.test
 	$(BIN)/mypy

@@ -35,7 +35,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
 
     Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
     With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
-    what these counts come to. A plan of another trace is told from a broken one.
+    what these counts come to. A plan of another trace is not called broken.
 
     \b
     Example:

@@ -62,7 +62,7 @@ COLUMNS = {
 )  # fmt: skip
 @option(
     "--what-if", metavar="LIST", multiple=True,
-    help="low-precision=SPEEDUP: a line in which overloaded ranks compute so many times as fast (changes numerics);"
+    help="low-precision=SPEEDUP: a line in which overloaded ranks compute SPEEDUP times as fast (changes numerics);"
     " multiplex=JOBS: such jobs in turns on the same GPUs.  [default: none]",
 )  # fmt: skip
 @option(

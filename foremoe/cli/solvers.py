@@ -23,8 +23,8 @@ COLUMNS = {
 def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
     """Lists the strategies that --planners and --planner name, and solvers that other packages have installed.
 
-    Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)', and a place in a
-    module of your own, such as 'package.module:MySolver(depth=2)'.
+    Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)'. They also take a place
+    in a module of your own, such as 'package.module:MySolver(depth=2)'.
 
     \b
     Example:
