@@ -1,4 +1,4 @@
-"""English of what people read: README, docs, help of commands and the report's page. ``python -m tests.prose`` lists what to mend.
+"""English of what people read: README, docs, help of commands, the report's page. ``python -m tests.prose`` lists faults.
 
 A sentence has at most `MOST_WORDS` words between two of its stops, semicolons and colons; words of `WORDS` have better ones.
 """
@@ -71,8 +71,8 @@ def help_texts() -> Iterator[tuple[str, str]]:
 
 def page_texts() -> Iterator[tuple[str, str]]:
     """Texts that stand in the report's page."""
-    path = ROOT / "foremoe" / "report" / "page" / "page.html"
-    for text in re.findall(r"<(?:p|h2|figcaption|label)\b[^>]*>([^{]*?)</(?:p|h2|figcaption|label)>", path.read_text(), re.DOTALL):
+    path, tags = ROOT / "foremoe" / "report" / "page" / "page.html", "(?:p|h2|figcaption|label)"
+    for text in re.findall(rf"<{tags}\b[^>]*>([^{{]*?)</{tags}>", path.read_text(), re.DOTALL):
         yield path.name, html.unescape(re.sub(r"<[^>]*>", "", " ".join(text.split())))
 
 

@@ -32,7 +32,7 @@ def test_a_planted_fault_is_found(text: str):
 
 @pytest.mark.parametrize(
     "text",
-    [" ".join(["word"] * MOST_WORDS) + "; " + " ".join(["word"] * MOST_WORDS) + ".", "There is no plan.", "It is no longer there."],
+    [" ".join(["word"] * MOST_WORDS) + "; " + " ".join(["word"] * MOST_WORDS), "There is no plan.", "It is no longer there."],
 )
 def test_what_is_right_is_left_alone(text: str):
     assert not list(faults(text))

@@ -128,6 +128,9 @@ def simulate(
         words: list[str | Table] = [knowledge.table(rows), "", *told]
     else:
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
+        blind = [] if case.history_LE is not None else [name for name, s in systems.items() if s.planner.foresight == "previous"]
+        if blind:
+            words.append(f"{', '.join(blind)}: micro-step 0 has no history and is static; give --history TRACE")
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
     turns: list[str | Table] = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
     emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced], look)
@@ -138,8 +141,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     real = [
         {"fits": row["fits"]} if row["solver"] == BALANCED or row["changes_numerics"] or row["apart_s"] else row for row in rows
     ]
-    names = [f"{row['solver']} +" if row["apart_s"] else starred(row) for row in rows]
-    lines = [flat(row) | {"solver": name} for row, name in zip(rows, names, strict=True)]
+    lines = [flat(row) | {"solver": starred(row)} for row in rows]
     return Table(COLUMNS, lines, rows, tones(real, "speedup_vs_static"))
 
 

@@ -76,8 +76,10 @@ def add_turns(
 
 
 def starred(row: Mapping[str, Any]) -> str:
-    """The name of a line, with a star if it changes numerics."""
-    return f"{row['solver']} *" if row["changes_numerics"] else row["solver"]
+    """The name of a line, with a star if it changes numerics and a plus if no engine runs it."""
+    if row.get("apart_s"):
+        return f"{row['solver']} +"
+    return f"{row['solver']} *" if row["changes_numerics"] else str(row["solver"])
 
 
 def turn_lines(rows: Sequence[Mapping[str, Any]], trainer: Trainer, jobs: int) -> list[str | Table]:

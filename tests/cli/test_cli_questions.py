@@ -106,3 +106,11 @@ def test_a_line_without_figures_takes_no_turns() -> None:
     table = turn_lines(rows, Trainer(rollout_s=1.0), 2)[2]
     assert isinstance(table, Table)
     assert render(table, Look(wide=True))[1][0].split() == ["refuses", *"-" * 7]
+
+
+def test_history_is_asked_for_and_what_no_engine_runs_is_marked_in_both_tables(trace: str, dealing: list[str]) -> None:
+    words = ["simulate", trace, *dealing, "--planners", "static,eplb-history", "--what-if", "multiplex=2"]
+    lines = good(words).stdout.splitlines()
+    assert sum(line.startswith("eplb-history +") for line in lines) == 2
+    said = "eplb-history: micro-step 0 has no history and is static; give --history TRACE"
+    assert said in lines and said not in good([*words, "--history", trace]).stdout
