@@ -37,9 +37,14 @@ def main() -> int:
         slot_TK, _ = remap_planned(topk_TK, sparse, home_E)
         return Route.of(slot_TK, exchange_counts(slot_TK.reshape(-1), NUM_SLOTS, group, True))
 
+    def known_route() -> None:
+        row = known.route(0, 0, topk_TK.shape)
+        assert row is not None
+        known.compare(0, 0, (topk_TK != row[0]).sum())
+
     arms = {
         "slot path of a layer: remap, counts, route": found,
-        "the same where routing is known (`begin(routing=)`)": lambda: known.route(0, 0, topk_TK),
+        "the same where routing is known (`begin(routing=)`)": known_route,
         "`remap_planned` (runtime)": lambda: remap_planned(topk_TK, sparse, home_E),
         "`remap_dense_planned` (Megatron)": lambda: remap_dense_planned(routing_TE, dense),
         "`remap`, with what a stage does once": lambda: remap(topk_TK, split_P, expert_P, home_E),

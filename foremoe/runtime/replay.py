@@ -23,7 +23,8 @@ class ReplayedRows:
 
     Sizes of messages and all permutations follow from the plan. So a layer remaps nothing, sorts nothing and exchanges no counts,
     and the host waits for nothing. Twelve bytes for each pair of this source and eight for each pair that this rank serves are
-    kept on the host until the stage ends, and copied to the device when a layer runs.
+    kept on the host until the stage ends, and copied to the device when a layer runs. Whoever takes a route compares the routing
+    that the layer got with the one that is known (`compare`), and asks at the end of the stage (`fault`).
 
     Args:
         routing: Rows that this source knows; all others, and those with padding, exchange their counts.
@@ -47,6 +48,8 @@ class ReplayedRows:
         fault = _routing_fault(known, expert_MLGS.shape[:2])
         planned_ML = np.zeros(expert_MLGS.shape[:2], bool)
         if not fault:
+            num_planned_ML = np.sum(split_MLP, axis=2, dtype=np.int64)
+            known = {row: topk_TK for row, topk_TK in known.items() if topk_TK.size == num_planned_ML[row]}
             at = tuple(np.array(list(known), np.int64).reshape(-1, 2).T)
             self._make(known, expert_MLGS[at], split_MLP[at], np.moveaxis(received_GMLS, 0, 2)[at], num_experts)
             planned_ML[at] = self._planned_N
@@ -57,7 +60,7 @@ class ReplayedRows:
         bits = np.bitwise_and.reduce([np.frombuffer(bits, np.uint8) for _, bits in answers])
         everywhere_ML = np.unpackbits(bits, count=planned_ML.size).reshape(planned_ML.shape)
         self._number = {row: n for n, row in enumerate(known) if everywhere_ML[row]}
-        self._differs: list[tuple[tuple[int, int], torch.Tensor]] = []
+        self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
 
     def _make(self, known: dict[tuple[int, int], Array], expert_NGS: Array, split_NP: Array, received_NGS: Array, E: int) -> None:
         self._shape_N = [topk_TK.shape for topk_TK in known.values()]
@@ -82,38 +85,57 @@ class ReplayedRows:
         self._num_NS = received_NGS.sum(1)
         self._end_NS = torch.from_numpy(self._num_NS.cumsum(1, dtype=np.int32)).to(self._device)
 
-    def route(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        """The route of a row, which all ranks take, or None if they have to exchange counts.
+    def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
+        """The experts of a row, int32 [T, K], and its route, which all ranks take; None if they have to exchange counts.
+
+        Args:
+            shape: Shape [T, K] of the routing that the layer got.
 
         Raises:
             InputError: The routing has another shape than it had when the stage began.
         """
-        n = self._number.get((micro_step, layer))
+        n = self._find(micro_step, layer, shape)
         if n is None:
             return None
-        if topk_TK.shape != self._shape_N[n]:
-            told = f"micro-step {micro_step}, layer {layer} has routing {list(topk_TK.shape)} and begin() was given"
-            raise InputError(f"{told} {list(self._shape_N[n])}; give it the routing that layers get, or leave the row out.")
         numbers = self._numbers_X[self._begin_N[n] : self._begin_N[n + 1]].to(self._device, non_blocking=True)
         num_S: list[int] = self._num_NS[n].tolist()
-        known_Z, *order = numbers.split([topk_TK.numel()] * 3 + [sum(num_S)] * 2)
-        self._differs.append(((micro_step, layer), (topk_TK.reshape(-1) != known_Z).sum()))
+        known_Z, *order = numbers.split([shape.numel()] * 3 + [sum(num_S)] * 2)
         exchange = Exchange(self._group, self._sent_NG[n].tolist(), self._received_NG[n].tolist())
-        return Route(exchange, topk_TK.shape[1], num_S, self._end_NS[n], *order)
+        return known_Z.view(shape), Route(exchange, shape[1], num_S, self._end_NS[n], *order)
 
-    def require_replayed(self) -> None:
-        """Checks that layers got the routing that was known; the host waits for the device, once.
+    def experts(self, micro_step: int, layer: int, shape: torch.Size) -> torch.Tensor | None:
+        """The experts alone, as in `route`."""
+        n = self._find(micro_step, layer, shape)
+        if n is None:
+            return None
+        begin = self._begin_N[n]
+        return self._numbers_X[begin : begin + shape.numel()].to(self._device, non_blocking=True).view(shape)
 
-        Raises:
-            InputError: They did not; the results of this stage are wrong.
-        """
-        if not self._differs:
-            return
-        num_differs = torch.stack([num for _, num in self._differs]).cpu()
-        for ((m, layer), _), num in zip(self._differs, num_differs.tolist(), strict=True):
+    def _find(self, micro_step: int, layer: int, shape: torch.Size) -> int | None:
+        n = self._number.get((micro_step, layer))
+        if n is not None and shape != self._shape_N[n]:
+            told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(self._shape_N[n])}"
+            raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")
+        return n
+
+    def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor) -> None:
+        """Notes, on the device, how many pairs of a row have other experts than were known."""
+        self._differ.append(((micro_step, layer), num_differ))
+
+    @property
+    def num_compared(self) -> int:
+        """Rows that were compared, with re-forwards."""
+        return len(self._differ)
+
+    def fault(self) -> str:
+        """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
+        if not self._differ:
+            return ""
+        num_differ = torch.stack([num for _, num in self._differ]).cpu()
+        for ((m, layer), _), num in zip(self._differ, num_differ.tolist(), strict=True):
             if num:
-                told = f"{num} pairs of micro-step {m}, layer {layer} have other experts than begin() was given"
-                raise InputError(f"{told}, and went to these; drop this step, and leave rows out that are not replayed.")
+                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage"
+        return ""
 
 
 def _on_host(topk_TK: torch.Tensor | Array) -> Array:

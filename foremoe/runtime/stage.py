@@ -151,11 +151,17 @@ class PlannedStage(Stage):
         return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer), self._home_slot_LE[layer])
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        return None if self._replay is None else self._replay.route(micro_step, layer, topk_TK)
+        found = None if self._replay is None else self._replay.route(micro_step, layer, topk_TK.shape)
+        if self._replay is None or found is None:
+            return None
+        known_TK, route = found
+        self._replay.compare(micro_step, layer, (topk_TK != known_TK).sum())
+        return route
 
     def require_replayed(self) -> None:
-        if self._replay is not None:
-            self._replay.require_replayed()
+        fault = "" if self._replay is None else self._replay.fault()
+        if fault:
+            raise InputError(f"{fault}, and went to these; drop this step, and leave rows out that are not replayed.")
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         return self._engine.weights(micro_step, layer, phase)
@@ -194,14 +200,21 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
     if not fault and any(shape != (M, L, S) for _, shape in answers):
         fault = "ranks were given plans of different sizes; plan once and share the plan."
     if not fault:
-        sent_GZ = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, G, S), 2, 0).reshape(G, -1)
-        sent = torch.from_numpy(np.ascontiguousarray(sent_GZ)).to(device)
-        received = torch.empty_like(sent)
-        group.all_to_all(received, sent, [1] * G, [1] * G)
-        received_GMLS: Array = received.view(G, M, L, S).cpu().numpy()
+        received_GMLS = exchange_splits(group, split_MLP, device)
         fault = first_fault(group.gather(received_fault(plan, group.rank, received_GMLS.sum(0))))
     if fault:
         raise InputError(fault)
+    return received_GMLS
+
+
+def exchange_splits(group: Group, split_MLP: Array, device: torch.device) -> Array:
+    """int64 [G, M, L, S]: the pairs that every source sends to this rank's slots, from what each sends; collective."""
+    M, L, P = split_MLP.shape
+    sent_GMLS = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, group.size, -1), 2, 0)
+    sent = torch.from_numpy(np.ascontiguousarray(sent_GMLS).reshape(group.size, -1)).to(device)
+    received, each = torch.empty_like(sent), [1] * group.size
+    group.all_to_all(received, sent, each, each)
+    received_GMLS: Array = received.view(group.size, M, L, P // group.size).cpu().numpy()
     return received_GMLS
 
 
