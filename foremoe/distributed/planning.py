@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -72,6 +72,8 @@ class Planned:
     plan_s: float  # of planning its own layers
     share_s: float  # of exchanging counts, placements and splits
     agreed: bool = False  # split and quotas were made together, from the counts of all sources
+    # (micro-step, layer) -> experts [T, K] of this source's tokens, where it knows them
+    routing: Mapping[tuple[int, int], Array] = field(default_factory=dict)
 
 
 def plan_together(

@@ -42,7 +42,7 @@ class Verdict:
         replicas, cross_node: replicas of the plans, and those on another node than their home.
         distinct: whether every row of a plan has a placement or quotas of its own.
         fell_back: rows that ran at home for want of a replica.   backends: (kind of copy, backend) that arrived here.
-        served_skew_ML: as reported, by step; None with replay.
+        served_skew_ML: as reported, by step; None with replay.   known: rows that went by known routes, by step.
         copies: weights that arrived here, less those that the plans send.   returns: gradients that arrived here.
     """
 
@@ -62,6 +62,7 @@ class Verdict:
     copies: int
     returns: int
     served_skew_ML: np.ndarray | None
+    known: tuple
 
     @property
     def equal(self):
@@ -108,6 +109,7 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
             r.timeline.to_dict()["weight_copies"] - int((r.plan.transfers.dst_C == planned.ep_rank).sum()) for r in reports
         ),
         returns=sum(r.timeline.to_dict()["gradient_returns"] for r in reports),
+        known=tuple(r.known_rows for r in reports),
         served_skew_ML=None if hint is None else np.stack([r.served_skew_ML for r in reports]),
         backends=tuple(sorted({(e.kind, e.backend) for r in reports for e in r.timeline.events if e.outcome == "done"})),
     )  # fmt: skip

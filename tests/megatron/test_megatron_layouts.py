@@ -36,6 +36,8 @@ def test_one_step_equals_the_program_without_foremoe(pool, case):
     for rank, verdict in enumerate(verdicts):
         assert verdict.equal and verdict.served and verdict.drift == 0 and verdict.fell_back == 0, (rank, verdict)
         assert verdict.distinct, "every micro-step and layer should have a plan of its own"
+        # The first step counts and compares, the second goes by what is known.
+        assert verdict.known == (0, verdict.skew_ML[1].size)
     assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
     # Every replica's gradient comes home once; the ranks of an EP group have the same plan.
     assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)

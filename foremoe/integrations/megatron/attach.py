@@ -14,6 +14,7 @@ from foremoe.distributed.group import TorchGroup, first_fault, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves
+from foremoe.integrations.megatron.known import Trust
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
 from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
 from foremoe.integrations.megatron.planning import Options, Planning, Work
@@ -139,6 +140,7 @@ class Attached:
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, options, self.group)
+            self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._buffers.device)
 
     @property
     def active(self) -> bool:
@@ -164,7 +166,7 @@ class Attached:
 
         Args:
             work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or the experts of this rank's
-                own tokens: one integer array [T, L, K] per micro-step, -1 where routing is not known.
+                own tokens: one integer array [T, L, K] per micro-step, -1 where it is not known.
             home_LE: Where experts compute in this stage; what `homes` returned.
 
         Raises:
@@ -273,7 +275,8 @@ class Attached:
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
         self._ended = False
-        self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device, replay)
+        known = self._trust.begin(planned) if replay else None
+        self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device, replay, known)
         for layer in self._layers:
             layer.enter(self._stage)
 
@@ -295,3 +298,4 @@ class Attached:
             self._moves.gradients_back()
         self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
         self._ended = True
+        self._trust.end(planned, stage.known, bool(stage.fell_back))

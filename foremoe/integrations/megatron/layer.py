@@ -13,6 +13,7 @@ from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind, kind_of
+from foremoe.integrations.megatron.known import KnownDispatcher, dispatches_known
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.planning import Options
 from foremoe.integrations.megatron.replicas import Replicas, Row
@@ -41,6 +42,7 @@ class SlotLayer:
         self._sync, self._params = sync, kind.all_parameters()
         self._home_dispatcher = place.moe.token_dispatcher
         self._slot_dispatcher = DISPATCHERS[type(place.moe.token_dispatcher)](place.moe, num_slots)
+        self._known_dispatcher = KnownDispatcher(place.moe, num_slots) if dispatches_known(place.moe) else None
         self._stage: MegatronStage | None = None
         self._now = (0, Phase.FORWARD)
         self._anchor = torch.zeros((), device=self._params[0].device, requires_grad=True)
@@ -48,7 +50,6 @@ class SlotLayer:
     def enter(self, stage: MegatronStage) -> None:
         """From here on the layer runs by the stage's plan."""
         self._stage, self._slot_dispatcher.watch = stage, not stage.replay
-        self.moe.token_dispatcher = self._slot_dispatcher
         self.moe.preprocess = self._preprocess
         self.moe.experts.forward = self._compute
 
@@ -65,6 +66,13 @@ class SlotLayer:
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
         self._now = m, phase
         complete = stage.weights(m, layer, phase).complete
+        known = stage.known_row(m, layer, routing_map, complete)
+        if known is not None:
+            assert self._known_dispatcher is not None
+            self._known_dispatcher.row = known
+            self.moe.token_dispatcher = self._known_dispatcher
+            return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
+        self.moe.token_dispatcher = self._slot_dispatcher
         at_home = (m, layer) in stage.fell_back  # a re-forward follows its forward
         dispatcher = self._slot_dispatcher
         dispatcher.missing = not complete if phase == Phase.FORWARD and stage.has_replicas(m, layer) else None

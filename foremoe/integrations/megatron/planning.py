@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,10 +69,11 @@ class Planning:
         """See `Attached.plan`."""
         homes = self.home_LE if home_LE is None else home_LE
         ((task, load_MLE, tokens_M),) = self._agree([(work, stage)], homes, num_threads)
-        return plan_together(
+        planned = plan_together(
             self.group, self.options.planner, task, load_MLE, tokens_M,
             device=self.device, num_threads=num_threads, limit_s=self.options.limit_s,
         )  # fmt: skip
+        return dataclasses.replace(planned, routing=self._routing(work))
 
     def plan_of(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
         """The plan of a stage, from any of what `Attached.stage` takes."""
@@ -163,6 +165,14 @@ class Planning:
             )
         load_MLE = count_micro_steps(work, num_experts, num_threads)
         return load_MLE[:, self._local(load_MLE.shape[1])], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
+
+    def _routing(self, work: Any) -> dict[tuple[int, int], Array]:
+        """(micro-step, layer) -> experts [T, K] of this source's tokens; empty for counts."""
+        if isinstance(work, Workload):
+            return {}
+        micro_steps = [np.asarray(topk_TLK) for topk_TLK in work]
+        layers = self._local(micro_steps[0].shape[1])
+        return {(m, i): topk_TLK[:, layer] for m, topk_TLK in enumerate(micro_steps) for i, layer in enumerate(layers)}
 
     def _local(self, num_layers: int) -> list[int]:
         """Which of the layers that were given are this rank's."""

@@ -14,6 +14,7 @@ from foremoe.runtime.stage import PlannedStage
 from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
+    from foremoe.integrations.megatron.known import KnownRouting, KnownRow
     from foremoe.transfer.engine import Engine
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, M micro-steps, L layers.
@@ -27,18 +28,26 @@ class MegatronStage(PlannedStage):
         split_MLP: What the plan gives to this source.
         device: Device of routing.
         replay: Routers do as the plan's routing says; else this is a hint, and what ranks serve is recorded.
+        known: What is known of the routing, token by token.
 
     Attributes:
         load: (micro-step, layer) -> pairs that every rank served, if it is recorded.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device, replay: bool) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device, replay: bool, known: KnownRouting | None = None
+    ) -> None:  # fmt: skip
         super().__init__(engine, plan, split_MLP, device)
+        self.known = known
         self.replay, self.load = replay, dict[tuple[int, int], torch.Tensor]()
         self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
 
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> DenseIntervals:
         return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
+
+    def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | None:
+        """What the row goes by if its routing is known, and `complete` if its replicas are there; see `KnownRouting.row`."""
+        return None if self.known is None else self.known.row(micro_step, layer, routing_TE, complete)
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Routing over slots and the number of unplanned pairs, as the plan says."""

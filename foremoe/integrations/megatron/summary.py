@@ -28,6 +28,7 @@ class MegatronSummary:
         share_s: Seconds of exchanging counts and plans.
         slot_bytes: Memory of the slots on this rank.
         served_skew_ML: float64, skew over the EP group as served, where routing was a hint (``replay=False``); else None.
+        known_rows: (micro-step, layer) that went by routes made as the stage began: nothing was remapped, sorted or counted.
     """
 
     plan: Plan
@@ -39,6 +40,7 @@ class MegatronSummary:
     share_s: float
     slot_bytes: int
     served_skew_ML: Array | None = None
+    known_rows: int = 0
 
     def metrics(self) -> dict[str, float]:
         """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after, and as served."""
@@ -57,6 +59,7 @@ class MegatronSummary:
             "drift": float(self.drift_ML.sum()),
             "fell_back": float(len(self.fell_back)),
             "slot_bytes": float(self.slot_bytes),
+            "known_rows": float(self.known_rows),
         }
         if self.served_skew_ML is not None:
             out["skew_served"] = float(self.served_skew_ML.mean())
@@ -72,4 +75,5 @@ def summary_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None
     return MegatronSummary(
         plan=planned.plan, timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
         plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes, served_skew_ML=stage.served_skew(),
+        known_rows=0 if stage.known is None else len(stage.known.taken),
     )  # fmt: skip

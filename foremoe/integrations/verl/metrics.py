@@ -14,7 +14,7 @@ _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_
 _LARGEST = ("slot_bytes",)
 _MEANS = ("skew_before", "skew_after", "skew_served")
 # Of a plan, which the ranks of an EP group share.
-_OF_PLAN = (*_MEANS, "replicas", "fell_back")
+_OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

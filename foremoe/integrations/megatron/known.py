@@ -1,0 +1,186 @@
+"""Rows whose routing is known before the stage: dispatched without counting, sorting, gathering counts or reading back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.group import Group, first_fault
+from foremoe.distributed.planning import Planned
+from foremoe.integrations.megatron.dispatcher import OverSlots
+from foremoe.integrations.megatron.layout import Place
+from foremoe.runtime.dispatch import Route
+from foremoe.runtime.permute import PairsToTokens, Permute, TokensToPairs
+from foremoe.runtime.replay import ReplayedRows
+from foremoe.runtime.stage import exchange_splits
+
+# Letters: T tokens of a source, K top-k, E experts, S slots of a rank, Z = T*K pairs of this source sorted by slot, Y pairs that
+# this rank serves, H hidden size.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownRow:
+    """One row's experts, int64 [T, K] on the device, and its route."""
+
+    topk_TK: torch.Tensor
+    route: Route
+
+
+class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
+    """Dispatches the rows whose routes are known; the messages themselves are Megatron's.
+
+    Orders and sizes come with the row. So the host never waits for the device, whatever `moe_permute_fusion` says, and every
+    permutation is a gather, forward and backward.
+
+    Attributes:
+        row: Set before `dispatch_preprocess`.
+    """
+
+    row: KnownRow | None = None
+
+    def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
+        route, topk_TK = self._row.route, self._row.topk_TK
+        self.hidden_shape, self.tokens_per_expert = hidden_states.shape, None
+        self.input_splits, self.output_splits = route.exchange.num_sent_G, route.exchange.num_received_G
+        orders = route.by_slot_Z, route.by_token_Z
+        probs_Z = Permute.apply(probs.gather(1, topk_TK).view(-1), *orders)
+        return TokensToPairs.apply(hidden_states.reshape(-1, self.hidden_shape[-1]), *orders, route.num_topk), probs_Z
+
+    def dispatch_postprocess(self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor) -> Any:
+        route = self._row.route
+        orders = route.by_slot_Y, route.by_arrival_Y
+        num_S = torch.tensor(route.num_S)  # on the host, where experts read it
+        return Permute.apply(global_input_tokens, *orders), num_S, Permute.apply(global_probs, *orders)
+
+    def combine_preprocess(self, hidden_states: torch.Tensor) -> Any:
+        route = self._row.route
+        return Permute.apply(hidden_states, route.by_arrival_Y, route.by_slot_Y)
+
+    def combine_postprocess(self, permutated_local_input_tokens: torch.Tensor) -> Any:
+        route, self.row = self._row.route, None
+        y_TH = PairsToTokens.apply(permutated_local_input_tokens, route.by_slot_Z, route.by_token_Z, route.num_topk)
+        return y_TH.view(self.hidden_shape)
+
+    @property
+    def _row(self) -> KnownRow:
+        assert self.row is not None, "a row is set before it is dispatched"
+        return self.row
+
+    def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        return tokens_per_expert  # sizes are on the host already
+
+
+def dispatches_known(moe: MoELayer) -> bool:
+    """True for the all-to-all dispatcher without shared experts that run between its messages."""
+    own = moe.token_dispatcher
+    return type(own) is MoEAlltoAllTokenDispatcher and own.shared_experts is None
+
+
+class KnownRouting:
+    """The rows of one stage whose routing is known on all ranks and as planned.
+
+    Args:
+        rows: Their routes.
+        num_topk: K.
+        trusted: Layers go by the routes; else what they route is only compared with what is known.
+
+    Attributes:
+        taken: (micro-step, layer) of rows that went by their routes.
+    """
+
+    def __init__(self, rows: ReplayedRows, num_topk: int, trusted: bool) -> None:
+        self._rows, self._num_topk, self.trusted, self._fault = rows, num_topk, trusted, ""
+        self.taken = set[tuple[int, int]]()
+
+    def row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | None:
+        """What a layer goes by; None, on all ranks alike, if it has to count.
+
+        Raises:
+            InputError: The layer has another number of tokens.
+            TransferError: `complete` is false, and the other ranks do not ask for it.
+        """
+        shape = torch.Size((len(routing_TE), self._num_topk))
+        try:
+            found = self._rows.route(micro_step, layer, shape) if self.trusted else None
+            topk_TK = found[0] if found else self._rows.experts(micro_step, layer, shape)
+        except InputError as error:
+            if self.trusted:
+                raise
+            self._fault = str(error)
+            return None
+        if topk_TK is None:
+            return None
+        topk_TK = topk_TK.long()
+        num_pairs, num_found = routing_TE.sum(dtype=torch.int32), routing_TE.gather(1, topk_TK).sum(dtype=torch.int32)
+        self._rows.compare(micro_step, layer, num_pairs.clamp(min=topk_TK.numel()) - num_found)
+        if found is None:
+            return None
+        if not complete:
+            lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
+            raise TransferError(f"{lack}, so no rank asks for it; drop this step, detach and attach again.")
+        self.taken.add((micro_step, layer))
+        return KnownRow(topk_TK, found[1])
+
+    def fault(self) -> str:
+        """Where a layer routed otherwise; empty if it did nowhere. The host waits for the device, once."""
+        return self._fault or self._rows.fault()
+
+    @property
+    def num_compared(self) -> int:
+        """Rows that were compared."""
+        return self._rows.num_compared
+
+
+class Trust:
+    """Which stages go by the routing that they are given.
+
+    The first stage of a kind with known rows only compares: it counts as ever, and serves what routers do. If they did what was
+    known on all ranks, later stages go by it; if not, they count for good. Programs whose routers differ from `work` in a few
+    tokens so lose nothing but speed.
+
+    Args:
+        places: MoE layers of this rank.
+    """
+
+    def __init__(self, group: Group, places: Sequence[Place], num_topk: int, device: torch.device) -> None:
+        self._group, self._num_topk, self._device = group, num_topk, device
+        self._layers = {layer for layer, place in enumerate(places) if dispatches_known(place.moe)}
+        self._holds: dict[bool, bool] = {}  # update or recompute -> what was known of its routing was true
+
+    def begin(self, planned: Planned) -> KnownRouting | None:
+        """What is known of a stage's routing; collective. None, on all ranks alike, if it is not asked."""
+        trains = planned.plan.header.schedule.trains
+        if not (planned.agreed and self._layers and self._holds.get(trains, True)):
+            return None
+        plan, known = planned.plan, {row: topk for row, topk in planned.routing.items() if row[1] in self._layers}
+        received_GMLS = exchange_splits(self._group, planned.split_MLP, self._device)
+        rows = ReplayedRows(
+            known, plan.expert_MLGS, planned.split_MLP, received_GMLS, num_experts=plan.E, group=self._group, device=self._device
+        )
+        return KnownRouting(rows, self._num_topk, trusted=trains in self._holds)
+
+    def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> None:
+        """Judges a stage that is over; collective.
+
+        Args:
+            known: What `begin` returned.
+            fell_back: Some rows ran at home for want of a replica.
+
+        Raises:
+            InputError: Layers went by routes that were not those of their routers; on all ranks.
+        """
+        if known is None:
+            return
+        faults = self._group.gather((known.fault(), known.num_compared))
+        fault = first_fault([fault for fault, _ in faults])
+        if fault or (faults[0][1] and not fell_back):
+            self._holds[planned.plan.header.schedule.trains] = not fault
+        if fault and known.trusted:
+            cure = "drop this step, and give stage() replay=False if routers do not do as `work` says; the next stage counts"
+            raise InputError(f"{fault}, and went to these: {cure}.")
