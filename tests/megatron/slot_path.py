@@ -1,10 +1,13 @@
 """The slot path of one MoE layer on a rank, step by step without its experts: counted, and timed by the CPU time of its thread."""
 
+import contextlib
+import functools
+import json
 import sys
 import time
-import types
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import cpu
 import numpy as np
@@ -13,9 +16,10 @@ import torch
 
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Phase
+from foremoe.testing.ranks import RankPool
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
-from operations import Work
+import operations
 
 # Letters: T tokens of a rank, K top-k, E experts, M micro-steps, H hidden size.
 
@@ -70,65 +74,140 @@ class Rows:
         self.probs = torch.rand(T, E, generator=generator)
 
 
-class Watch:
-    """What the slot path took: operations, sorts, gathers of counts, host reads, and seconds of the calling thread; by row."""
+class Work(operations.Work):
+    """Also counts gathers between ranks."""
 
-    def __init__(self, count):
-        self.count, self.found = count, []
+    num_gathers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_gathers += func.__name__.startswith("_allgather")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Stopwatch:
+    """CPU seconds of the calling thread in functions, so that waiting for other ranks is not in it.
+
+    Args:
+        functions: (owner, name) of functions that do not call each other.
+    """
+
+    def __init__(self, *functions):
+        self.seconds, self._functions = 0.0, [(owner, name) for owner, name in functions if hasattr(owner, name)]
 
     @contextmanager
-    def row(self):
-        if not self.count:
-            begin_s = time.thread_time()
-            yield
-            self.found.append(time.thread_time() - begin_s)
-            return
-        num_gathers, gather = [], torch.distributed.all_gather_into_tensor
-        torch.distributed.all_gather_into_tensor = lambda *args, **options: (num_gathers.append(1), gather(*args, **options))[1]
+    def running(self):
         with ExitStack() as stack:
-            stack.callback(setattr, torch.distributed, "all_gather_into_tensor", gather)
-            work = stack.enter_context(Work())
-            stack.enter_context(work.reads)
+            for owner, name in self._functions:
+                stack.enter_context(patch.object(owner, name, self._timed(getattr(owner, name))))
             yield
-        self.found.append((work.num, work.num_sorts, len(num_gathers), work.reads.num + work.num_waits))
+
+    def _timed(self, function):
+        @functools.wraps(function)
+        def timed(*args, **options):
+            begin_s = time.thread_time()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds += time.thread_time() - begin_s
+
+        return timed
 
 
-def run_rows(moe, rows, watch, release):
-    """Every micro-step through the layer's path to the slots and back, with experts that give back what they get."""
+def run_rows(moe, rows, release, around):
+    """Every micro-step through the layer's path to the slots and back, with experts that give back what they get.
+
+    Args:
+        release: called after each row's experts.   around: a context for all but that.
+    """
     outputs = []
     for m, routing_TE in enumerate(rows.routing):
-        with watch.row():
+        with around():
             x, probs = moe.preprocess(rows.x, rows.probs, routing_TE)
             x, probs = moe.dispatch(x, probs)
             x, _, probs = moe.token_dispatcher.dispatch_postprocess(x, probs)
         release(m)
-        with watch.row():
+        with around():
             x = moe.combine(moe.token_dispatcher.combine_preprocess(x * probs[:, None]))
             outputs.append(moe.postprocess(x, None))
     return outputs
 
 
-def slot_path(group, count=True, num_experts=32, M=2, T=64, K=4, H=16, repeats=1):
-    """Path -> what `Watch` found of forward rows, the first stage left out; and whether all paths give the same outputs."""
-    from foremoe.integrations.megatron import attach
+class Layer:
+    """The layer on a rank, with foremoe attached, and its rows."""
 
-    moe, model = make_layer(group.size, num_experts, K, H)
-    rows, found, outputs = Rows(group.rank, M, T, K, num_experts, H), {}, {}
-    attached = attach(model, cost=CostModel(objective="balance"))
-    with torch.no_grad():
-        for _ in range(repeats):
-            for path in (ALONE, COUNTED, KNOWN):
-                watch = Watch(count)
-                if path == ALONE:
-                    outputs[path] = run_rows(moe, rows, watch, lambda m: None)
-                else:
-                    if hasattr(attached, "_trust"):
-                        attached._trust._holds = {False: path == KNOWN}
-                    with attached.stage(rows.work, "recompute"):
-                        stage = attached._layers[0]._stage
-                        outputs[path] = run_rows(moe, rows, watch, lambda m: stage.release(m, 0, Phase.FORWARD))
-                found.setdefault(path, []).extend(watch.found)
-    num_replicas = attached.report.plan.num_replicas
-    attached.detach()
-    same = all(torch.allclose(a, b) for path in outputs for a, b in zip(outputs[path], outputs[ALONE], strict=True))
-    return found, types.SimpleNamespace(same=same, num_replicas=num_replicas)
+    def __init__(self, group, num_experts, M, T, K, H):
+        from foremoe.integrations.megatron import attach
+
+        self.moe, model = make_layer(group.size, num_experts, K, H)
+        self.rows = Rows(group.rank, M, T, K, num_experts, H)
+        self.attached = attach(model, cost=CostModel(objective="balance"))
+        self.outputs = {}
+
+    def run(self, path, around=contextlib.nullcontext):
+        """All rows by one of the paths; seconds of beginning the stage."""
+        with torch.no_grad():
+            if path == ALONE:
+                self.outputs[path] = run_rows(self.moe, self.rows, lambda m: None, around)
+                return
+            if hasattr(self.attached, "_trust"):
+                self.attached._trust._holds = {False: path == KNOWN}
+            with self.attached.stage(self.rows.work, "recompute"):
+                stage = self.attached._layers[0]._stage
+                self.outputs[path] = run_rows(self.moe, self.rows, lambda m: stage.release(m, 0, Phase.FORWARD), around)
+
+    def same(self):
+        """Whether all paths gave the same; only the order of sums differs."""
+        alone = self.outputs[ALONE]
+        return all(torch.allclose(a, b) for found in self.outputs.values() for a, b in zip(found, alone, strict=True))
+
+
+def counts(group):
+    """Path -> operations, sorts, gathers between ranks and host waits of a row's forward; and whether results are equal."""
+    layer, found = Layer(group, num_experts=32, M=1, T=64, K=4, H=16), {}
+    for path in (ALONE, COUNTED, KNOWN):
+        with ExitStack() as stack:
+            work = Work()
+
+            @contextmanager
+            def around(work=work):
+                with work, work.reads:
+                    yield
+
+            layer.run(path, around)
+        found[path] = work.num, work.num_sorts, work.num_gathers, work.reads.num + work.num_waits
+    assert layer.attached.report.plan.num_replicas > 0
+    layer.attached.detach()
+    return found, layer.same()
+
+
+def seconds(group, num_experts, repeats, M=4, T=8192, K=8, H=16):
+    """Path -> by repeat: CPU seconds of a row's slot path (remap, counts, route), and of its share of beginning the stage."""
+    layer = Layer(group, num_experts, M, T, K, H)
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    from foremoe.integrations.megatron.stage import MegatronStage
+
+    try:
+        from foremoe.integrations.megatron.known import Trust
+    except ImportError:  # an older foremoe, beside which this one is measured
+        Trust = None
+    in_layer = [(MegatronStage, "route"), (MegatronStage, "spread"), (MegatronStage, "known_row")]
+    found = {path: [] for path in ((ALONE, COUNTED, KNOWN) if Trust else (COUNTED,))}
+    for repeat in range(repeats + 1):
+        for path, rows in found.items():
+            of_layer = Stopwatch(*in_layer, (MoEAlltoAllTokenDispatcher, "preprocess"))
+            of_begin = Stopwatch((Trust, "begin"))
+            with of_layer.running(), of_begin.running():
+                layer.run(path)
+            if repeat:  # the first compiles
+                rows.append((of_layer.seconds / M, of_begin.seconds / M))
+    layer.attached.detach()
+    return found
+
+
+def main():
+    """Prints what `seconds` finds on rank 0, as JSON; arguments: number of ranks, repeats."""
+    num_ranks, repeats = map(int, sys.argv[1:])
+    with RankPool(num_ranks) as pool:
+        found = pool.run(seconds, 16 * num_ranks, repeats, timeout_s=300.0)[0]
+    print(json.dumps(found))

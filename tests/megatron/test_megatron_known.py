@@ -1,0 +1,155 @@
+"""Rows whose routing is known before the stage: nothing is counted, and what differs from it is never trained on."""
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
+
+import compare
+import cpu
+import program_arms as arms
+import slot_path
+from layouts import Case
+from program import Layout, Program
+from test_megatron_faults import ByHost, FlakyHost
+
+from foremoe.base.errors import InputError, TransferError
+from foremoe.integrations.megatron.known import KnownDispatcher
+from foremoe.planner.planner import Planner
+from foremoe.testing.ranks import run_processes
+from foremoe.transfer.collective import Collective
+
+PLAIN = Case(2, Layout())
+
+
+def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
+    """Operations, sorts, gathers between ranks and host waits, from the router's map to the slots and back."""
+    for found, same in pool.run(slot_path.counts, num_ranks=2):
+        assert same
+        (num, *known), (num_counted, *counted) = found[slot_path.KNOWN], found[slot_path.COUNTED]
+        assert num <= 22 and known == [0, 0, 0]
+        assert num_counted >= 2 * num and counted[1] == 1 and counted[2] >= 8
+        assert num < found[slot_path.ALONE][0]  # less than Megatron does without foremoe
+
+
+def stages(group, case, works, routings):
+    """Losses, rows that went by known routes, drift and errors of updates, one of each work and routing; and losses without."""
+    program, found, alone = Program(case.layout), [], []
+    with cpu.steady_rows():
+        for topk_MTLK in routings:
+            program.zero()
+            alone.append(program.forward_backward(0, topk_MTLK))
+        with arms.attached(program, case) as moe:
+            for work, topk_MTLK in zip(works, routings, strict=True):
+                program.zero()
+                try:
+                    with moe.stage(work):
+                        losses = program.forward_backward(0, topk_MTLK)
+                    found.append((losses, moe.report.known_rows, moe.report.drift_ML.sum(), ""))
+                except InputError as error:
+                    found.append(([], moe.report.known_rows, 0, str(error)))
+    return found, alone
+
+
+def one_that_changes(group, case):
+    """Stages of one routing, and one in which the routers of rank 1 do otherwise."""
+    program = Program(case.layout)
+    own, other = program.routing(0), program.routing(0, seed=7)
+    if group.rank == 0:
+        other = own
+    work = [topk_TLK.numpy() for topk_TLK in own]
+    return stages(group, case, [work] * 4, [own, own, other, own])
+
+
+def test_routers_that_differ_end_the_step_on_all_ranks_and_the_next_one_counts(pool):
+    for found, alone in pool.run(one_that_changes, PLAIN, num_ranks=2):
+        counted, known, wrong, again = found
+        num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
+        assert counted == (alone[0], 0, 0, "") and known == (alone[1], num_rows, 0, "") and again == (alone[3], 0, 0, "")
+        assert "rank 1: " in wrong[3] and "have other experts than were given before the stage" in wrong[3]
+        assert "the next stage counts" in wrong[3]
+
+
+def always_another(group, case):
+    program = Program(case.layout)
+    own, other = program.routing(0), program.routing(0, seed=7)
+    return stages(group, case, [[topk_TLK.numpy() for topk_TLK in own]] * 3, [other if group.rank else own] * 3)
+
+
+def test_routers_that_always_differ_are_served_and_never_trusted(pool):
+    answers = pool.run(always_another, PLAIN, num_ranks=2)
+    for found, alone in answers:
+        assert [(losses, known, error) for losses, known, _, error in found] == [(losses, 0, "") for losses in alone]
+    assert all(drift > 0 for _, _, drift, _ in answers[1][0])
+
+
+def partly_known(group, case):
+    """A token of rank 1 in micro-step 1, layer 0 is not known."""
+    program = Program(case.layout)
+    own = program.routing(0)
+    work = [topk_TLK.numpy().copy() for topk_TLK in own]
+    if group.rank:
+        work[1][3, 0, 0] = -1
+    return stages(group, case, [work] * 2, [own] * 2)
+
+
+def test_rows_with_a_token_that_is_not_known_count_and_the_others_do_not(pool):
+    answers = pool.run(partly_known, PLAIN, num_ranks=2)
+    for found, alone in answers:
+        assert [losses for losses, *_ in found] == alone
+        assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - 1]
+    assert [drift for _, _, drift, _ in answers[1][0]] == [1, 1]
+
+
+def loses_a_replica(group, case):
+    """The error of a stage that is known when the host store of rank 1 fails."""
+    host, program = FlakyHost(10**9, 0), Program(case.layout)
+    topk_MTLK = program.routing(0)
+    work = [topk_TLK.numpy() for topk_TLK in topk_MTLK]
+    with arms.attached(program, case, planner=Planner(path=ByHost()), backends=(host, Collective()), timeout_s=20.0) as moe:
+        with moe.stage(work, "recompute"):
+            program.forward_backward(0, topk_MTLK, forward_only=True)
+        host.pulls, host.failing = 0, 10**9
+        with moe.stage(work, "recompute"):
+            program.forward_backward(0, topk_MTLK, forward_only=True)
+
+
+def test_a_known_row_without_its_replica_ends_the_step_on_that_rank():
+    _, error = run_processes(loses_a_replica, 2, PLAIN, timeout_s=30.0, errors=True)
+    assert isinstance(error, TransferError) and "could not be had, and its routing was known" in str(error)
+
+
+def swapped(group, case):
+    """One step compared with the program alone, if tokens of the first two micro-steps go by each other's routes."""
+    preprocess, rows = KnownDispatcher.dispatch_preprocess, []
+
+    def other_row(self, *args):
+        rows.append(self.row)
+        self.row = rows[-2] if len(rows) % 2 == 0 else self.row
+        return preprocess(self, *args)
+
+    KnownDispatcher.dispatch_preprocess = other_row
+    try:
+        return compare.one_step(group, case)
+    finally:
+        KnownDispatcher.dispatch_preprocess = preprocess
+
+
+def test_a_wrong_route_shows_in_losses(pool):
+    assert all(verdict.loss > 1e-4 for verdict in pool.run(swapped, Case(2, Layout(num_layers=1)), num_ranks=2))
+
+
+def by_a_plan(group, case):
+    """Rows that went by known routes in two stages that were given a plan and its split."""
+    program, known = Program(case.layout), []
+    topk_MTLK = program.routing(0)
+    with arms.attached(program, case) as moe:
+        planned = moe.plan([topk_TLK.numpy() for topk_TLK in topk_MTLK], "recompute")
+        for _ in range(2):
+            with moe.stage(planned.plan, "recompute", split_MLP=planned.split_MLP):
+                program.forward_backward(0, topk_MTLK, forward_only=True)
+            known.append(moe.report.known_rows)
+    return known
+
+
+def test_stages_without_routing_by_token_count(pool):
+    assert pool.run(by_a_plan, PLAIN, num_ranks=2) == [[0, 0]] * 2
