@@ -48,17 +48,20 @@ class ExpertCompute:
         """Received pairs, sorted by slot."""
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
-    def forward(self, x_YH: torch.Tensor, num_S: list[int], layer: int) -> torch.Tensor:
+    def row(self, num_S: list[int], layer: int = 0) -> Row:
+        """What `forward` computes, with all that a layer of the runtime has before its experts run."""
+        return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
+
+    def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
         """The outputs of one layer's experts."""
-        row = Row(0, layer, num_S, tuple(self.bank.shapes.values()), self.bank.math, self.stage, ComputeTime())
         return GroupedExperts.apply(x_YH, row, Phase.FORWARD)
 
     def flops_per_s(self, watch: Stopwatch) -> float:
         """What a rank reaches on few pairs; small, since the machine may be slow."""
         busy = min(2, self.bank.num_base)
         num_S = [_TRIED_PAIRS] * busy + [0] * (self.bank.num_base - busy)
-        x_YH = self.inputs(num_S)
-        seconds = watch.second(lambda: self.forward(x_YH.detach().requires_grad_(True), num_S, 0).backward(x_YH))
+        x_YH, row = self.inputs(num_S), self.row(num_S)
+        seconds = watch.second(lambda: self.forward(x_YH.detach().requires_grad_(True), row).backward(x_YH))
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
@@ -72,10 +75,11 @@ class ExpertCompute:
             loads.append((tokens, [routing.busy(g) for g in range(G)]))
         out: list[Point] = []
         for tokens, num_GS in loads:
-            num_S, x_YH = num_GS[self.group.rank], self.inputs(num_GS[self.group.rank])
+            num_S = num_GS[self.group.rank]
+            x_YH, rows = self.inputs(num_S), [self.row(num_S, layer) for layer in range(NUM_LAYERS)]
 
-            def run(lap: Lap, num_S: list[int] = num_S, x_YH: torch.Tensor = x_YH) -> None:
-                found = [self.forward(x_YH.detach().requires_grad_(True), num_S, layer) for layer in range(NUM_LAYERS)]
+            def run(lap: Lap, rows: list[Row] = rows, x_YH: torch.Tensor = x_YH) -> None:
+                found = [self.forward(x_YH.detach().requires_grad_(True), row) for row in rows]
                 lap()
                 for y_YH in reversed(found):
                     y_YH.backward(x_YH)

@@ -68,11 +68,11 @@ def measure(
     num_ways = max(1, len(ways))
     copy_s, beside_s = next_s("copies") / num_ways, case.seconds * _SHARES["copies beside compute"] / num_ways
     num_S = draw_routing(case, max(8, case.tokens // 32), False).busy(group.rank)
-    x_YH = experts.inputs(num_S)
+    x_YH, row = experts.inputs(num_S), experts.row(num_S)
 
     def compute() -> None:
         with torch.no_grad():
-            experts.forward(x_YH, num_S, 0)
+            experts.forward(x_YH, row)
 
     compute_s = watch.laps(one_lap(compute), beside_s / 10)[0][0]
     for way in ways:

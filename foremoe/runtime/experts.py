@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -19,6 +19,7 @@ from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 
 if TYPE_CHECKING:
+    from foremoe.runtime.bank import ExpertBank
     from foremoe.runtime.stage import Stage
 
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
@@ -108,7 +109,21 @@ class Row:
     math: ExpertMath
     stage: Stage
     time: ComputeTime
-    end_S: torch.Tensor | None = None  # int32 on the device, where the pairs of slots end; None: made of `num_S`
+    end_S: torch.Tensor  # int32 on the device, where the pairs of slots end
+
+    @classmethod
+    def of(
+        cls, bank: ExpertBank, stage: Stage, time: ComputeTime, micro_step: int, layer: int, num_S: list[int],
+        end_S: torch.Tensor | None = None,
+    ) -> Self:  # fmt: skip
+        """The row of a bank's layer; `end_S` is made of `num_S` where nobody has it."""
+        ends = end_of_slots(num_S, bank.device) if end_S is None else end_S
+        return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends)
+
+
+def end_of_slots(num_S: list[int], device: torch.device) -> torch.Tensor:
+    """int32 [S]: where the pairs of slots end, sorted by slot."""
+    return torch.tensor(list(itertools.accumulate(num_S)), dtype=torch.int32).to(device)
 
 
 class GroupedExperts(torch.autograd.Function):
@@ -178,10 +193,7 @@ def _products(row: Row, residency: Residency, x_YH: torch.Tensor) -> SlotProduct
     """Products of all slots, for the one formula that is written in them; None where they cannot be."""
     if type(row.math) is not SwiGLU:
         return None
-    end_S = row.end_S
-    if end_S is None:
-        end_S = torch.tensor(list(itertools.accumulate(row.num_S)), dtype=torch.int32, device=x_YH.device)
-    return SlotProducts.of(residency, row.shapes, row.num_S, end_S, x_YH)
+    return SlotProducts.of(residency, row.shapes, row.num_S, row.end_S, x_YH)
 
 
 def _reshape(tensors: Tensors | None, row: Row) -> Tensors:

@@ -150,8 +150,7 @@ class Runtime:
         # Dtypes are the caller's; autocast would make forward and backward disagree on them.
         with torch.autocast(x_TH.device.type, enabled=False):
             route = self._route(stage, m, layer, phase, topk_TK)
-            shapes = tuple(self.bank.shapes.values())
-            row = Row(m, layer, route.num_S, shapes, self.bank.math, stage, self._time, route.end_S)
+            row = Row.of(self.bank, stage, self._time, m, layer, route.num_S, route.end_S)
             x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route)
             y_YH = GroupedExperts.apply(x_YH, row, phase)
             if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward

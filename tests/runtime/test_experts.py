@@ -17,10 +17,11 @@ from runtime_util import relative, swiglu
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.runtime import SwiGLU, products
-from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, end_of_slots
 from foremoe.runtime.products import add_product
 from foremoe.transfer.residency import Residency
 
+CPU = torch.device("cpu")
 # Letters: S slots, Y pairs, H hidden size, F ffn size.
 
 H, F = 5, 3
@@ -62,7 +63,7 @@ def make(
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype)  # noqa: E731
     slots = Slots([tuple(draw(*shape).requires_grad_() for shape in SwiGLU().shapes(H, F).values()) for _ in num_S])
-    row = Row(3, 2, num_S, tuple(SwiGLU().shapes(H, F).values()), SwiGLU(), slots, ComputeTime())
+    row = Row(3, 2, num_S, tuple(SwiGLU().shapes(H, F).values()), SwiGLU(), slots, ComputeTime(), end_of_slots(num_S, CPU))
     return slots, row, draw(sum(num_S), H).requires_grad_()
 
 

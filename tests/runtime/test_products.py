@@ -15,11 +15,12 @@ from torch.nn import functional
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.runtime import ExpertMath, SwiGLU, products
-from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
+from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, end_of_slots
 from foremoe.runtime.products import SlotProducts
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 
+CPU = torch.device("cpu")
 # Letters: S slots, B base slots, X buffers, Y pairs, H hidden size, F ffn size.
 
 H, F = 16, 8
@@ -63,7 +64,7 @@ def run(slots: Slots, num_S: list[int], math: ExpertMath, seed: int = 0) -> tupl
     generator = torch.Generator().manual_seed(seed)
     x_YH, grad_YH = torch.randn(2, sum(num_S), slots.shapes[0][0], generator=generator).to(slots.dtype)
     x_YH.requires_grad_()
-    row = Row(0, 0, num_S, slots.shapes, math, slots, ComputeTime())  # type: ignore[arg-type]
+    row = Row(0, 0, num_S, slots.shapes, math, slots, ComputeTime(), end_of_slots(num_S, CPU))  # type: ignore[arg-type]
     with Work() as forward:
         y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
     with Work() as backward:
@@ -183,7 +184,8 @@ def test_pairs_for_an_empty_slot_are_an_error_here_too() -> None:
 def test_rows_that_autograd_expands_are_laid_out() -> None:
     slots = Slots(3, [1], torch.float32)
     x_YH = torch.randn(7, H).requires_grad_()
-    row = Row(0, 0, [2, 1, 3, 1], slots.shapes, SwiGLU(), slots, ComputeTime())  # type: ignore[arg-type]
+    ends = end_of_slots([2, 1, 3, 1], CPU)
+    row = Row(0, 0, [2, 1, 3, 1], slots.shapes, SwiGLU(), slots, ComputeTime(), ends)  # type: ignore[arg-type]
     GroupedExperts.apply(x_YH, row, Phase.FORWARD).sum().backward()
     assert SlotProducts.of(slots.weights(0, 0, 0), slots.shapes, row.num_S, torch.zeros(4, dtype=torch.int32), x_YH) is not None
     assert x_YH.grad.isfinite().all()
