@@ -25,6 +25,37 @@ class Permute(torch.autograd.Function):
         return grad.index_select(0, inverse_X), None, None
 
 
+class Divide(torch.autograd.Function):
+    """Rows [X] or [X, H] in another order, cut in two, each part a tensor of its own; the adjoint of `Join`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, first: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(first, rest)
+        return rows.index_select(0, first), rows.index_select(0, rest)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_first: torch.Tensor, grad_rest: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _joined(grad_first, grad_rest, *ctx.saved_tensors), None, None
+
+
+class Join(torch.autograd.Function):
+    """Rows of two tensors put where `Divide` took them from; no copy of both behind each other is made on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows_first: torch.Tensor, rows_rest: torch.Tensor, first: torch.Tensor, rest: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(first, rest)
+        return _joined(rows_first, rows_rest, first, rest)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        first, rest = ctx.saved_tensors
+        return grad.index_select(0, first), grad.index_select(0, rest), None, None
+
+
 class TokensToPairs(torch.autograd.Function):
     """x_TH -> rows_ZH, a row for every pair, sorted by slot."""
 
@@ -55,6 +86,12 @@ class PairsToTokens(torch.autograd.Function):
     def backward(ctx: Any, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (by_slot_Z,) = ctx.saved_tensors
         return grad_TH.index_select(0, by_slot_Z // ctx.num_topk), None, None, None
+
+
+def _joined(rows_first: torch.Tensor, rows_rest: torch.Tensor, first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    rows = rows_first.new_empty(len(first) + len(rest), *rows_first.shape[1:])
+    rows[first], rows[rest] = rows_first, rows_rest
+    return rows
 
 
 def _sum_of_tokens(rows_ZH: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int) -> torch.Tensor:

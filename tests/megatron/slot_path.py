@@ -125,9 +125,13 @@ def run_rows(moe, rows, release, around):
             x, probs = moe.preprocess(rows.x, rows.probs, routing_TE)
             x, probs = moe.dispatch(x, probs)
             x, _, probs = moe.token_dispatcher.dispatch_postprocess(x, probs)
+        if isinstance(x, tuple):  # of base and redundant slots
+            x = tuple(rows * probs_Y[:, None] for rows, probs_Y in zip(x, probs, strict=True))
+        else:
+            x = x * probs[:, None]
         release(m)
         with around():
-            x = moe.combine(moe.token_dispatcher.combine_preprocess(x * probs[:, None]))
+            x = moe.combine(moe.token_dispatcher.combine_preprocess(x))
             outputs.append(moe.postprocess(x, None))
     return outputs
 

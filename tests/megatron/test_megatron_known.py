@@ -26,7 +26,7 @@ def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
     for found, same in pool.run(slot_path.counts, num_ranks=2):
         assert same
         (num, *known), (num_counted, *counted) = found[slot_path.KNOWN], found[slot_path.COUNTED]
-        assert num <= 22 and known == [0, 0, 0]
+        assert num <= 25 and known == [0, 0, 0]  # 21 on the rank without a replica
         assert num_counted >= 2 * num and counted[1] == 1 and counted[2] >= 8
         assert num < found[slot_path.ALONE][0]  # less than Megatron does without foremoe
 

@@ -16,7 +16,7 @@ from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.dispatcher import OverSlots
 from foremoe.integrations.megatron.layout import Place
 from foremoe.runtime.dispatch import Route
-from foremoe.runtime.permute import PairsToTokens, Permute, TokensToPairs
+from foremoe.runtime.permute import Divide, Join, PairsToTokens, Permute, TokensToPairs
 from foremoe.runtime.replay import ReplayedRows
 from foremoe.runtime.stage import exchange_splits
 
@@ -38,11 +38,16 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
     Orders and sizes come with the row. So the host never waits for the device, whatever `moe_permute_fusion` says, and every
     permutation is a gather, forward and backward.
 
+    Rows of redundant slots come and go as a tensor of their own: what experts get, and give back, is one tensor or two.
+
     Attributes:
         row: Set before `dispatch_preprocess`.
     """
 
-    row: KnownRow | None = None
+    def __init__(self, moe: MoELayer, num_slots: int) -> None:
+        super().__init__(moe, num_slots)
+        self.row: KnownRow | None = None
+        self._num_base = moe.num_local_experts
 
     def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
         route, topk_TK = self._row.route, self._row.topk_TK
@@ -54,13 +59,23 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
 
     def dispatch_postprocess(self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor) -> Any:
         route = self._row.route
-        orders = route.by_slot_Y, route.by_arrival_Y
+        orders, parts = (route.by_slot_Y, route.by_arrival_Y), self._parts()
         num_S = torch.tensor(route.num_S)  # on the host, where experts read it
-        return Permute.apply(global_input_tokens, *orders), num_S, Permute.apply(global_probs, *orders)
+        if parts is None:
+            return Permute.apply(global_input_tokens, *orders), num_S, Permute.apply(global_probs, *orders)
+        return Divide.apply(global_input_tokens, *parts), num_S, Divide.apply(global_probs, *parts)
 
-    def combine_preprocess(self, hidden_states: torch.Tensor) -> Any:
+    def combine_preprocess(self, hidden_states: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> Any:
+        route, parts = self._row.route, self._parts()
+        if parts is None:
+            return Permute.apply(hidden_states, route.by_arrival_Y, route.by_slot_Y)
+        return Join.apply(*hidden_states, *parts)
+
+    def _parts(self) -> tuple[torch.Tensor, ...] | None:
+        """Where pairs of base slots arrive, and those of redundant slots; None if there are no such."""
         route = self._row.route
-        return Permute.apply(hidden_states, route.by_arrival_Y, route.by_slot_Y)
+        num = sum(route.num_S[: self._num_base])
+        return None if num == len(route.by_slot_Y) else route.by_slot_Y.tensor_split([num])
 
     def combine_postprocess(self, permutated_local_input_tokens: torch.Tensor) -> Any:
         route, self.row = self._row.route, None

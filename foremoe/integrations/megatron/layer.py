@@ -23,6 +23,8 @@ from foremoe.problem.schedule import Phase
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, S slots of a rank, B base slots, Y pairs that a rank
 # serves, sorted by slot; H hidden size.
 
+_Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of all slots, or of base slots and of redundant ones
+
 
 class SlotLayer:
     """One MoE layer that runs by a plan between `enter` and `leave`.
@@ -92,8 +94,8 @@ class SlotLayer:
         probs_TP = stage.spread(m, layer, probs, routing_TP)
         return type(self.moe).preprocess(self.moe, hidden_states, probs_TP, routing_TP)
 
-    def _compute(self, x_YH: torch.Tensor, num_S: torch.Tensor, probs_Y: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones."""
+    def _compute(self, x_YH: _Rows, num_S: torch.Tensor, probs_Y: _Rows) -> tuple[_Rows, None]:
+        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones; see `KnownDispatcher`."""
         stage, layer, (m, phase) = self._running(), self.index, self._now
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()
@@ -101,15 +103,17 @@ class SlotLayer:
             stage.served[m, layer] = counts
             if not stage.replay:
                 stage.load[m, layer] = self._slot_dispatcher.load_G
-        num_at_home = sum(counts[:base])
-        base_x, replica_x = x_YH.split([num_at_home, len(x_YH) - num_at_home])
-        base_probs, replica_probs = probs_Y.split([num_at_home, len(x_YH) - num_at_home])
+        parts = [sum(counts[:base]), sum(counts[base:])]
+        base_x, replica_x = x_YH.split(parts) if isinstance(x_YH, torch.Tensor) else x_YH
+        base_probs, replica_probs = probs_Y.split(parts) if isinstance(probs_Y, torch.Tensor) else probs_Y
         base_y, _ = type(experts).forward(experts, base_x, num_S[:base], base_probs)
         row = Row(stage, self.kind, m, layer, phase, counts[base:], self._reduced_next)
-        y_YH = Replicas.apply(base_y, replica_x, replica_probs, self._anchor, row, torch.is_grad_enabled())
+        outputs = Replicas.apply(base_y, replica_x, replica_probs, self._anchor, row, torch.is_grad_enabled())
         if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
             stage.release(m, layer, phase)
-        return y_YH, None
+        if not isinstance(x_YH, torch.Tensor):
+            return outputs, None
+        return torch.cat(outputs) if parts[1] else outputs[0], None
 
     @property
     def overlaps_reduction(self) -> bool:

@@ -59,7 +59,7 @@ class Row:
 
 
 class Replicas(torch.autograd.Function):
-    """Puts the redundant slots' output behind that of the base slots.
+    """The outputs of base slots, as they were, and of redundant slots.
 
     Forward keeps the replicas' graph as any module would, except for their weights: a slot may hold another expert before
     backward, so the graph keeps (slot, place) and backward looks the weights up again. Backward comes before that of the base
@@ -70,11 +70,9 @@ class Replicas(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, base_YH: torch.Tensor, x_YH: torch.Tensor, probs_Y: torch.Tensor, anchor: torch.Tensor, row: Row, wanted: bool
-    ) -> torch.Tensor:
-        ctx.row, ctx.split = row, len(base_YH)
-        ctx.inner = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.row, ctx.inner, output_YH = row, None, base_YH.new_empty(0, *base_YH.shape[1:])
         # Views of one tensor may be saved by autograd; a copy stays what it is.
-        outputs = []
         if sum(row.num_R):
             weights_R = row.weights(row.phase)
             keys = _Keys(weights_R)
@@ -89,12 +87,12 @@ class Replicas(torch.autograd.Function):
                 y = row.kind.compute(leaves_R, x, probs, row.num_R, sums_R or None)
             if wanted:
                 ctx.inner = y, x, probs, leaves_R, sums_R
-            outputs.append(y.detach())
-        return torch.cat([base_YH, *outputs]) if outputs else base_YH.view_as(base_YH)
+            output_YH = y.detach()
+        return base_YH.view_as(base_YH), output_YH
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_base_YH: torch.Tensor, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         row: Row = ctx.row
         stage = row.stage
         stage.weights(row.micro_step, row.layer, Phase.BACKWARD)  # also where this rank has no replica: all keep step
@@ -107,9 +105,7 @@ class Replicas(torch.autograd.Function):
                 for total, gradient, shape in zip(sums_R[r], gradients_R[r], row.kind.shapes(), strict=True):
                     total.data = gradient.view(shape)
             leaves = [w for r in busy for w in leaves_R[r]]
-            grad_x, grad_probs, *grads = torch.autograd.grad(
-                y, [x, probs, *leaves], grad_YH[ctx.split :].to(y.dtype), allow_unused=True
-            )
+            grad_x, grad_probs, *grads = torch.autograd.grad(y, [x, probs, *leaves], grad_YH.to(y.dtype), allow_unused=True)
             for total, grad in zip([g for r in busy for g in gradients_R[r]], grads, strict=True):
                 if grad is not None:
                     total.add_(grad.reshape(-1))
@@ -117,7 +113,7 @@ class Replicas(torch.autograd.Function):
         if row.settle():
             stage.settle()
         stage.release(row.micro_step, row.layer, Phase.BACKWARD)
-        return grad_YH[: ctx.split], grad_x, grad_probs, None, None, None
+        return grad_base_YH, grad_x, grad_probs, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
