@@ -37,7 +37,8 @@ PARTS = {
     "nccl": Part("NCCL with two ranks on one GPU: right or wrong, not fast", "bench.gpu.two_ranks", 80),
     "rows": Part("Operations and host synchronisations of a layer", "bench.gpu.rows", 40),
     "experts": Part("Expert compute against one product of the same size", "bench.gpu.experts", 50),
-    "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 80),
+    "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 70),
+    "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 20),
     "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 100),
 }
 

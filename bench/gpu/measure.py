@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bench.output import hardware
 
@@ -53,15 +54,17 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that work on elements; views cost nothing on a GPU."""
+    """Notes operations that work on elements, and the shapes of what they give; views cost nothing on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num = 0
+        self.shapes: list[tuple[str, list[torch.Size]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num += not func.is_view
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.shapes.append((str(func), [x.shape for x in tree_leaves(found) if isinstance(x, torch.Tensor)]))
+        return found
 
 
 class HostReads(TorchFunctionMode):
@@ -83,7 +86,7 @@ def counts(run: Callable[[], Any]) -> tuple[int, int]:
     """Operations and host reads of a call."""
     with HostReads() as reads, Operations() as operations:
         run()
-    return operations.num, reads.num
+    return len(operations.shapes), reads.num
 
 
 def environment() -> str:
