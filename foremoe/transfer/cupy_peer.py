@@ -5,7 +5,7 @@ import ctypes
 import functools
 import os
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +18,7 @@ from foremoe.transfer.backends import package_of
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
 from foremoe.transfer.host_fill import agreed, unpublished
 from foremoe.transfer.host_store import Key
+from foremoe.transfer.staging import Piece, Staging, require_on_gpu
 
 # Letters: G ranks.
 
@@ -29,14 +30,6 @@ class _Process(NamedTuple):
 
     host: str
     pid: int
-
-
-class _Piece(NamedTuple):
-    """One tensor of an expert in its home's address space: `offset` bytes into the allocation that begins at `base`."""
-
-    base: int
-    offset: int
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +51,22 @@ class CupyPeer(TransferBackend):
     Weights are read in place and carry no stamp. That they are of the published version is bookkeeping alone: the home must not
     change them between `publish` and the moment when all ranks' copies are over, and nobody notices if it does.
 
-    Memory has to come from cudaMalloc, as torch's allocator has it by default: neither expandable segments nor cudaMallocAsync
-    can be shared between processes. Close it on all ranks before a home frees its experts.
+    Memory that CUDA cannot share between processes (expandable segments, cudaMallocAsync) is copied by `publish` into memory of
+    foremoe's own, as much as the experts that others pull, and read there; from then on the homes may move or be offloaded.
+
+    Args:
+        staged: Copy always.
+
+    Close it on all ranks before a home frees its experts.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
     one_sided: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("cupy",)
+
+    def __init__(self, *, staged: bool = False) -> None:
+        super().__init__()
+        self._staged = staged
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         self._require_closed()
@@ -78,10 +80,11 @@ class CupyPeer(TransferBackend):
         self._several = len(set(self._process_G)) > 1
         self._rank, self._group, self._buffers = rank, group, buffers
         self._streams = [torch.cuda.Stream(self._device) for _ in range(_NUM_STREAMS)]
+        self._staging = Staging(self._cuda)
         self._turn = 0
         self._version = 0
         self._version_of: dict[Key, int] = {}
-        self._home: dict[Key, tuple[int, tuple[_Piece, ...]]] = {}  # as published with this version: home rank, tensors
+        self._home: dict[Key, tuple[int, tuple[Piece, ...]]] = {}  # as published with this version: home rank, tensors
         self._reads: set[Key] = set()  # of those, what this rank will pull
         self._handle: dict[tuple[int, int], bytes] = {}  # (home rank, base) -> IPC handle of the allocation
         self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> where the allocation lies in this process
@@ -94,7 +97,7 @@ class CupyPeer(TransferBackend):
         for home, (digest, pieces, handles) in enumerate(shares):
             if digest != shares[0][0]:
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
-            self._home.update({key: (home, tuple(_Piece(*piece) for piece in expert)) for key, expert in pieces})
+            self._home.update({key: (home, tuple(Piece(*piece) for piece in expert)) for key, expert in pieces})
             for base, handle in handles:
                 self._detach((home, base))  # an address that was freed and given out again is another allocation
                 self._handle[home, base] = handle
@@ -106,6 +109,7 @@ class CupyPeer(TransferBackend):
             self._handle.pop(where, None)
         self._reads = (self._reads & kept) | {(entry.layer, entry.expert) for entry in entries if entry.dst_rank == self._rank}
         agreed(group, self._attach)
+        self._staging.free()  # nobody has open what is not used any more
         self._version = version
         self._version_of.update(dict.fromkeys(kept, version))
 
@@ -150,33 +154,47 @@ class CupyPeer(TransferBackend):
                 stream.synchronize()
         for where in list(self._base):
             self._detach(where)
+        self._staging.free(everything=True)
         self._base, self._handle, self._home, self._version_of, self._streams = {}, {}, {}, {}, []
 
     def _export(
         self, entries: Sequence[Entry], kept: Set[Key]
     ) -> tuple[list[tuple[Key, list[list[int]]]], list[tuple[int, bytes]]]:
         """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
-        torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
         mine = {key for key in kept if self._home[key][0] == self._rank}
         mine.update((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
-        pieces = {key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key)) for key in sorted(mine)}
-        bases = {piece.base: key for key, expert in pieces.items() for piece in expert if piece.num_bytes and self._several}
-        handles = {base: self._ipc_handle(key, base) for base, key in bases.items()}
+        with torch.cuda.device(self._device):
+            pieces, handles = self._shared(mine, kept)
+        torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
         return (
             [(key, list(map(list, expert))) for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)],
             [(base, handle) for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle],
         )
 
-    def _piece(self, key: Key, tensor: torch.Tensor) -> _Piece:
+    def _shared(self, mine: Set[Key], kept: Set[Key]) -> tuple[dict[Key, tuple[Piece, ...]], dict[int, bytes]]:
+        """Experts as other ranks may read them, and handles of their allocations; staged where they may not lie at home."""
+        if not self._staged:
+            try:
+                pieces = {key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key)) for key in sorted(mine)}
+                return pieces, self._handles(pieces)
+            except _NotShareable:
+                self._staged, kept = True, frozenset()
+        pieces = self._staging.put(mine, kept, self._buffers)
+        return pieces, self._handles(pieces)
+
+    def _handles(self, pieces: Mapping[Key, tuple[Piece, ...]]) -> dict[int, bytes]:
+        bases = {piece.base: key for key, expert in pieces.items() for piece in expert if piece.num_bytes and self._several}
+        return {base: self._ipc_handle(key, base) for base, key in bases.items()}
+
+    def _piece(self, key: Key, tensor: torch.Tensor) -> Piece:
         pointer, num_bytes = tensor.data_ptr(), tensor.nbytes
-        if not tensor.is_cuda:
-            raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
+        require_on_gpu(key, tensor)
         if not self._several or not num_bytes:
-            return _Piece(pointer, 0, num_bytes)
+            return Piece(pointer, 0, num_bytes)
         base, size = _allocation(pointer)
         if pointer + num_bytes > base + size:
             raise _not_shareable(key, "it spans several allocations")
-        return _Piece(base, pointer - base, num_bytes)
+        return Piece(base, pointer - base, num_bytes)
 
     def _ipc_handle(self, key: Key, base: int) -> bytes:
         try:
@@ -271,7 +289,10 @@ def _allocation(pointer: int) -> tuple[int, int]:
     return base.value, size.value
 
 
+class _NotShareable(TransferError):
+    """Memory of an expert that other processes cannot open."""
+
+
 def _not_shareable(key: Key, why: str) -> TransferError:
     lies = f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why})"
-    cure = "no expandable_segments and no cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF"
-    return TransferError(f"{lies}; use torch's default allocator: {cure}.")
+    return _NotShareable(f"{lies}, and neither can be a copy; give containers one IPC namespace (--ipc=host), or use pinned_host.")

@@ -216,12 +216,16 @@ class PretendCudart:
 
 
 class PretendRuntime:
-    """CuPy's: copies between GPUs by address, and handles of allocations."""
+    """CuPy's: copies between GPUs by address, allocations, and their handles.
+
+    Attributes:
+        shareable: whether torch's allocations have handles; None: nothing has.
+    """
 
     memcpyDeviceToDevice = 3
 
     def __init__(self):
-        self.opened, self.closed, self.shareable = [], [], True
+        self.opened, self.closed, self.shareable, self.malloced, self.freed = [], [], True, {}, []
 
     def memcpyAsync(self, dst, src, size, kind, stream):
         assert kind == 3
@@ -230,9 +234,18 @@ class PretendRuntime:
 
     def ipcGetMemHandle(self, base):
         assert base in gpu.blocks
-        if not self.shareable:
+        if not self.shareable and (base not in self.malloced or self.shareable is None):
             raise RuntimeError("cudaErrorInvalidValue: invalid argument")
         return base.to_bytes(64, "little")
+
+    def malloc(self, size):
+        base = gpu.allocate(torch.zeros(size, dtype=torch.uint8)).data_ptr()
+        self.malloced[base] = size
+        return base
+
+    def free(self, base):
+        assert base in self.malloced
+        self.freed.append(base)
 
     def ipcOpenMemHandle(self, handle):
         self.opened.append(int.from_bytes(handle, "little"))

@@ -92,6 +92,13 @@ class TestPretendPeer(TransferTests):
     device = "cpu"
 
 
+@pytest.mark.usefixtures("runtime", "processes")
+class TestPretendPeerStaged(TransferTests):
+    backend = PretendPeer(staged=True)
+    in_process = True
+    device = "cpu"
+
+
 def entries(num_ranks):
     """Expert e has its home on rank e; every other rank reads it."""
     return [Entry(x, h, h, d) for x in LAYERS for h in range(num_ranks) for d in range(num_ranks) if d != h]
@@ -160,15 +167,64 @@ def test_versions_are_kept_apart(runtime, processes):
 
 def test_memory_that_cannot_be_shared_is_named_on_all_ranks(runtime, monkeypatch):
     monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
-    runtime.shareable = False
+    runtime.shareable = None
 
     def rank(group):
         backend, _ = opened(group)
-        with pytest.raises(TransferError, match=r"rank 0 cannot publish.*cudaErrorInvalidValue.*no expandable_segments"):
+        with pytest.raises(TransferError, match=r"rank 0 cannot publish.*cudaErrorInvalidValue.*neither can be a copy"):
             backend.publish(entries(2), 1)
         backend.close()
 
     run_threads(rank, 2)
+    assert sorted(runtime.freed) == sorted(runtime.malloced)
+
+
+def test_memory_that_cannot_be_shared_is_staged(runtime, monkeypatch):
+    """As with expandable segments; experts of several tensors and layers lie behind each other."""
+    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    runtime.shareable = False
+
+    def rank(group):
+        backend, buffers = opened(group)
+        homes = group.gather(buffers)
+        backend.publish(entries(2), 1)
+        copies = [copy_to(group.rank, entry, key) for key, entry in enumerate(entries(2)) if entry.dst_rank == group.rank]
+        backend.wait(backend.start(copies), 1.0)
+        torch.cuda.current_stream().synchronize()
+        for copy in copies:
+            home = homes[copy.src_rank].home(copy.layer, copy.expert)
+            assert all(torch.equal(raw(a), raw(b)) for a, b in zip(copy.dst, home, strict=True))
+        group.barrier()
+        backend.close()
+
+    run_threads(rank, 2)
+    assert set(runtime.opened) <= runtime.malloced.keys() and len(runtime.opened) == 2
+    assert sorted(runtime.closed) == sorted(runtime.opened) and sorted(runtime.freed) == sorted(runtime.malloced)
+
+
+def test_staged_weights_are_those_of_the_version_wherever_homes_go(runtime, processes):
+    """Homes are written by others as soon as they are published; more is published with a version; the next one takes the room."""
+
+    def rank(group):
+        backend, buffers = CupyPeer(staged=True), Experts(group.rank)
+        backend.open(group.rank, group, buffers)
+        theirs = [entry for entry in entries(2) if entry.dst_rank == group.rank]
+        for version in (1, 2, 3):
+            for layer in LAYERS:
+                buffers.block.fill_(10.0 * version + layer + 100 * group.rank)
+                backend.publish([entry for entry in entries(2) if entry.layer == layer], version)
+                buffers.block.fill_(-7.0)
+            copies = [copy_to(group.rank, entry, key) for key, entry in enumerate(theirs)]
+            backend.wait(backend.start(copies), 1.0)
+            torch.cuda.current_stream().synchronize()
+            for copy, entry in zip(copies, theirs, strict=True):
+                value = 10.0 * version + entry.layer + 100 * entry.home_rank
+                assert all((raw(tensor) == value).all() for tensor in copy.dst)
+            group.barrier()
+        backend.close()
+
+    run_threads(rank, 2)
+    assert len(runtime.malloced) == len(runtime.freed) <= 4 * 2
 
 
 def test_another_host_is_out_of_reach(runtime, monkeypatch):

@@ -1,0 +1,91 @@
+"""Staging: copies of home experts in device memory of foremoe's own, for ranks that may not read the homes themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+import torch
+
+from foremoe.base.errors import InputError
+from foremoe.transfer.base import Buffers
+from foremoe.transfer.host_store import Key
+
+_ALIGNED_BYTES = 256
+
+
+class Piece(NamedTuple):
+    """One tensor of an expert in its home's address space: `offset` bytes into the allocation that begins at `base`."""
+
+    base: int
+    offset: int
+    num_bytes: int
+
+
+class Staging:
+    """Experts of one version of the weights, copied by `put`; they stay where they are until that version is over.
+
+    Allocations are cudaMalloc's, so other processes may open them whatever allocator torch has, and whatever becomes of the homes
+    meanwhile. The next version takes the same memory if it fits.
+
+    Args:
+        cuda: CuPy's runtime calls.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._size_of: dict[int, int] = {}  # base -> bytes of the allocation
+        self._pieces: dict[Key, tuple[Piece, ...]] = {}
+
+    def put(self, keys: Set[Key], kept: Set[Key], buffers: Buffers) -> dict[Key, tuple[Piece, ...]]:
+        """Where experts lie; queues copies of those that are new on the current stream.
+
+        Args:
+            keys: Experts that are wanted.
+            kept: Those of the version that `put` has copied before; all others are copied now.
+        """
+        self._pieces = {key: pieces for key, pieces in self._pieces.items() if key in kept and key in keys}
+        homes = {key: buffers.home(*key) for key in sorted(keys - self._pieces.keys())}
+        need = sum(_aligned(tensor.nbytes) for tensors in homes.values() for tensor in tensors)
+        base, offset = self._room(need) if need else 0, 0
+        stream = torch.cuda.current_stream().cuda_stream
+        for key, tensors in homes.items():
+            pieces = []
+            for tensor in tensors:
+                require_on_gpu(key, tensor)
+                pieces.append(Piece(base, offset, tensor.nbytes))
+                if tensor.nbytes:
+                    to = self._cuda.memcpyDeviceToDevice
+                    self._cuda.memcpyAsync(base + offset, tensor.data_ptr(), tensor.nbytes, to, stream)
+                offset += _aligned(tensor.nbytes)
+            self._pieces[key] = tuple(pieces)
+        return dict(self._pieces)
+
+    def free(self, *, everything: bool = False) -> None:
+        """Frees allocations that hold nothing; only once no other process has them open."""
+        used = set() if everything else {piece.base for pieces in self._pieces.values() for piece in pieces}
+        for base in self._size_of.keys() - used:
+            del self._size_of[base]
+            self._cuda.free(base)
+        if everything:
+            self._pieces = {}
+
+    def _room(self, num_bytes: int) -> int:
+        """An allocation that holds nothing and is large enough."""
+        used = {piece.base for pieces in self._pieces.values() for piece in pieces}
+        for base, size in self._size_of.items():
+            if size >= num_bytes and base not in used:
+                return base
+        base = int(self._cuda.malloc(num_bytes))
+        self._size_of[base] = num_bytes
+        return base
+
+
+def require_on_gpu(key: Key, tensor: torch.Tensor) -> None:
+    """Refuses an expert that copy engines of a GPU cannot read."""
+    if not tensor.is_cuda:
+        raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
