@@ -25,7 +25,7 @@ class Settings:
         objective: "time" or "balance".
         slots: Text of a slot policy, "shared:3" or "SharedSlots(depth=3)".
         replicas: "any" or "node".
-        backends: Transfer backends in order of preference.
+        backends: Transfer backends in order of preference; none: copy engines where they can be, else collective.
         prefetch: Uses that the engine looks ahead.
         timeout_s: Patience of the engine, in seconds.
         group_timeout_s: Seconds that a rank waits for another one in messages and set-up; more than a checkpoint takes one rank.
@@ -44,7 +44,7 @@ class Settings:
     objective: str = "time"
     slots: str = "shared:3"
     replicas: str = "any"
-    backends: tuple[str, ...] = ("collective",)
+    backends: tuple[str, ...] = ()
     prefetch: int = 2
     timeout_s: float = 30.0
     group_timeout_s: float = 300.0
@@ -99,7 +99,7 @@ class Settings:
             "cost": CostModel(objective=self.objective),
             "slots": slots,
             "replicas": self.replicas,
-            "backends": self.backends,
+            "backends": self.backends or None,
             "prefetch": self.prefetch,
             "timeout_s": self.timeout_s,
             "group_timeout_s": self.group_timeout_s,

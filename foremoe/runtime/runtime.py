@@ -78,7 +78,7 @@ class Runtime:
 
     def __init__(
         self, bank: ExpertBank, *, group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2, timeout_s: float = 30.0,
+        backends: Sequence[str | TransferBackend] | None = None, prefetch: int = 2, timeout_s: float = 30.0,
         debug: bool = False,
     ) -> None:  # fmt: skip
         self._owns_group = not isinstance(group, Group)

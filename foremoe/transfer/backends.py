@@ -33,6 +33,13 @@ def backend_names() -> list[str]:
     return [*BACKENDS, *(name for name in entry_point_names(ENTRY_POINTS) if name not in BACKENDS)]
 
 
+def default_backends(buffers: Buffers) -> tuple[str, ...]:
+    """Names of the backends of an engine that is given none: inside a node copy engines, where slots are on a GPU and CuPy is
+    there, and collective for all else. Host stores hardly ever pay, and are asked for."""
+    on_gpu = buffers.num_buffers > 0 and buffers.slot(0)[0].is_cuda
+    return ("cupy_peer", "collective") if on_gpu and find_spec("cupy") is not None else ("collective",)
+
+
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
     """An instance itself, or a new one of the class that a name of `backend_names` stands for.
 

@@ -16,7 +16,7 @@ from foremoe.plan.programme import use_text
 from foremoe.problem.memory import RETURN_BYTES
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
-from foremoe.transfer.backends import BackendSet, resolve_backend
+from foremoe.transfer.backends import BackendSet, default_backends, resolve_backend
 from foremoe.transfer.base import Buffers, TransferBackend
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
@@ -38,7 +38,7 @@ class Engine:
     Args:
         buffers: The model's experts and the slots on this rank.
         group: The EP group; a `Group`, a process group, or None for all ranks.
-        backends: Instances or names, in order of preference; see `foremoe.transfer.backends`.
+        backends: Instances or names, in order of preference; None: those of `default_backends`.
         prefetch: How many uses ahead a copy may start, if its buffer is free.
         return_bytes: Bytes of arriving replica gradients that this rank stages at once; a single gradient may be larger. Fewer
             mean less memory and more waiting in backward. The same on all ranks.
@@ -52,14 +52,15 @@ class Engine:
 
     def __init__(
         self, buffers: Buffers, *, group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] = ("collective",), prefetch: int = 2,
+        backends: Sequence[str | TransferBackend] | None = None, prefetch: int = 2,
         return_bytes: int = RETURN_BYTES, timeout_s: float = 30.0, debug: bool = False,
     ) -> None:  # fmt: skip
         if prefetch < 0 or return_bytes < 1 or timeout_s <= 0:
             needs = "prefetch must be at least 0, return_bytes at least 1 and timeout_s above 0"
             raise InputError(f"{needs}; got {prefetch}, {return_bytes} and {timeout_s}.")
+        backends = default_backends(buffers) if backends is None else backends
         if not backends:
-            raise InputError("an Engine needs at least one transfer backend; the default is ('collective',).")
+            raise InputError("an Engine needs at least one transfer backend, such as 'collective'; leave it out for the default.")
         resolved = [resolve_backend(backend) for backend in backends]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 import tomllib
 from pathlib import Path
 
@@ -80,3 +81,19 @@ def test_listing_imports_no_backend():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == f"{len(BACKENDS) + len(extensions.entry_point_names(backends.ENTRY_POINTS))} []"
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "cupy", "num_buffers", "expected"),
+    [
+        (True, True, 1, ("cupy_peer", "collective")),
+        (True, False, 1, ("collective",)),
+        (False, True, 1, ("collective",)),
+        (True, True, 0, ("collective",)),  # nothing is ever pulled
+    ],
+)
+def test_copy_engines_come_first_where_they_can_be(monkeypatch, on_gpu, cupy, num_buffers, expected):
+    monkeypatch.setattr(backends, "find_spec", lambda name: name if name == "cupy" and cupy else None)
+    slot = [SimpleNamespace(is_cuda=on_gpu)]
+    assert backends.default_backends(SimpleNamespace(num_buffers=num_buffers, slot=lambda buffer: slot)) == expected
+    assert all(name in BACKENDS for name in expected)

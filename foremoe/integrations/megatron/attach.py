@@ -42,7 +42,7 @@ def attach(
     cost: CostModel | None = None,
     slots: Slots | None = None,
     replicas: str = "any",
-    backends: Sequence[str | TransferBackend] = ("collective",),
+    backends: Sequence[str | TransferBackend] | None = None,
     cluster: Cluster | None = None,
     prefetch: int = 2,
     timeout_s: float = 30.0,
@@ -165,8 +165,8 @@ class Attached:
         """Plans a stage without running it; collective over the EP group.
 
         Args:
-            work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or the experts of this rank's
-                own tokens: one integer array [T, L, K] per micro-step, -1 where it is not known.
+            work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or experts of this rank's own
+                tokens: one integer array [T, L, K] per micro-step, -1 where it is not known.
             home_LE: Where experts compute in this stage; what `homes` returned.
 
         Raises:
@@ -200,13 +200,12 @@ class Attached:
             work: What to plan, as in `plan`; or what `plan` returned; or a `Plan`, with
             split_MLP: What it gives to this source, ``plan.rows_for(workload, rank)``.
             stage: "update", or "recompute" (forward only).
-            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. Needs
-                ``overlap_grad_reduce=False`` for an update: gradients must be back before they are reduced.
-            replay: Routers do as `work` says. False: they route by themselves, `work` is a hint (rollout's routing, say), and the
-                report has the skew as served.
+            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update needs
+                ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
+            replay: Routers do as `work` says. False: they route by themselves, `work` is a hint, the report has the skew as served.
 
         Raises:
-            InputError: Work that does not fit, on all ranks of the EP group.
+            InputError: Work that does not fit, or routers that no longer do as it says; on all ranks of the EP group.
             TransferError: Weights or gradients did not arrive. The model is as it was, but this stage's gradients are not whole:
                 drop them, detach, and attach again.
         """

@@ -181,14 +181,16 @@ def model_of(config: Any, weight_bytes: float) -> Model:
     )  # fmt: skip
 
 
-def cluster_of(group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend], config: Any) -> Cluster:
+def cluster_of(
+    group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend] | None, config: Any
+) -> Cluster:  # fmt: skip
     """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective.
 
     Plans are priced by the dispatch of the model's dispatcher, and with host stores only where one of `backends` has them.
     """
     dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
     cluster = dataclasses.replace(_given_or_found(group, cluster), dispatch=dispatch)
-    hosts = any(Link.HOST in resolve_backend(backend).links for backend in backends)
+    hosts = any(Link.HOST in resolve_backend(backend).links for backend in backends or ())
     return cluster if hosts else dataclasses.replace(cluster, host_bytes_per_s=0.0)
 
 
