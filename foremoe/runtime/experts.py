@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
+from foremoe.runtime.activation import swiglu, swiglu_backward
 from foremoe.runtime.products import OneExpert, Products, SlotProducts
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
@@ -66,19 +66,12 @@ class SwiGLU:
     def _forward_by(self, products: Products, x_YH: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
         """Does `forward` for the pairs of one or many experts."""
         pre_YD = products.times(x_YH, 0)
-        gate_YF, up_YF = pre_YD.chunk(2, dim=1)
-        return products.times(functional.silu(gate_YF) * up_YF, 1), (pre_YD,)
+        return products.times(swiglu(pre_YD), 1), (pre_YD,)
 
     def _backward_by(self, products: Products, x_YH: torch.Tensor, saved: Tensors, grad_y_YH: torch.Tensor) -> torch.Tensor:
         """Does `backward` for the pairs of one or many experts."""
-        gate_YF, up_YF = saved[0].chunk(2, dim=1)
-        silu_YF = functional.silu(gate_YF)
-        products.add(1, silu_YF * up_YF, grad_y_YH)
-        grad_act_YF = products.times_transposed(grad_y_YH, 1)
-        grad_pre_YD = torch.empty_like(saved[0])
-        grad_gate_YF, grad_up_YF = grad_pre_YD.chunk(2, dim=1)
-        torch.mul(grad_act_YF, silu_YF, out=grad_up_YF)
-        torch.ops.aten.silu_backward.grad_input(grad_act_YF * up_YF, gate_YF, grad_input=grad_gate_YF)
+        act_YF, grad_pre_YD = swiglu_backward(saved[0], products.times_transposed(grad_y_YH, 1))
+        products.add(1, act_YF, grad_y_YH)
         products.add(0, x_YH, grad_pre_YD)
         return products.times_transposed(grad_pre_YD, 0)
 

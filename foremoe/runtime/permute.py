@@ -76,7 +76,9 @@ class PairsToTokens(torch.autograd.Function):
     """rows_ZH, sorted by slot -> y_TH, sums over the pairs of each token."""
 
     @staticmethod
-    def forward(ctx: Any, rows_ZH: torch.Tensor, by_slot_Z: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, rows_ZH: torch.Tensor, by_slot_Z: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(by_slot_Z)
         ctx.num_topk = num_topk
         return _sum_of_tokens(rows_ZH, by_token_Z, num_topk)

@@ -295,4 +295,4 @@ class _NotShareable(TransferError):
 
 def _not_shareable(key: Key, why: str) -> TransferError:
     lies = f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why})"
-    return _NotShareable(f"{lies}, and neither can be a copy; give containers one IPC namespace (--ipc=host), or use pinned_host.")
+    return _NotShareable(f"{lies}, and neither can be a copy; give containers one IPC namespace (--ipc=host), or use collective.")

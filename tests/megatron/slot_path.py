@@ -1,4 +1,4 @@
-"""The slot path of one MoE layer on a rank, step by step without its experts: counted, and timed by the CPU time of its thread."""
+"""The slot path of one MoE layer on a rank, step by step without its experts: counted, and timed by its thread's CPU time."""
 
 import contextlib
 import functools
@@ -169,15 +169,14 @@ def counts(group):
     """Path -> operations, sorts, gathers between ranks and host waits of a row's forward; and whether results are equal."""
     layer, found = Layer(group, num_experts=32, M=1, T=64, K=4, H=16), {}
     for path in (ALONE, COUNTED, KNOWN):
-        with ExitStack() as stack:
-            work = Work()
+        work = Work()
 
-            @contextmanager
-            def around(work=work):
-                with work, work.reads:
-                    yield
+        @contextmanager
+        def around(work=work):
+            with work, work.reads:
+                yield
 
-            layer.run(path, around)
+        layer.run(path, around)
         found[path] = work.num, work.num_sorts, work.num_gathers, work.reads.num + work.num_waits
     assert layer.attached.report.plan.num_replicas > 0
     layer.attached.detach()

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch

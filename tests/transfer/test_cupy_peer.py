@@ -203,7 +203,7 @@ def test_memory_that_cannot_be_shared_is_staged(runtime, monkeypatch):
 
 
 def test_staged_weights_are_those_of_the_version_wherever_homes_go(runtime, processes):
-    """Homes are written by others as soon as they are published; more is published with a version; the next one takes the room."""
+    """Homes are written as soon as they are published; a version is published in two parts; the next one takes its room."""
 
     def rank(group):
         backend, buffers = CupyPeer(staged=True), Experts(group.rank)

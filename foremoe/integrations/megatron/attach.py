@@ -202,7 +202,7 @@ class Attached:
             stage: "update", or "recompute" (forward only).
             home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update needs
                 ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
-            replay: Routers do as `work` says. False: they route by themselves, `work` is a hint, the report has the skew as served.
+            replay: Routers do as `work` says. False: by themselves, `work` is a hint, and the report has the skew as served.
 
         Raises:
             InputError: Work that does not fit, or routers that no longer do as it says; on all ranks of the EP group.

@@ -95,7 +95,7 @@ class SlotLayer:
         return type(self.moe).preprocess(self.moe, hidden_states, probs_TP, routing_TP)
 
     def _compute(self, x_YH: _Rows, num_S: torch.Tensor, probs_Y: _Rows) -> tuple[_Rows, None]:
-        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones; see `KnownDispatcher`."""
+        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones."""
         stage, layer, (m, phase) = self._running(), self.index, self._now
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()

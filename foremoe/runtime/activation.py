@@ -1,0 +1,84 @@
+"""The activation of SwiGLU experts between their products, forward and backward: by torch, or fused in one kernel by Triton."""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+# Letters: Y pairs, F ffn size, D = 2F columns of gate and up.
+
+_COLUMNS = 1024  # that one program of a kernel takes of a row
+
+
+def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
+    """act_YF = ``silu(gate) * up``."""
+    if _fuses(pre_YD):
+        act_YF = pre_YD.new_empty(len(pre_YD), pre_YD.shape[1] // 2)
+        _run(_kernels()[0], act_YF.shape, pre_YD, act_YF)
+        return act_YF
+    gate_YF, up_YF = pre_YD.chunk(2, dim=1)
+    return functional.silu(gate_YF) * up_YF
+
+
+def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """act_YF again, and the gradient of pre_YD."""
+    grad_pre_YD = torch.empty_like(pre_YD)
+    if _fuses(pre_YD):
+        act_YF = torch.empty_like(grad_act_YF)
+        _run(_kernels()[1], act_YF.shape, pre_YD, grad_act_YF, act_YF, grad_pre_YD)
+        return act_YF, grad_pre_YD
+    gate_YF, up_YF = pre_YD.chunk(2, dim=1)
+    silu_YF = functional.silu(gate_YF)
+    grad_gate_YF, grad_up_YF = grad_pre_YD.chunk(2, dim=1)
+    torch.mul(grad_act_YF, silu_YF, out=grad_up_YF)
+    torch.ops.aten.silu_backward.grad_input(grad_act_YF * up_YF, gate_YF, grad_input=grad_gate_YF)
+    return silu_YF * up_YF, grad_pre_YD
+
+
+def _fuses(pre_YD: torch.Tensor) -> bool:
+    """True on GPUs with Triton, in dtypes that float32 is wide for."""
+    return pre_YD.is_cuda and pre_YD.dtype in (torch.bfloat16, torch.float16) and find_spec("triton") is not None
+
+
+def _run(kernel: Any, shape: torch.Size, *tensors: torch.Tensor) -> None:
+    """A program for each row and block of columns."""
+    num_rows, num_columns = shape
+    if num_rows and num_columns:
+        contiguous = all(tensor.is_contiguous() for tensor in tensors)
+        assert contiguous, "kernels take rows that lie one behind the other"
+        kernel[(num_rows, -(-num_columns // _COLUMNS))](*tensors, num_columns, COLUMNS=_COLUMNS)
+
+
+@functools.cache
+def _kernels() -> tuple[Any, Any]:
+    """Forward and backward; what is computed is float32, and rounded once where it is stored."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def forward(pre, act, num_columns, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+        row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < num_columns
+        gate = tl.load(pre + row * 2 * num_columns + column, mask=inside).to(tl.float32)
+        up = tl.load(pre + row * 2 * num_columns + num_columns + column, mask=inside).to(tl.float32)
+        tl.store(act + row * num_columns + column, gate * tl.sigmoid(gate) * up, mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(pre, grad_act, act, grad_pre, num_columns, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+        row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < num_columns
+        first = row * 2 * num_columns + column
+        gate = tl.load(pre + first, mask=inside).to(tl.float32)
+        up = tl.load(pre + first + num_columns, mask=inside).to(tl.float32)
+        grad = tl.load(grad_act + row * num_columns + column, mask=inside).to(tl.float32)
+        sigmoid = tl.sigmoid(gate)
+        silu = gate * sigmoid
+        tl.store(act + row * num_columns + column, silu * up, mask=inside)
+        tl.store(grad_pre + first, grad * up * (sigmoid + silu * (1 - sigmoid)), mask=inside)
+        tl.store(grad_pre + first + num_columns, grad * silu, mask=inside)
+
+    return forward, backward
