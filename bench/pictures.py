@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import foremoe
+from foremoe.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
@@ -59,12 +60,17 @@ def number(cell: str) -> float:
     return math.prod(ends) ** (1 / len(ends))
 
 
-def layer(plt: Any) -> Any:
-    """One layer of the README's example: load of every rank at home and as planned; hatched is waiting."""
+def example() -> tuple[foremoe.Problem, foremoe.Plan]:
+    """The README's example."""
     trace = foremoe.synthetic_trace("qwen3-30b-a3b", seed=0)
     work = foremoe.Workload.from_trace(trace, num_ranks=16, tokens_per_rank=1024)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16), redundant=1)
-    plan = foremoe.Planner().plan(problem)[0]
+    return problem, foremoe.Planner().plan(problem)[0]
+
+
+def layer(plt: Any) -> Any:
+    """One layer of the README's example: load of every rank at home and as planned; hatched is waiting."""
+    _, plan = example()
     m, at = 0, 3
     rank_G = np.arange(plan.G)
     home_E = plan.home_LE[at] // plan.B
@@ -95,6 +101,29 @@ def layer(plt: Any) -> Any:
     arrow = {"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.8, "connectionstyle": "arc3,rad=-0.25", "shrinkA": 0}
     after.annotate("", xy=end, xytext=start, xycoords=after.transData, textcoords=before.transData, arrowprops=arrow)
     before.text(giver + 2.6, start[1] + 600, f"copy of expert {expert}", color=ORANGE, fontweight="bold")
+    return figure
+
+
+def ring(plt: Any) -> Any:
+    """The ring of buffers of one rank of the README's example: copies on their way, waiting, and in use."""
+    problem, plan = example()
+    run, copies = simulate(problem, plan), plan.transfers
+    num_uses = 16
+    rank = int(np.bincount(copies.dst_C[copies.need_C < num_uses], minlength=plan.G).argmax())
+    figure, axes = plt.subplots(figsize=(8, 2.8))
+    parts = (("on its way", ORANGE), ("in its buffer", FAINT), ("computes", BLUE))
+    for c in np.flatnonzero((copies.dst_C == rank) & (copies.need_C < num_uses)):
+        use, buffer = int(copies.need_C[c]), int(copies.buffer_C[c])
+        times = np.array([run.copy_start_C[c], run.copy_end_C[c], run.dispatched_U[use], run.computed_U[use]]) * 1e3
+        for (name, colour), start, end in zip(parts, times[:-1], times[1:], strict=True):
+            axes.barh(buffer, end - start, left=start, height=0.6, color=colour, label=name)
+        axes.text(times[3], buffer + 0.33, f"layer {int(copies.layer_C[c])}", fontsize=8, ha="right")
+    axes.set_yticks(range(int(copies.buffer_C.max()) + 1))
+    axes.set_ylabel("buffer")
+    axes.set_xlabel("ms since the stage began")
+    axes.set_ylim(axes.get_ylim()[0], axes.get_ylim()[1] + 0.6)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -174,9 +203,21 @@ def predicted(plt: Any) -> Any:
     return figure
 
 
-PICTURES: dict[str, Callable[[Any], Any]] = {"layer": layer, "frontier": frontier, "balanced": balanced, "predicted": predicted}
+PICTURES: dict[str, Callable[[Any], Any]] = {
+    "layer": layer,
+    "ring": ring,
+    "frontier": frontier,
+    "balanced": balanced,
+    "predicted": predicted,
+}
 # Benchmarks whose newest tables a picture shows.
-SOURCES = {"layer": (), "frontier": ("frontier",), "balanced": ("dispatches",), "predicted": ("published", "validation")}
+SOURCES = {
+    "layer": (),
+    "ring": (),
+    "frontier": ("frontier",),
+    "balanced": ("dispatches",),
+    "predicted": ("published", "validation"),
+}
 
 
 def stamp(name: str) -> str:

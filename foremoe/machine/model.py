@@ -100,6 +100,32 @@ class Model:
         return cls.from_dict(fields.preset(_FILE, name, "model"))
 
     @classmethod
+    def of(
+        cls, *, num_layers: int, num_experts: int, num_topk: int, hidden_size: int, ffn_size: int, **others: Any
+    ) -> Self:  # fmt: skip
+        """A model of one's own by five sizes; what else is known goes into `others`, by the names of the attributes.
+
+        All layers are MoE, and attention has heads of 128 and four square matrices, unless `others` says more.
+
+        Raises:
+            InputError: As for `Model`.
+
+        Example:
+            >>> own = foremoe.Model.of(num_layers=24, num_experts=64, num_topk=6, hidden_size=2048, ffn_size=1024)
+            >>> own.num_heads, own.expert_bytes
+            (16, 12582912)
+        """
+        width = hidden_size if isinstance(hidden_size, int) else 0  # else refused below
+        assumed: dict[str, Any] = {
+            "name": "own", "first_moe_layer": 0, "attention_params": 4 * width**2, "num_heads": max(width // 128, 1),
+            "qk_head_dim": 128, "v_head_dim": 128, "source": "sizes as given; attention assumed",
+        }  # fmt: skip
+        return cls(
+            num_layers=num_layers, num_experts=num_experts, num_topk=num_topk, hidden_size=hidden_size, ffn_size=ffn_size,
+            **(assumed | others),
+        )  # fmt: skip
+
+    @classmethod
     def preset_names(cls) -> tuple[str, ...]:
         """The names that `preset` knows."""
         return fields.preset_names(_FILE)

@@ -339,3 +339,13 @@ def test_unreadable_and_unwritable_paths(tmp_path):
     refusal(Model.from_toml, "a\0b")
     refusal(Model(**SMALL).to_toml, tmp_path / "none" / "model.toml")
     refusal(Model(**SMALL).to_toml, tmp_path)
+
+
+def test_five_sizes_make_a_model_and_more_can_be_said():
+    sizes = {"num_layers": 24, "num_experts": 64, "num_topk": 6, "hidden_size": 2048, "ffn_size": 1024}
+    model = Model.of(**sizes)
+    assert model.expert_params == 3 * 2048 * 1024 and model.attention_params == 4 * 2048**2
+    assert Model.of(**sizes, name="mine", num_heads=8).name == "mine" and Model.of(**(sizes | {"hidden_size": 64})).num_heads == 1
+    for wrong in ("2048", 2.5, 0, -1, None, 10**30):
+        with pytest.raises(InputError, match="hidden_size must be"):
+            Model.of(**(sizes | {"hidden_size": wrong}))
