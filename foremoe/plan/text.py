@@ -70,11 +70,11 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     before_G = np.bincount(home_E, load_E, minlength=plan.G).astype(np.int64)
     after_G = quota_GS.sum(axis=1)
     node_G = plan.header.cluster.node_of_rank_G
-    bound = round(float(plan.load_bound_ML[micro_step, layer]))
+    bound = float(plan.load_bound_ML[micro_step, layer])
     lines = [
         f"{row_name(plan, micro_step, layer)}: {int(load_E.sum())} pairs, mean {before_G.mean():.1f} per rank",
-        f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; proven lower bound {bound}",
-        f"stopped: {_stopped(plan, micro_step, layer, int(after_G.max()) <= bound)}",
+        f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; proven lower bound {bound:.0f}",
+        f"stopped: {_stopped(plan, micro_step, layer, after_G.max() < bound + 1.0)}",
         "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
     ]
     for g in range(plan.G):
