@@ -49,7 +49,7 @@ class PretendGpu:
             _here.current = _here.current[:-1]
 
     def synchronize(self, device=None):
-        for stream in [stream for stream in self.streams.values() if stream.rank == _rank()]:
+        for stream in [stream for stream in list(self.streams.values()) if stream.rank == _rank()]:
             stream.synchronize()
 
     def allocate(self, values):
