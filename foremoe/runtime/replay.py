@@ -48,7 +48,7 @@ class ReplayedRows:
         fault = _routing_fault(known, expert_MLGS.shape[:2])
         planned_ML = np.zeros(expert_MLGS.shape[:2], bool)
         if not fault:
-            num_planned_ML: Array = np.sum(split_MLP, axis=2, dtype=np.int64)
+            num_planned_ML: Array = split_MLP.sum(2, dtype=np.int64)
             known = {row: topk_TK for row, topk_TK in known.items() if topk_TK.size == num_planned_ML[row]}
             at = tuple(np.array(list(known), np.int64).reshape(-1, 2).T)
             self._make(known, expert_MLGS[at], split_MLP[at], np.moveaxis(received_GMLS, 0, 2)[at], num_experts)
