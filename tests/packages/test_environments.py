@@ -5,7 +5,7 @@ import json
 import pytest
 from audit import audited
 from environments import ROOT, lowest, requirements, unreachable
-from oldest import TESTS, needed
+from oldest import LONG, TESTS, needed
 
 
 @pytest.mark.parametrize("group", ["build", "core", "exact", "test"])
@@ -29,6 +29,9 @@ def test_the_oldest_environment_has_no_torch():
 
 def test_the_tests_for_the_oldest_versions_exist():
     assert [name for name in TESTS if not (ROOT / "tests" / name).exists()] == []
+    for name in LONG:
+        file, _, test = name.partition("::")
+        assert file in TESTS and f"def {test}(" in (ROOT / "tests" / file).read_text(), name
 
 
 def test_an_audit_names_what_is_vulnerable_and_knows_when_nobody_answered():
