@@ -145,7 +145,7 @@ def in_planning(group: TorchGroup, fault: Fault, limit_s: float | None = None) -
 
 def in_planning_thread(group: TorchGroup, fault: Fault) -> None:
     """The same with a limit, so that it plans in a thread."""
-    in_planning(group, fault, LIMIT_S)
+    in_planning(group, fault, group.timeout_s)
 
 
 def in_stage(group: TorchGroup, fault: Fault, backends: tuple[str, ...] = ("collective",)) -> None:
@@ -212,7 +212,8 @@ def line(place: str, fault: str) -> str:
     results = run_processes(drill, RANKS, place, fault, timeout_s=PATIENCE_S, limit_s=PATIENCE_S + 9 * LIMIT_S, errors=True)
     ended = [result for g, result in enumerate(results) if g != CULPRIT and isinstance(result, tuple)]
     if len(ended) < RANKS - 1:
-        return f"| {place} | {fault} | **{RANKS - 1 - len(ended)} did not end** | | |"
+        lost = next(result for g, result in enumerate(results) if g != CULPRIT and not isinstance(result, tuple))
+        return f"| {place} | {fault} | **{RANKS - 1 - len(ended)} did not come to it, or did not end** | | {lost} |"
     seconds = max(seconds for seconds, _ in ended)
     named = sum(f"rank {CULPRIT}" in text for _, text in ended)
     text = min((text for _, text in ended), key=len)
@@ -221,7 +222,9 @@ def line(place: str, fault: str) -> str:
 
 def main() -> None:
     """Command line."""
-    args = command_line(__doc__).parse_args()
+    parser = command_line(__doc__)
+    parser.add_argument("--place", choices=list(PLACES), help="drill there alone")
+    args = parser.parse_args()
     about = (
         f"Measured on: {hardware()}. Command: `python -m bench.drills`. {RANKS} processes over gloo; rank {CULPRIT} has the"
         f" fault. Limits: {LIMIT_S:g} s for another rank, {LIMIT_S / 2:g} s for a copy."
@@ -230,7 +233,7 @@ def main() -> None:
         about, "", "| where | rank 1 is, or raises | the others end after, s | they name it | what they say |",
         "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    for place in PLACES:
+    for place in PLACES if args.place is None else [args.place]:
         for fault in FAULTS if place in REPORTED else ("killed", "stopped"):
             lines.append(line(place, fault))
             print(lines[-1], file=sys.stderr, flush=True)
