@@ -277,7 +277,7 @@ def main() -> int:
     if options.child:
         run(*options.child)
         return 0
-    command = f"python -m tests.mutated_runs --cases {options.cases} --first {options.first}"
+    command = f"PYTHONPATH=.:tests:tests/transfer python -m mutated_runs --cases {options.cases} --first {options.first}"
     about = (
         f"Measured on: {hardware()}. Command: `{command}`. Planner, simulator, dense reference and engine run what was changed."
     )
