@@ -42,7 +42,7 @@ options=(
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1
     # Micro-batches whose samples want different experts, within each rank's share of a mini-batch.
     # +actor_rollout_ref.actor.megatron.foremoe.packing=True
-    # Keep every stage's counts, to compare strategies off line: foremoe compare --workload ...
+    # Keep every stage's counts, to compare strategies off line: foremoe compare FILE
     # +actor_rollout_ref.actor.megatron.foremoe.dump="$PWD/foremoe-workloads"
 
     trainer.n_gpus_per_node=8

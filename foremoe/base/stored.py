@@ -117,7 +117,10 @@ def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: in
 
 def _open_safetensors(file: BinaryIO, source: Path) -> Stored:
     size = file_bytes(file)
-    length = int.from_bytes(file.read(8), "little")
+    head = file.read(8)
+    if head.startswith(b"PK"):
+        raise ValueError("it is a zip archive, as .npz files are")
+    length = int.from_bytes(head, "little")
     data = 8 + length
     if not 2 <= length <= size - 8:
         raise ValueError(f"{size} bytes cannot hold a header of {length}")

@@ -65,6 +65,8 @@ def compare(
         [('static', 1.78), ('greedy', 1.022), ('hierarchical', 1.001)]
     """
     for name, planner in planners.items():
+        if not isinstance(planner, Planner):
+            raise InputError(f"{name} must be a Planner; got {planner!r}; make it one with foremoe.resolve.")
         _require_part(name, planner, problem)
     if leave_first_out is None:
         leave_first_out = needs_first_left_out(problem, planners, history_LE)

@@ -67,6 +67,11 @@ def resolve(text: str | Planner | Any) -> Planner:
         return _planner_of(load_entry_point(GROUP, name), name)
     if ":" in name:
         return _planner_of(load_place(name), name)
+    if "." in name:
+        raise InputError(f"there is no strategy {name!r}; a place in a module is written {':'.join(name.rsplit('.', 1))!r}.")
+    if name == "foremoe":
+        cure = "elsewhere write 'Planner(home=Anneal())' or hierarchical, the default"
+        raise InputError(f"'foremoe' is a row of `foremoe simulate`, the default planner after moves of homes; {cure}.")
     names, form = ", ".join([*STRATEGIES, *installed]), "a solver such as 'Quota(min_pairs=64)' or 'package.module:name'"
     raise InputError(f"there is no strategy {name!r}; choose from {names}, or write {form}.")
 

@@ -69,7 +69,8 @@ def load_trace(
         raise InputError(f"{str(source)!r} does not state the number of experts; pass num_experts=.")
     if len(set(given.values())) > 1:
         stated = ", ".join(f"{where} {count}" for where, count in given.items())
-        raise InputError(f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the argument.")
+        wrong = "num_experts" if num_experts is not None else f"model, {preset.name} here" if preset else "argument"
+        raise InputError(f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the {wrong}.")
     experts = next(iter(given.values()))
     with naming(repr(str(source)), {field: name for field, name in found.items() if name is not None}):
         if preset is not None and arrays["topk_TLK"].ndim == 3:

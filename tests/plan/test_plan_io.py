@@ -77,6 +77,10 @@ def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
     path.write_bytes(save({"a": np.zeros(3)}))
     with pytest.raises(InputError, match="is not a plan"):
         Plan.load(path)
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+    with pytest.raises(InputError, match=r"is not a plan .*it is a zip archive, as \.npz files are"):
+        Plan.load(path)
     with pytest.raises(InputError, match="there is no file"):
         Plan.load(tmp_path / "absent.safetensors")
     with pytest.raises(InputError, match="is not a file"):

@@ -105,6 +105,11 @@ class Never(RankSolver):
         return dataclasses.replace(start, stop_N=np.full(problem.N, Stop.DONE, np.uint8))
 
 
+def test_a_name_is_no_planner(problem):
+    with pytest.raises(InputError, match=r"ours must be a Planner; got 'hierarchical'; make it one with foremoe\.resolve"):
+        compare(problem, {"ours": "hierarchical"})
+
+
 def test_levels_without_a_part_are_refused(problem):
     with pytest.raises(InputError, match="packed has a pack level, but the case is dealt already"):
         compare(problem, {"packed": Planner(pack=ExpertAware())})

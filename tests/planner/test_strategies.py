@@ -143,6 +143,14 @@ def test_resolve_takes_names_texts_places_and_objects():
         resolve("no_such_package:RankSolver")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"), [("mine.Halve", "is written 'mine:Halve'"), ("foremoe", "Planner\\(home=Anneal\\(\\)\\)")]
+)
+def test_near_names_are_told_from_strategies(text, says):
+    with pytest.raises(InputError, match=says):
+        resolve(text)
+
+
 def test_importing_foremoe_is_light():
     code = "import sys, foremoe; print(sorted({'numba', 'torch', 'numpy', 'cupy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
