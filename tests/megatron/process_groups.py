@@ -19,7 +19,6 @@ def lay_out(layout):
 
     key = dist.group.WORLD, layout.tp, layout.pp, layout.vpp, layout.ep
     if key not in _laid_out:
-        _laid_out.clear()
         take_down(ps, ps.destroy_model_parallel)
         ps.initialize_model_parallel(
             layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp, expert_model_parallel_size=layout.ep,
@@ -40,6 +39,7 @@ def wrap(config, options, chunk, **arguments):
 
 def take_down(ps, destroy):
     """Ends Megatron's process groups, after its own `destroy`, and frees what they hold."""
+    _laid_out.clear()
     destroy()
     for group in list(dist.distributed_c10d._world.pg_map):  # torch has no public list of them
         if group is not dist.group.WORLD:
