@@ -191,13 +191,13 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
     splits = np.concatenate([split_GLMP[0].reshape(split_GLMP.shape[1], -1) for _, split_GLMP in made])
     group = OneRank(G, [
         lambda _: [(mine_MLE.shape, tokens_M)] * G, lambda _: torch.from_numpy(load_GLME), lambda _: parts,
-        lambda _: torch.from_numpy(splits),
+        lambda fault: [fault] * G, lambda _: torch.from_numpy(splits),
     ], clock)  # fmt: skip
     group.start()
     planned = sharing.plan_together(group, planner, task, mine_MLE, tokens_M, num_threads=num_threads)
     after_s = clock() - group.at
-    # Before the third call lies planning, which is counted by itself.
-    counts, placements, splits_ = group.calls[:2], group.calls[2], group.calls[3]
+    # Before the third call lies planning, which is counted by itself; before the fourth, that of no faults, derivation.
+    counts, placements, derived, splits_ = group.calls[:2], group.calls[2], group.calls[3], group.calls[3:]
 
     plan: Plan = planned.plan
     # The adapter's faults of counting, of the plan, and the engine's agreement.
@@ -215,18 +215,21 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
         work_s={
             "count": counted_s(M, L, E, int(tokens_M[0]), work.num_topk, num_threads, clock),
             "counts": sum(c.before_s + c.work_s for c in counts),
-            "plan": max(plan_G), "placements": placements.work_s, "derive": splits_.before_s, "splits": splits_.work_s + after_s,
+            "plan": max(plan_G), "placements": placements.work_s, "derive": derived.before_s,
+            "splits": sum(c.before_s + c.work_s for c in splits_) - derived.before_s + after_s,
             "check": check_s,
         },
         network_s={
-            "counts": sum(c.network_s for c in counts), "placements": placements.network_s, "splits": splits_.network_s,
+            "counts": sum(c.network_s for c in counts), "placements": placements.network_s,
+            "splits": sum(c.network_s for c in splits_),
             "check": sum(c.network_s for c in check.calls),
         },
         received={
-            "counts": sum(c.num_bytes for c in counts), "placements": placements.num_bytes, "splits": splits_.num_bytes,
+            "counts": sum(c.num_bytes for c in counts), "placements": placements.num_bytes,
+            "splits": sum(c.num_bytes for c in splits_),
             "check": sum(c.num_bytes for c in check.calls),
         },
-        num_calls={"counts": len(counts), "placements": 1, "splits": 1, "check": len(check.calls)},
+        num_calls={"counts": len(counts), "placements": 1, "splits": len(splits_), "check": len(check.calls)},
         plan_G=list(plan_G), first_s=first_s, stage_s=float(plan.cost_ML.sum().total_s),
     )  # fmt: skip
 
