@@ -65,7 +65,7 @@ def _medians(num_ranks: int, against: Path | None) -> dict[str, tuple[float, flo
 
 
 def _seconds(checkout: Path, num_ranks: int) -> Seconds:
-    """What one process finds with the foremoe of a checkout."""
+    """Seconds by slot path, as one process finds them with the foremoe of a checkout."""
     paths = [str(checkout), str(ROOT / "tests" / "megatron")]
     command = [sys.executable, "-W", "ignore", "-c", "import slot_path; slot_path.main()", str(num_ranks), str(REPEATS)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

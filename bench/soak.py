@@ -48,7 +48,7 @@ GROWN_MB = 16.0  # resident memory from the beginning to the end; all else may n
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a process holds."""
+    """Holdings of a process."""
 
     resident_mb: float
     files: int
@@ -176,7 +176,7 @@ def reports(group: TorchGroup) -> Iterator[int]:
 
 
 def soak(group: TorchGroup, part: Callable[[TorchGroup], Iterator[int]], count: int, others: frozenset[str]) -> list[Holdings]:
-    """What this rank holds after a tenth, a half and all of `count`."""
+    """Holdings of this rank after a tenth, a half and all of `count`."""
     done, seen, marks = 0, list[Holdings](), [count // 10, count // 2, count]
     for number in part(group):
         done += number
@@ -197,7 +197,7 @@ PARTS: dict[str, tuple[Callable[[TorchGroup], Iterator[int]], int, int]] = {
 
 
 def grown(seen: list[Holdings]) -> list[str]:
-    """What a rank holds more of at the end than at the beginning."""
+    """Names of holdings that are larger at the end than at the beginning."""
     first, *_, last = seen
     more = [name for name in ("files", "threads", "names") if getattr(last, name) > getattr(first, name)]
     return more + (["resident memory"] if last.resident_mb > first.resident_mb + GROWN_MB else [])

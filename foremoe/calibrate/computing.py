@@ -49,7 +49,7 @@ class ExpertCompute:
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
     def row(self, num_S: list[int], layer: int = 0) -> Row:
-        """What `forward` computes, with all that a layer of the runtime has before its experts run."""
+        """The row that `forward` computes, with all that a layer of the runtime has before its experts run."""
         return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
 
     def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:

@@ -16,6 +16,7 @@ from foremoe.cli.texts import planner_of
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
 from foremoe.report import plan_job, write_job_report
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
 from foremoe.workload.packing import AsGiven
@@ -46,12 +47,10 @@ def report_job(
         )
         strategies = None
         if planners:
-            systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
-            rows = simulate_systems(
-                groups, systems, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, num_threads=threads,
+            strategies = _simulated_lines(
+                groups, planners, pp=pp, vpp=vpp, history_LE=case.history_LE, trainer=trainer, num_threads=threads,
                 progress=progress,
             )  # fmt: skip
-            strategies = [_simulated_line(row, planners) for row in rows]
     told = write_job_report(
         output, parts, strategies=strategies, source=seeded(source_of(case), options.seed),
         date=datetime.date.today().isoformat(), command=command,
@@ -82,11 +81,9 @@ def strategy_lines(
     problem, history_LE = shown.posed, shown.history_LE
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
     if simulated and not sampled:
-        systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
-        rows = simulate_systems(
-            [problem], systems, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
+        return _simulated_lines(
+            [problem], planners, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
         )
-        return [_simulated_line(row, planners) for row in rows]
     rows = compare(problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, progress=progress)
     notes = ["micro-step 0 has no history and is left out"] if needs_first_left_out(problem, planners, history_LE) else []
     lines = []
@@ -98,6 +95,12 @@ def strategy_lines(
             line["predicted_speedup_vs_static"] = None
         lines.append(line)
     return lines
+
+
+def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner], **options: Any) -> list[Mapping[str, Any]]:
+    """Rows of strategies and of even routing; `options` are those of `simulate_systems`."""
+    systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
+    return [_simulated_line(row, planners) for row in simulate_systems(groups, systems, **options)]
 
 
 def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> Mapping[str, Any]:

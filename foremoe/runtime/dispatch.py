@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from foremoe.distributed.group import Group
+from foremoe.runtime.permute import sum_of_tokens
 
 # Letters: T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, G ranks, S slots per rank,
 # P = G*S physical slots, C = S + 1 columns of a count message, H hidden size.
@@ -122,8 +123,7 @@ class Dispatch(torch.autograd.Function):
         back_ZH = ctx.exchange.back(grad_YH.index_select(0, by_arrival_Y))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        grad_TKH = back_ZH.index_select(0, by_token_Z).view(-1, ctx.num_topk, grad_YH.shape[1])
-        return grad_TKH.sum(1), None, None, None, None
+        return sum_of_tokens(back_ZH, by_token_Z, ctx.num_topk), None, None, None, None
 
 
 class Combine(torch.autograd.Function):

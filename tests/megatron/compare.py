@@ -42,7 +42,8 @@ class Verdict:
         replicas, cross_node: replicas of the plans, and those on another node than their home.
         distinct: whether every row of a plan has a placement or quotas of its own.
         fell_back: rows that ran at home for want of a replica.   backends: (kind of copy, backend) that arrived here.
-        served_skew_ML: as reported, by step; None with replay.   known: rows that went by known routes, by step.
+        served_skew_ML: as reported, by step; None with replay.
+        known: rows that went by known routes, by step.
         copies: weights that arrived here, less those that the plans send.   returns: gradients that arrived here.
     """
 

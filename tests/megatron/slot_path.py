@@ -13,6 +13,7 @@ import cpu
 import numpy as np
 import process_groups
 import torch
+from one_layer import OneLayer
 
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Phase
@@ -24,18 +25,6 @@ import operations
 # Letters: T tokens of a rank, K top-k, E experts, M micro-steps, H hidden size.
 
 ALONE, COUNTED, KNOWN = "Megatron-Core alone", "counted in the layer", "known before the stage"
-
-
-class OneLayer(torch.nn.Module):
-    """A model of one MoE layer, as Megatron-Core's look from outside."""
-
-    def __init__(self, moe):
-        super().__init__()
-        self.config = moe.config
-        layer = torch.nn.Module()
-        layer.mlp = moe
-        self.decoder = torch.nn.Module()
-        self.decoder.layers = torch.nn.ModuleList([layer])
 
 
 def make_layer(num_ranks, num_experts, topk, hidden):
@@ -117,7 +106,8 @@ def run_rows(moe, rows, release, around):
     """Every micro-step through the layer's path to the slots and back, with experts that give back what they get.
 
     Args:
-        release: called after each row's experts.   around: a context for all but that.
+        release: called after each row's experts.
+        around: a context for all but that.
     """
     outputs = []
     for m, routing_TE in enumerate(rows.routing):

@@ -22,6 +22,7 @@ import pytest
 import torch
 from breakages import BREAKAGES
 from magnitudes import Magnitudes
+from one_layer import OneLayer
 
 # Letters: M micro-steps, T tokens of a rank, K top-k.
 
@@ -181,21 +182,6 @@ def _described(config):
     own = {name: getattr(value, "__name__", value) for name, value in sorted(own.items()) if value != plain.get(name)}
     sizes = {"hidden_size": config.hidden_size, "num_moe_experts": config.num_moe_experts}
     return " ".join(f"{name}={value}" for name, value in (sizes | own).items() if name[0] != "_")
-
-
-class OneLayer(torch.nn.Module):
-    """A model of one MoE layer, as Megatron-Core's look from outside."""
-
-    def __init__(self, moe):
-        super().__init__()
-        self.config = moe.config
-        layer = torch.nn.Module()
-        layer.mlp = moe
-        self.decoder = torch.nn.Module()
-        self.decoder.layers = torch.nn.ModuleList([layer])
-
-    def forward(self, x):
-        return self.decoder.layers[0].mlp(x)[0]
 
 
 def compared(moe, breakage=""):

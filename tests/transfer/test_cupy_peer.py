@@ -116,6 +116,13 @@ def copy_to(rank, entry, key=0):
     )
 
 
+def require_arrived(copies, homes):
+    torch.cuda.current_stream().synchronize()
+    for copy in copies:
+        home = homes[copy.src_rank].home(copy.layer, copy.expert)
+        assert all(torch.equal(raw(a), raw(b)) for a, b in zip(copy.dst, home, strict=True))
+
+
 def test_pulls_arrive_with_wait_and_not_before(runtime, processes):
     def rank(group):
         backend, buffers = opened(group)
@@ -127,10 +134,7 @@ def test_pulls_arrive_with_wait_and_not_before(runtime, processes):
         assert gpu.order == "early" or all((raw(tensor) == -1).all() for copy in copies for tensor in copy.dst)
         for handle in reversed(handles):
             backend.wait(handle, 1.0)
-        torch.cuda.current_stream().synchronize()
-        for copy in copies:
-            home = homes[copy.src_rank].home(copy.layer, copy.expert)
-            assert all(torch.equal(raw(a), raw(b)) for a, b in zip(copy.dst, home, strict=True))
+        require_arrived(copies, homes)
         group.barrier()
         backend.close()
         backend.close()
@@ -190,10 +194,7 @@ def test_memory_that_cannot_be_shared_is_staged(runtime, monkeypatch):
         backend.publish(entries(2), 1)
         copies = [copy_to(group.rank, entry, key) for key, entry in enumerate(entries(2)) if entry.dst_rank == group.rank]
         backend.wait(backend.start(copies), 1.0)
-        torch.cuda.current_stream().synchronize()
-        for copy in copies:
-            home = homes[copy.src_rank].home(copy.layer, copy.expert)
-            assert all(torch.equal(raw(a), raw(b)) for a, b in zip(copy.dst, home, strict=True))
+        require_arrived(copies, homes)
         group.barrier()
         backend.close()
 
