@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.messages import MAX_BYTES, decode, encode
-from foremoe.distributed.roll import Roll, ended_by, silent
+from foremoe.distributed.roll import Roll, ended_by, silent, timed_out
 
 # Letters: G ranks.
 
@@ -188,7 +187,7 @@ class TorchGroup(Group):
     def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
         """Seconds since `begin` if a limit has passed, be it the process group's own; None if a connection broke."""
         waited_s = time.monotonic() - begin
-        return waited_s if waited_s >= self.timeout_s or re.search("tim(ed |e)out", str(error), re.IGNORECASE) else None
+        return waited_s if waited_s >= self.timeout_s or timed_out(error) else None
 
     def _cut(self) -> None:
         """Ends what is in flight on the control link; whoever gave it back would wait for it, as long as gloo's limit is.

@@ -122,5 +122,10 @@ def reason(error: Exception) -> str:
     return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]
 
 
+def timed_out(error: Exception) -> bool:
+    """True if torch says so: it counts whole milliseconds, and may be done a few before the limit that it was given."""
+    return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None
+
+
 def _gone(verb: str, error: Exception) -> TransferError:
     return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({reason(error)}); restart them.")

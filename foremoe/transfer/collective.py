@@ -12,7 +12,7 @@ import torch.distributed as dist
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, TorchGroup
 from foremoe.distributed.private import private_nccl
-from foremoe.distributed.roll import reason
+from foremoe.distributed.roll import reason, timed_out
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
 
@@ -112,12 +112,12 @@ class Collective(TransferBackend):
                 else:
                     work.wait(max(timedelta(seconds=until - time.monotonic()), _AT_ONCE))
             except RuntimeError as error:
-                timed_out = time.monotonic() >= until
+                is_late = time.monotonic() >= until or timed_out(error)
                 self._cut = True
                 rest = self._drop(handle.works[i + 1 :])
                 # Before the time is over, the others that fail now may only not have come yet.
-                ranks = tuple(sorted({peer, *(rest if timed_out else ())} - {-1}))
-                raise _failure(ranks, len(handle.copies), timeout_s if timed_out else None, error) from error
+                ranks = tuple(sorted({peer, *(rest if is_late else ())} - {-1}))
+                raise _failure(ranks, len(handle.copies), timeout_s if is_late else None, error) from error
 
     def close(self) -> None:
         if self._group is None:

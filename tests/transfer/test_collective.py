@@ -10,7 +10,7 @@ import torch.distributed as dist
 from foremoe.base.errors import InputError, TransferError
 from foremoe.testing import TransferTests, get_pool, run_processes, run_threads
 from foremoe.transfer.base import Copy
-from foremoe.transfer.collective import Collective
+from foremoe.transfer.collective import Collective, _Messages
 
 # Gloo carries host memory, and NCCL refuses two ranks on one GPU.
 
@@ -93,6 +93,19 @@ def test_only_the_silent_rank_is_named_and_the_group_survives(num):
     for _, received, _ in (left, right, silent):
         assert received == [0.0, 1.0, 2.0]
     assert left[2] == [[2.0] * 5] and right[2] == [[0.0] * 5]
+
+
+def test_a_limit_that_torch_ends_a_few_milliseconds_early_has_passed(monkeypatch):
+    class Work:
+        def wait(self, limit):
+            raise RuntimeError("Timed out waiting 496ms for send operation to complete")
+
+    backend = Collective()
+    monkeypatch.setattr(backend, "_opened", lambda: None)
+    monkeypatch.setattr(backend, "_grouped", False, raising=False)
+    with pytest.raises(TransferError, match=r"rank 2 did not do its part within 600 s") as caught:
+        backend.wait(_Messages((), ((2, Work()),)), 600.0)
+    assert caught.value.ranks == (2,)
 
 
 def dies(group):
