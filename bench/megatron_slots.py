@@ -4,8 +4,8 @@
 
 16 experts and one redundant slot on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits
 are those of a layer's forward, permutations and messages with it, experts without. Milliseconds are CPU time of the calling
-thread: of remap, counts and route in a layer, and of the share that a row has of making routes as a stage begins. `--against`
-measures an older checkout by the same program, in turns with this one.
+thread: of remap, counts and route in a layer, and of the share that a row has of making routes as a stage of 32 rows begins,
+on that thread alone. `--against` measures an older checkout by the same program, in turns with this one.
 """
 
 from __future__ import annotations

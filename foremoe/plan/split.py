@@ -1,8 +1,9 @@
 """The split law: how the quotas of an expert's slots are shared out over source ranks.
 
 A pure function, so every rank can compute its own part: tier 1, a rank's tokens go to its own slot; tier 2, to slots of its own
-node; tier 3, anywhere. Within a tier, what sources still have (in rank order) and what slots still take (in slot order) are laid
-out as intervals on one line, and a source sends a slot the overlap of their intervals.
+node, which share them in proportion to what they still take, so that pairs from other nodes do not all go to one of them; tier 3,
+anywhere. Within a tier, what sources still have (in rank order) and what slots take (in slot order) are laid out as intervals on
+one line, and a source sends a slot the overlap of their intervals.
 """
 
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.base.parallel import for_rows
 
 # Letters: N rows, G ranks, V nodes, E experts, S slots per rank, P = G*S physical slots.
@@ -113,7 +114,7 @@ def _split_rows(low, high, rows, split_NP):
     first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)
     rank_P, left_P = np.arange(G * S) // S, np.empty(G * S, np.int64)
     sums = _Sums(np.empty((V, E), np.int32), np.empty(E, np.int32), np.empty((V, E), np.int32))
-    line_3V = np.empty((3, V), np.int64)
+    line_4V = np.empty((4, V), np.int64)
     for n in range(low, high):
         split_P, mine_E = split_NP[n], rows.load_NGE[n, rows.rank]
         slots = _Slots(next_P, rank_P, rows.quota_NGS[n].reshape(-1), left_P)
@@ -129,8 +130,8 @@ def _split_rows(low, high, rows, split_NP):
             if not summed:
                 _sum_sources(n, rows, sums)
                 summed = True
-            mine = _own_tier(p, rows.load_NGE[n, :, e], rows, slots, line_3V, split_P)
-            _far_tiers(p, e, mine, rows, sums, slots, line_3V, split_P)
+            mine = _own_tier(p, rows.load_NGE[n, :, e], rows, slots, line_4V, split_P)
+            _far_tiers(p, e, mine, rows, sums, slots, line_4V, split_P)
 
 
 @kernel
@@ -166,13 +167,24 @@ def _add(part_E, total_E):
         total_E[e] += part_E[e]
 
 
+@inner_kernel
+def shared_out(num_V, quota_V, begin_V, v, left):
+    """What the next slot of node `v` takes of ``num_V[v]`` pairs, in proportion to the `left` of the node's ``quota_V[v]``.
+
+    `begin_V` is what the slots before it had left, and gets its own on top. Rounding is that of the sums, so nothing is lost.
+    """
+    begin, end = np.int64(begin_V[v]), np.int64(begin_V[v] + left)
+    begin_V[v] = end
+    return end * num_V[v] // quota_V[v] - begin * num_V[v] // quota_V[v] if quota_V[v] > 0 else np.int64(0)
+
+
 @kernel
-def _own_tier(first, load_G, rows, slots, line_3V, split_P):
+def _own_tier(first, load_G, rows, slots, line_4V, split_P):
     """Tier 1 of an expert with several slots, from the slot `first` on; returns the pairs that this source has left.
 
-    Writes by node to `line_3V`: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
+    Writes by node to `line_4V`: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
     """
-    line_3V[:] = 0
+    line_4V[:] = 0
     mine = np.int64(load_G[rows.rank])
     p = first
     while p >= 0:
@@ -182,50 +194,48 @@ def _own_tier(first, load_G, rows, slots, line_3V, split_P):
             split_P[p] = own
             mine -= own
         slots.left_P[p] = slots.quota_P[p] - own
-        line_3V[0, v] += own
-        line_3V[1, v] += own if g < rows.rank else 0
-        line_3V[2, v] += slots.left_P[p]
+        line_4V[0, v] += own
+        line_4V[1, v] += own if g < rows.rank else 0
+        line_4V[2, v] += slots.left_P[p]
         p = slots.next_P[p]
     return mine
 
 
 @kernel
-def _far_tiers(first, e, mine, rows, sums, slots, line_3V, split_P):
+def _far_tiers(first, e, mine, rows, sums, slots, line_4V, split_P):
     """Tiers 2 and 3 of an expert, for the pairs `mine` that tier 1 left."""
     next_P, rank_P, left_P, node_G = slots.next_P, slots.rank_P, slots.left_P, rows.node_G
     before_VE, demand_VE = sums.before_VE, sums.demand_VE
-    own_V, own_before_V, quota_V = line_3V[0], line_3V[1], line_3V[2]
+    own_V, own_before_V, quota_V, begin_V = line_4V[0], line_4V[1], line_4V[2], line_4V[3]
     here = node_G[rows.rank]
-    if mine > 0 and quota_V[here] > 0:
-        low, begin = before_VE[here, e] - own_before_V[here], np.int64(0)
-        high = low + mine
+    if mine == 0:
+        return
+    low, far_low = before_VE[here, e] - own_before_V[here], np.int64(sums.before_E[e])
+    p = first
+    while p >= 0:
+        v = node_G[rank_P[p]]
+        if own_before_V[v] >= 0:
+            # In a node, the first in line are served: as many as its slots take of what it asks.
+            far_low += max(np.int64(0), before_VE[v, e] - own_before_V[v] - quota_V[v]) - before_VE[v, e]
+            own_V[v] = min(quota_V[v], demand_VE[v, e] - own_V[v])  # now: what tier 2 places
+            own_before_V[v] = -1
+        p = next_P[p]
+    if quota_V[here] > 0:
+        begin, high = np.int64(0), low + mine
         p = first
         while p >= 0:
             if node_G[rank_P[p]] == here:
-                sent = max(np.int64(0), min(begin + left_P[p], high) - max(begin, low))
+                end = begin + shared_out(own_V, quota_V, begin_V, here, left_P[p])
+                sent = max(np.int64(0), min(end, high) - max(begin, low))
                 split_P[p] += sent
                 mine -= sent
-                begin += left_P[p]
+                begin = end
             p = next_P[p]
-
-    # In a node, the first in line were served: as many as its slots take of what it asks.
-    if mine > 0:
-        low = np.int64(sums.before_E[e])
-        p = first
-        while p >= 0:
-            v = node_G[rank_P[p]]
-            if own_V[v] >= 0:
-                low += max(np.int64(0), before_VE[v, e] - own_before_V[v] - quota_V[v]) - before_VE[v, e]
-                quota_V[v] = min(quota_V[v], demand_VE[v, e] - own_V[v])  # now: what tier 2 takes of the node's quotas
-                own_V[v] = -1
-            p = next_P[p]
-        begin, high = np.int64(0), low + mine
-        p = first
-        while p >= 0 and begin < high:
-            v = node_G[rank_P[p]]
-            taken = min(left_P[p], quota_V[v])
-            quota_V[v] -= taken
-            end = begin + left_P[p] - taken
-            split_P[p] += max(np.int64(0), min(end, high) - max(begin, low))
-            begin = end
-            p = next_P[p]
+        begin_V[here] = 0
+    begin, high = np.int64(0), far_low + mine
+    p = first
+    while p >= 0 and begin < high:
+        end = begin + left_P[p] - shared_out(own_V, quota_V, begin_V, node_G[rank_P[p]], left_P[p])
+        split_P[p] += max(np.int64(0), min(end, high) - max(begin, far_low))
+        begin = end
+        p = next_P[p]

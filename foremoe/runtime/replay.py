@@ -67,7 +67,11 @@ class ReplayedRows:
         num_pairs_N = np.array([topk_TK.size for topk_TK in known.values()], np.int64)
         num_served_N = received_NGS.sum((1, 2), np.int64)
         self._begin_N = np.concatenate([[0], np.cumsum(3 * num_pairs_N + 2 * num_served_N)])
-        self._numbers_X = torch.empty(int(self._begin_N[-1]), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        num = int(self._begin_N[-1])
+        if self._device.type == "cuda":
+            self._numbers_X = torch.empty(num, dtype=torch.int32, pin_memory=True)
+        else:  # numpy asks for large pages: else the first touch of pages would take longer than the routes
+            self._numbers_X = torch.from_numpy(np.empty(num, np.int32))
         self._planned_N, numbers_X = np.zeros(len(known), bool), self._numbers_X.numpy()
         int32 = [np.ascontiguousarray(x, np.int32) for x in (expert_NGS, split_NP, received_NGS)]
         rows = KnownRows(self._begin_N, num_pairs_N, int32[0], int32[1], int32[2], E)

@@ -9,7 +9,7 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.plan.plan import Plan
-from foremoe.plan.split import link_slots
+from foremoe.plan.split import link_slots, shared_out
 from foremoe.problem.problem import Problem
 from foremoe.simulate.nics import add_row
 from foremoe.simulate.node_traffic import NodeRows, node_exchange_rows
@@ -108,6 +108,7 @@ class _Pairs(NamedTuple):
     demand_V: Array
     quota_V: Array
     asked_V: Array
+    begin_V: Array
 
 
 @kernel
@@ -115,8 +116,8 @@ def _exchange_rows(low, high, rows):
     """Writes the seconds of rows [low, high); returns int64 [2, G], the weighted pairs of every rank by link class."""
     G, S, E, V = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2], rows.load_NGE.shape[2], rows.node_G.max() + 1
     first_E, next_P = np.empty(E, np.int64), np.empty(G * S, np.int64)
-    by_rank, by_node = np.empty((6, G), np.int64), np.empty((3, V), np.int64)
-    pairs = _Pairs(by_rank[:2], by_rank[2:4], by_rank[4], by_rank[5], by_node[0], by_node[1], by_node[2])
+    by_rank, by_node = np.empty((6, G), np.int64), np.empty((4, V), np.int64)
+    pairs = _Pairs(by_rank[:2], by_rank[2:4], by_rank[4], by_rank[5], by_node[0], by_node[1], by_node[2], by_node[3])
     total_2G, nic_2Y = np.zeros((2, G), np.int64), np.empty((2, rows.nic_G.max() + 1), np.int64)
     for n in range(low, high):
         link_slots(rows.expert_NGS[n], rows.quota_NGS[n], first_E, next_P)
@@ -151,9 +152,11 @@ def _send_to_one(load_G, rank, node_G, pairs):
 @kernel
 def _send_to_several(load_G, node_G, pairs):
     """Tier 1 stays on its rank, tier 2 in its node (first in line first), what is left crosses nodes; uses up `quota_G`."""
-    demand_G, quota_G, demand_V, quota_V, asked_V = pairs.demand_G, pairs.quota_G, pairs.demand_V, pairs.quota_V, pairs.asked_V
+    demand_G, quota_G, demand_V, quota_V = pairs.demand_G, pairs.quota_G, pairs.demand_V, pairs.quota_V
+    asked_V, begin_V = pairs.asked_V, pairs.begin_V
     demand_V[:] = 0
     quota_V[:] = 0
+    begin_V[:] = 0
     for g in range(node_G.size):
         own = min(np.int64(load_G[g]), quota_G[g])
         demand_G[g] = load_G[g] - own
@@ -169,7 +172,6 @@ def _send_to_several(load_G, node_G, pairs):
         demand_V[v] -= sent
         pairs.peer_2G[0, g] += sent
         pairs.rdma_2G[0, g] += demand_G[g] - sent
-        taken = min(quota_G[g], asked_V[v])
-        asked_V[v] -= taken
+        taken = shared_out(asked_V, quota_V, begin_V, v, quota_G[g])
         pairs.peer_2G[1, g] += taken
         pairs.rdma_2G[1, g] += quota_G[g] - taken

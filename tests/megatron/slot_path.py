@@ -173,15 +173,22 @@ def counts(group):
     return found, layer.same()
 
 
-def seconds(group, num_experts, repeats, M=4, T=8192, K=8, H=16):
-    """Path -> by repeat: CPU seconds of a row's slot path (remap, counts, route), and of its share of beginning the stage."""
+def seconds(group, num_experts, repeats, M=32, T=8192, K=8, H=16):
+    """Path -> by repeat: CPU seconds of a row's slot path (remap, counts, route), and of its share of beginning the stage.
+
+    Routes are made on the calling thread, whose time it is.
+    """
     layer = Layer(group, num_experts, M, T, K, H)
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     from foremoe.integrations.megatron.stage import MegatronStage
 
+    one_thread = contextlib.nullcontext()
     try:
         from foremoe.integrations.megatron.known import Trust
+        from foremoe.runtime import replay
+
+        one_thread = patch.object(replay, "row_runner", functools.partial(replay.row_runner, 1))
     except ImportError:  # an older foremoe, beside which this one is measured
         Trust = None
     in_layer = [(MegatronStage, "route"), (MegatronStage, "spread"), (MegatronStage, "known_row")]
@@ -190,7 +197,7 @@ def seconds(group, num_experts, repeats, M=4, T=8192, K=8, H=16):
         for path, rows in found.items():
             of_layer = Stopwatch(*in_layer, (MoEAlltoAllTokenDispatcher, "preprocess"))
             of_begin = Stopwatch((Trust, "begin"))
-            with of_layer.running(), of_begin.running():
+            with of_layer.running(), of_begin.running(), one_thread:
                 layer.run(path)
             if repeat:  # the first compiles
                 rows.append((of_layer.seconds / M, of_begin.seconds / M))

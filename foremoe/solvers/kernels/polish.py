@@ -8,7 +8,7 @@ from foremoe.base.compiled import kernel
 from foremoe.base.random import random_below
 from foremoe.problem.rates import exposed_s
 from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.quota_flow import cheapest_flow
+from foremoe.solvers.kernels.quota_flow import cheapest_quotas
 from foremoe.solvers.kernels.replica_bounds import Bounds, Held, case_of, hold, renew, renew_two, replica_s
 from foremoe.solvers.kernels.replica_changes import Change, Step, best_change, fans_s, make_change
 from foremoe.solvers.kernels.rows import Placed, assign, copy_of, row_of
@@ -22,48 +22,10 @@ PATIENCE = 30
 
 
 @kernel
-def set_quotas(case, expert_GR, slot_E, placed, price_s_G):
-    """Writes replicas (-1: none) with their cheapest quotas, in whole pairs, into a placement; a replica without pairs leaves it.
-
-    `slot_E` is the home slot p = g*S + b of every expert; `price_s_G` gets the prices of `cheapest_flow`.
-    """
-    expert_GS, quota_GS, load_G = placed
-    (G, R), S = expert_GR.shape, expert_GS.shape[1]
-    slot = case.rates.slot_s / case.rates.pair_s
-    expert_J, at_JG, num = np.empty(G * R, np.int64), np.zeros((G * R, G), np.bool_), 0
-    index_E = np.full(case.home_E.size, -1, np.int64)
-    flow_load_G = slot * case.busy_G
-    load_G[:] = 0
-    for e in range(case.home_E.size):
-        load_G[case.home_E[e]] += case.load_E[e]
-        quota_GS[slot_E[e] // S, slot_E[e] % S] = case.load_E[e]
-    flow_load_G += load_G
-    for r in range(G):
-        for e in expert_GR[r]:
-            if e < 0:
-                continue
-            if index_E[e] < 0:
-                index_E[e], expert_J[num] = num, e
-                at_JG[num, case.home_E[e]] = True
-                flow_load_G[case.home_E[e]] -= case.load_E[e]
-                num += 1
-            at_JG[index_E[e], r] = True
-            flow_load_G[r] += slot
-    flow_JGG = np.empty((num, G, G))
-    cheapest_flow(case, expert_J[:num], at_JG[:num], flow_JGG, flow_load_G, price_s_G)
-    for r in range(G):
-        for i in range(R):
-            e, s = expert_GR[r, i], S - R + i
-            expert_GS[r, s], quota_GS[r, s] = -1, 0
-            if e < 0:
-                continue
-            h, b = slot_E[e] // S, slot_E[e] % S
-            amount = min(np.int64(np.round(flow_JGG[index_E[e], :, r].sum())), np.int64(quota_GS[h, b]))
-            if amount > 0:
-                expert_GS[r, s], quota_GS[r, s] = e, amount
-                quota_GS[h, b] -= amount
-                load_G[h] -= amount
-                load_G[r] += amount
+def set_quotas(row, expert_GR, placed, price_s_G):
+    """Writes replicas (-1: none) with their `cheapest_quotas` into a placement; `price_s_G` gets the prices."""
+    placed.expert_GS[:, row.num_base :] = expert_GR
+    cheapest_quotas(row, placed, price_s_G)
 
 
 @kernel
@@ -149,7 +111,7 @@ def polish_row(steps, row, best):
     waited, restarts = 0, 0
     for t in range(steps):
         if t == 0 or _price_s(case, held, bounds, num) < best_s - least_s:
-            set_quotas(case, held.expert_GR, row.home_E, tried, price_s_G)
+            set_quotas(row, held.expert_GR, tried, price_s_G)
             if num < G + 1 + NUM_BOUNDS:
                 oldest, num = num, num + 1
             else:

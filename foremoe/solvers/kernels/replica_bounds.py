@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
     """Bound k charges a pair ``price_s_GK[g, k]`` on rank g, and serves every pair where price and link together are least.
 
     Prices add up to the seconds of a pair, so no quotas cost less: the fullest rank counts at least as much as any average over
-    ranks. With the prices of `cheapest_flow` the bound is what the replicas reach."""
+    ranks. With the prices of `cheapest_quotas` the bound is what the replicas reach."""
 
     price_s_GK: Array
     own_s_EK: Array  # seconds of every expert

@@ -17,6 +17,7 @@ from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
 from foremoe.solvers.kernels.nearest import Wants, settle_nearest
 from foremoe.solvers.kernels.price import count_copies, fans_seconds, free_fans, price_row
 from foremoe.solvers.kernels.prune import prune_row
+from foremoe.solvers.kernels.quota_flow import cheapest_quotas
 from foremoe.solvers.kernels.rows import Placed, Row, assign, bare_homes, clean_row, copy_of, row_of
 from foremoe.solvers.kernels.settle import settle_on
 from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
@@ -27,6 +28,8 @@ from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 NODES = 4
 # Targets tried by `shed_row` for one limit.
 SHEDS = 6
+# Quotas are chosen anew where the maximum load is above the goal by more than one part in LEVEL.
+LEVEL = 200
 
 
 class _Search(NamedTuple):
@@ -194,7 +197,7 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
     """The cheapest of the start, bare homes and several settlings for rows [low, high), in place of the start."""
     num_base, node_only, located = rows.num_base, rows.node_only, rows.counts.located
     G = expert_NGS.shape[1]
-    num_nodes, all_G = rows.node_G.max() + 1, np.ones(G, np.bool_)
+    num_nodes, all_G, price_s_G = rows.node_G.max() + 1, np.ones(G, np.bool_), np.empty(G)
     for n in range(low, high):
         row, best = row_of(rows, n, expert_NGS[n]), Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
         clean_row(num_base, best)
@@ -219,6 +222,10 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
             best_s = _keep_cheaper(row, tried, best_s, best)
         if located and not node_only and 1 < num_nodes <= NODES and expert_NGS.shape[2] > num_base:
             best_s = bring_row(goal, row, home, tried, best_s, best)
+        if located and (best.load_G.max() - goal) * LEVEL > goal:
+            assign(tried, best)
+            cheapest_quotas(row, tried, price_s_G)
+            best_s = _keep_cheaper(row, tried, best_s, best)
         if options.tries == 0 or (best.load_G.max() - goal) * 1000 <= goal:
             continue
         # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters.

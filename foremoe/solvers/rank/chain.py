@@ -24,7 +24,7 @@ from foremoe.solvers.rank.quota import Quota
 
 # A row whose cost exceeds its lower bound by no more than this share tries no portfolio: nothing is left to save. In large
 # problems it takes as long as the row itself, and finds something only where links are slow beside the load.
-GAP, LARGE_GAP = 0.01, 0.2
+GAP, LARGE_GAP = 0.01, 0.1
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Chain(RowSolver):
     are settled with as many copies per link as hide, then with more while less load may pay for them; across nodes, giver and
     expert are those whose tokens gain most. On two to four nodes, replicas are also chosen for all ranks at once: every node gets
     the experts that its tokens want most, at prices that level the ranks. Last moves that cost more than they save are taken
-    back; where that leaves load above the bound, each limit on copies per link is searched anew. Of all candidates, bare homes
-    and the start, the cheapest by the cost model's closed form stays. The method is our own.
+    back. Where load stays above the goal, the best replicas get the cheapest quotas that exist for them; where it still does,
+    each limit on copies per link is searched anew. Of all candidates, bare homes and the start, the cheapest by the cost model's
+    closed form stays. The method is our own.
 
     Attributes:
         tries: settlings per row, at least 1; most rows need one.
@@ -50,7 +51,7 @@ class Chain(RowSolver):
         slack: a maximum load this share above the mean is good enough and takes fewer replicas, at least 0.
         relay: let node mates pass load on, to save replicas across nodes.
         portfolio: under ``"time"``, rows that cost over 1 % more than their lower bound also try `Greedy`, `Quota`, `LeastLoaded`
-            and `Lplb`, in problems of at most this many experts times ranks; over 20 % more in larger ones. 0: none does.
+            and `Lplb`, in problems of at most this many experts times ranks; over 10 % more in larger ones. 0: none does.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
