@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 
-# Letters: G ranks, V nodes, E experts, J experts with replicas, H their hosts (the ranks that hold them), A arcs, S slots per rank.
+# Letters: G ranks, V nodes, E experts, J experts with replicas, H their hosts (ranks that hold them), A arcs, S slots per rank.
 
 
 class _Hosts(NamedTuple):
@@ -133,7 +133,7 @@ def _room(amount, mark, rate):
 @kernel
 def _step(limit, least, full_G, next_G, arcs, hosts, load_G):
     """Moves as much off all full ranks as fills a rank or makes an arc cost something else."""
-    first_J, _, rank_H, node_H, own_H, quota_H, demand_JV, served_JV = hosts
+    _, _, rank_H, node_H, own_H, quota_H, demand_JV, served_JV = hosts
     G = full_G.size
     out_G, into_G = np.zeros(G), np.zeros(G)
     rate_H, rate_JV = np.zeros(quota_H.size), np.zeros(served_JV.size)
