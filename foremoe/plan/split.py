@@ -232,6 +232,8 @@ def _far_tiers(first, e, mine, rows, sums, slots, line_4V, split_P):
                 begin = end
             p = next_P[p]
         begin_V[here] = 0
+        if mine == 0:
+            return
     begin, high = np.int64(0), far_low + mine
     p = first
     while p >= 0 and begin < high:

@@ -151,7 +151,7 @@ def _send_to_one(load_G, rank, node_G, pairs):
 
 @kernel
 def _send_to_several(load_G, node_G, pairs):
-    """Tier 1 stays on its rank, tier 2 in its node (first in line first), what is left crosses nodes; uses up `quota_G`."""
+    """Tier 1 stays on its rank, tier 2 in its node (first sources first, slots share), the rest crosses; uses up `quota_G`."""
     demand_G, quota_G, demand_V, quota_V = pairs.demand_G, pairs.quota_G, pairs.demand_V, pairs.quota_V
     asked_V, begin_V = pairs.asked_V, pairs.begin_V
     demand_V[:] = 0

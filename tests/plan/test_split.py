@@ -134,6 +134,17 @@ def test_a_small_case_by_hand() -> None:
     assert split == [[2, 0, 0, 3, 0, 1], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 3]]
 
 
+def test_slots_of_a_node_share_its_tokens_by_hand() -> None:
+    # Ranks 0, 1 and 2 are one node, rank 3 another. Rank 2 has two pairs; the slots of ranks 0 and 1 take three and one.
+    load_NGE = np.array([[[0, 0, 0, 0], [0, 0, 0, 0], [2, 0, 0, 0], [2, 0, 0, 0]]], np.int32)
+    expert_NGS = np.array([[[0, -1], [1, 0], [2, -1], [3, -1]]], np.int16)
+    quota_NGS = np.array([[[3, 0], [0, 1], [0, 0], [0, 0]]], np.int32)
+    node_G = np.array([0, 0, 0, 1], np.int32)
+    split = [split_over_sources(load_NGE, expert_NGS, quota_NGS, node_G, g)[0].tolist() for g in range(4)]
+    # Three of the four places come before that of rank 1: floor(3 * 2 / 4) = 1 pair goes there, the other one to rank 1.
+    assert split == [[0] * 8, [0] * 8, [1, 0, 0, 1, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]
+
+
 def test_rows_for_refuses_other_counts_and_unknown_ranks() -> None:
     problem = many_row_problem(8)
     problem = dataclasses.replace(problem, load_MLGE=random_sources(problem, np.random.default_rng(0)))

@@ -13,7 +13,7 @@ from foremoe.solvers.kernels.replica_bounds import Bounds, Held, case_of, hold, 
 from foremoe.solvers.kernels.replica_changes import Change, Step, best_change, fans_s, make_change
 from foremoe.solvers.kernels.rows import Placed, assign, copy_of, row_of
 
-# Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, J experts with replicas, I choices, K bounds.
+# Letters: G ranks, R redundant slots per rank, S slots per rank, E experts, I choices, K bounds.
 
 # Bounds kept besides the G + 1 that every row starts with; the oldest gives way.
 NUM_BOUNDS = 19

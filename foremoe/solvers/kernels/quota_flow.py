@@ -215,8 +215,8 @@ def cheapest_quotas(row, placed, price_s_G):
     the cheapest chain of detours to a rank below it, which is optimal for each limit on the way, until a lower limit costs more
     in links than it saves in compute. Quotas are whole pairs then, and a replica without pairs leaves the placement.
 
-    `price_s_G` gets dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`, and no quotas cost
-    less than every pair served where price and link together are least.
+    `price_s_G` gets dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`. With these replicas
+    in their slots, no quotas cost less than every pair served where price and link together are least.
     """
     expert_GS, quota_GS, load_G = placed
     (G, S), slot = expert_GS.shape, row.rates.slot_s / row.rates.pair_s

@@ -28,7 +28,7 @@ from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 NODES = 4
 # Targets tried by `shed_row` for one limit.
 SHEDS = 6
-# Quotas are chosen anew where the maximum load is above the goal by more than one part in LEVEL.
+# Quotas are chosen again where the maximum load is above the goal by more than one part in LEVEL.
 LEVEL = 200
 
 
@@ -222,7 +222,7 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
             best_s = _keep_cheaper(row, tried, best_s, best)
         if located and not node_only and 1 < num_nodes <= NODES and expert_NGS.shape[2] > num_base:
             best_s = bring_row(goal, row, home, tried, best_s, best)
-        if located and (best.load_G.max() - goal) * LEVEL > goal:
+        if located and pair_s > 0.0 and (best.load_G.max() - goal) * LEVEL > goal:
             assign(tried, best)
             cheapest_quotas(row, tried, price_s_G)
             best_s = _keep_cheaper(row, tried, best_s, best)
