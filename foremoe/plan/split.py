@@ -169,7 +169,7 @@ def _add(part_E, total_E):
 
 @inner_kernel
 def shared_out(num_V, quota_V, begin_V, v, left):
-    """What the next slot of node `v` takes of ``num_V[v]`` pairs, in proportion to the `left` of the node's ``quota_V[v]``.
+    """Pairs of ``num_V[v]`` for the next slot of node `v`, in proportion to the `left` of the node's ``quota_V[v]``.
 
     `begin_V` is what the slots before it had left, and gets its own on top. Rounding is that of the sums, so nothing is lost.
     """

@@ -27,13 +27,12 @@ def reference_split(load_GE: Array, expert_GS: Array, quota_GS: Array, node_G: A
     for e in range(load_GE.shape[1]):
         pairs = [g for g in range(G) for _ in range(load_GE[g, e])]
         places = [p for p in range(G * S) if expert_GS.flat[p] == e for _ in range(quota_GS.flat[p])]
-        nodes = [np.flatnonzero(node_G == v).tolist() for v in np.unique(node_G)]
-        for members in [[g] for g in range(G)] + nodes + [list(range(G))]:
+        domains = [[g] for g in range(G)] + [np.flatnonzero(node_G == v).tolist() for v in np.unique(node_G)] + [list(range(G))]
+        for members in domains:
             here = [g for g in pairs if g in members]
             there = [p for p in places if p // S in members]
-            if len(members) > 1 or members in nodes:  # places spread over slots; where all are taken, it is all of them
-                num = min(len(here), len(there))
-                there = [p for i, p in enumerate(there) if (i + 1) * num // len(there) > i * num // len(there)]
+            num = min(len(here), len(there))  # places spread over slots; where all are taken, it is all of them
+            there = [p for i, p in enumerate(there) if (i + 1) * num // len(there) > i * num // len(there)]
             for g, p in zip(here, there, strict=False):
                 split_GP[g, p] += 1
                 pairs.remove(g)

@@ -20,6 +20,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers import Chain, Exact, Polish
 from foremoe.solvers.kernels.polish import polish_row, set_quotas
 from foremoe.solvers.kernels.price import price_row
+from foremoe.solvers.kernels.quota_flow import split_flow
 from foremoe.solvers.kernels.replica_bounds import Bounds, Held, case_of, hold, renew, renew_two
 from foremoe.solvers.kernels.replica_changes import Step, best_change, fans_s, make_change
 from foremoe.solvers.kernels.rows import Placed, bare_homes, problem_rows, row_of
@@ -109,6 +110,39 @@ def copies_by_hand(prepared, expert_GR):
 
 
 # --- quotas of given replicas
+
+
+def links_by_hand(case, pairs_G, amount_G):
+    """Seconds on links where ranks serve these amounts of an expert: own pairs first, then the node's."""
+    total_s, pairs_G, amount_G = 0.0, pairs_G.copy(), amount_G.copy()
+    for link_s in np.unique(case.link_GG):
+        for a, b in np.argwhere(case.link_GG == link_s):
+            num = min(pairs_G[a], amount_G[b])
+            pairs_G[a], amount_G[b], total_s = pairs_G[a] - num, amount_G[b] - num, total_s + num * link_s
+    return total_s
+
+
+@given(problem=st.one_of(located(), problems()), seed=st.integers(0, 999))
+def test_no_split_costs_less_than_the_flow(problem, seed):
+    """By duality: a flow that costs what the bound of its own prices says is optimal."""
+    prepared, rng = Prepared(problem), np.random.default_rng(seed)
+    case, pair_s, G = prepared.case, prepared.rates.pair_s, problem.G
+    expert_GR = some_replicas(prepared, rng)
+    placed, price_s_G = Placed(*(array.copy() for array in prepared.home)), np.empty(G)
+    placed.expert_GS[:, problem.B :] = expert_GR
+    hosts, load_G = split_flow(prepared.row, placed, price_s_G)
+    quota_GS, total = placed.quota_GS.astype(np.float64), prepared.load_E.sum(dtype=np.int64)
+    quota_GS.flat[hosts.slot_H] = hosts.quota_H
+    other_G = prepared.rates.slot_s / pair_s * (prepared.row.busy_G + (expert_GR >= 0).sum(axis=1))
+    assert quota_GS.min() >= -1e-9 * total and np.allclose(load_G, quota_GS.sum(axis=1) + other_G, atol=1e-6)
+    assert price_s_G.min() >= 0.0 and np.isclose(price_s_G.sum(), pair_s)
+    cost_s = pair_s * load_G.max() - case.bare_s
+    for e in range(problem.E):
+        amount_G = np.where(placed.expert_GS == e, quota_GS, 0.0).sum(axis=1)
+        assert np.isclose(amount_G.sum(), prepared.load_E[e], atol=1e-6)
+        cost_s += links_by_hand(case, case.pairs_EG[e], amount_G)
+    scale_s = pair_s * total + case.bare_s
+    assert abs(cost_s - bound_by_hand(prepared, expert_GR, price_s_G)) <= 1e-7 * scale_s
 
 
 @given(problem=st.one_of(located(), problems()), seed=st.integers(0, 999))

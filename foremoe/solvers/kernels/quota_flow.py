@@ -12,7 +12,7 @@ from foremoe.base.compiled import inner_kernel, kernel
 # Letters: G ranks, V nodes, E experts, J experts with replicas, H their hosts (ranks that hold them), A arcs, S slots per rank.
 
 
-class _Hosts(NamedTuple):
+class Hosts(NamedTuple):
     """Hosts by expert, each expert's home first; and by node what they serve of it."""
 
     first_J: Array  # int64 [J + 1], where an expert's hosts begin
@@ -26,11 +26,11 @@ class _Hosts(NamedTuple):
 
 
 class _Arcs(NamedTuple):
-    """Ways of a pair from a full rank to another host of its expert."""
+    """Moves of a pair from a full rank to another host of its expert."""
 
     from_A: Array  # int64, host
     to_A: Array  # int64, host
-    cost_s_A: Array  # float64, what its links cost more then
+    cost_s_A: Array  # float64, how much more its links cost after the move
 
 
 @kernel
@@ -79,7 +79,7 @@ def _hosts(row, expert_GS):
             elsewhere -= quota_H[h]
         quota_H[home] += elsewhere
         served_JV[node_H[home]] += elsewhere
-    return _Hosts(first_J, slot_H, rank_H, node_H, own_H, quota_H, demand_JV, served_JV)
+    return Hosts(first_J, slot_H, rank_H, node_H, own_H, quota_H, demand_JV, served_JV)
 
 
 @inner_kernel
@@ -110,18 +110,18 @@ def _find_arcs(hosts, full_G, least, rates, arcs):
 
 
 @inner_kernel
-def _find_routes(hosts, arcs, num, full_G, rounding_s, way_s_G, next_G):
-    """Fills the seconds of the cheapest way from every full rank to one that is not, and its first arc; inf and -1 if none."""
+def _find_routes(hosts, arcs, num, full_G, rounding_s, path_s_G, next_G):
+    """Fills the seconds of the cheapest path from every full rank to one that is not, and its first arc; inf and -1 if none."""
     rank_H = hosts.rank_H
     for g in range(full_G.size):
-        way_s_G[g], next_G[g] = np.inf if full_G[g] else 0.0, -1
+        path_s_G[g], next_G[g] = np.inf if full_G[g] else 0.0, -1
     changed, rounds = True, 0
     while changed and rounds < full_G.size:
         changed, rounds = False, rounds + 1
         for i in range(num):
-            a, way_s = rank_H[arcs.from_A[i]], arcs.cost_s_A[i] + way_s_G[rank_H[arcs.to_A[i]]]
-            if way_s < way_s_G[a] - rounding_s:
-                way_s_G[a], next_G[a], changed = way_s, i, True
+            a, path_s = rank_H[arcs.from_A[i]], arcs.cost_s_A[i] + path_s_G[rank_H[arcs.to_A[i]]]
+            if path_s < path_s_G[a] - rounding_s:
+                path_s_G[a], next_G[a], changed = path_s, i, True
 
 
 @inner_kernel
@@ -180,43 +180,38 @@ def _flow(hosts, rates, load_G, price_s_G):
         most += num * (num - 1)
     arcs = _Arcs(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most))
     least, rounding_s = 1e-9 * (1.0 + load_G.sum()), 1e-12 * pair_s
-    full_G, way_s_G, next_G = np.empty(G, np.bool_), np.empty(G), np.empty(G, np.int64)
+    full_G, path_s_G, next_G = np.empty(G, np.bool_), np.empty(G), np.empty(G, np.int64)
     price_s_G[:] = 0.0
     # Every round but the last fills a rank or changes an arc; the limit is for what rounding might make of that.
     for _ in range(16 * (G + hosts.quota_H.size)):
-        limit, way_s, had_s, num_stuck = load_G.max(), 0.0, price_s_G.sum(), 0
+        limit, path_s, had_s, num_stuck = load_G.max(), 0.0, price_s_G.sum(), 0
         for g in range(G):
             full_G[g] = load_G[g] >= limit - least
         num = _find_arcs(hosts, full_G, least, rates, arcs)
-        _find_routes(hosts, arcs, num, full_G, rounding_s, way_s_G, next_G)
+        _find_routes(hosts, arcs, num, full_G, rounding_s, path_s_G, next_G)
         for g in range(G):
-            if way_s_G[g] == np.inf:
+            if path_s_G[g] == np.inf:
                 num_stuck += 1
             else:
-                way_s += way_s_G[g]
+                path_s += path_s_G[g]
         if num_stuck > 0:  # the limit cannot fall: what these ranks cost more is free to be any
             for g in range(G):
-                price_s_G[g] += (pair_s - had_s) / num_stuck if way_s_G[g] == np.inf else 0.0
+                price_s_G[g] += (pair_s - had_s) / num_stuck if path_s_G[g] == np.inf else 0.0
             return
-        if way_s >= pair_s:
+        if path_s >= pair_s:
             for g in range(G):
-                price_s_G[g] += (pair_s - had_s) / (way_s - had_s) * (way_s_G[g] - price_s_G[g])
+                price_s_G[g] += (pair_s - had_s) / (path_s - had_s) * (path_s_G[g] - price_s_G[g])
             return
-        price_s_G[:] = way_s_G
+        price_s_G[:] = path_s_G
         _step(limit, least, full_G, next_G, arcs, hosts, load_G)
     price_s_G += (pair_s - price_s_G.sum()) / G
 
 
 @kernel
-def cheapest_quotas(row, placed, price_s_G):
-    """Gives the replicas of a placement the quotas with which links and the fullest rank together cost least; in place.
+def split_flow(row, placed, price_s_G):
+    """The `Hosts` of a placement with quotas in fractions of pairs, and loads with busy slots in pairs, float64 [G].
 
-    A parametric flow: all pairs start at the nearest rank. Then the limit on load falls; every rank at the limit gives way by
-    the cheapest chain of detours to a rank below it, which is optimal for each limit on the way, until a lower limit costs more
-    in links than it saves in compute. Quotas are whole pairs then, and a replica without pairs leaves the placement.
-
-    `price_s_G` gets dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`. With these replicas
-    in their slots, no quotas cost less than every pair served where price and link together are least.
+    Fills what no flow changes: `placed` gets all load at home, `price_s_G` the prices of `cheapest_quotas`.
     """
     expert_GS, quota_GS, load_G = placed
     (G, S), slot = expert_GS.shape, row.rates.slot_s / row.rates.pair_s
@@ -236,6 +231,22 @@ def cheapest_quotas(row, placed, price_s_G):
         p = hosts.slot_H[home]
         flow_load_G[p // S] -= quota_GS[p // S, p % S]
     _flow(hosts, row.rates, flow_load_G, price_s_G)
+    return hosts, flow_load_G
+
+
+@kernel
+def cheapest_quotas(row, placed, price_s_G):
+    """Gives the replicas of a placement the quotas with which links and the fullest rank together cost least; in place.
+
+    A parametric flow: all pairs start at the nearest rank. Then the limit on load falls; every rank at the limit gives way by
+    the cheapest chain of detours to a rank below it, which is optimal for each limit on the way, until a lower limit costs more
+    in links than it saves in compute. Quotas are whole pairs then, and a replica without pairs leaves the placement.
+
+    `price_s_G` gets dual prices: seconds that one more pair on a rank costs. They add up to `rates.pair_s`. With these replicas
+    in their slots, no quotas cost less than every pair served where price and link together are least.
+    """
+    expert_GS, quota_GS, load_G = placed
+    S, hosts = expert_GS.shape[1], split_flow(row, placed, price_s_G)[0]
     for j in range(hosts.first_J.size - 1):
         home = hosts.slot_H[hosts.first_J[j]]
         for h in range(hosts.first_J[j] + 1, hosts.first_J[j + 1]):
