@@ -28,8 +28,9 @@ from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 NODES = 4
 # Targets tried by `shed_row` for one limit.
 SHEDS = 6
-# Quotas are chosen again where the maximum load is above the goal by more than one part in LEVEL.
-LEVEL = 200
+# Quotas are chosen again where the maximum load is above the goal by more than one part in LEVEL; on FEW ranks also where the row
+# costs more than its goal by more than one part in CHEAP.
+LEVEL, CHEAP, FEW = 200, 20, 16
 
 
 class _Search(NamedTuple):
@@ -192,6 +193,34 @@ def _search_limits(search, inside, best_s, best):
     return best_s
 
 
+@inner_kernel
+def _num_replicas(num_base, expert_GS):
+    num = 0
+    for g in range(expert_GS.shape[0]):
+        for s in range(num_base, expert_GS.shape[1]):
+            num += expert_GS[g, s] >= 0
+    return num
+
+
+@kernel
+def _requoted(goal, row, tried, best_s, best, price_s_G):
+    """Gives `best` the cheapest quotas of its replicas where it is far above the goal. Returns its seconds.
+
+    Replicas without pairs leave. That idles a slot, and may make another replica needless: so quotas are chosen again.
+    """
+    level_s = row.rates.pair_s * goal
+    level, cheap = (best.load_G.max() - goal) * LEVEL <= goal, (best_s - level_s) * CHEAP <= level_s
+    if not row.located or row.rates.pair_s <= 0.0 or (level and (cheap or best.load_G.size > FEW)):
+        return best_s
+    while True:
+        had_s, num = best_s, _num_replicas(row.num_base, best.expert_GS)
+        assign(tried, best)
+        cheapest_quotas(row, tried, price_s_G)
+        best_s = _keep_cheaper(row, tried, best_s, best)
+        if best_s == had_s or _num_replicas(row.num_base, best.expert_GS) == num:
+            return best_s
+
+
 @kernel
 def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
     """The cheapest of the start, bare homes and several settlings for rows [low, high), in place of the start."""
@@ -222,15 +251,28 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
             best_s = _keep_cheaper(row, tried, best_s, best)
         if located and not node_only and 1 < num_nodes <= NODES and expert_NGS.shape[2] > num_base:
             best_s = bring_row(goal, row, home, tried, best_s, best)
-        if located and pair_s > 0.0 and (best.load_G.max() - goal) * LEVEL > goal:
-            assign(tried, best)
-            cheapest_quotas(row, tried, price_s_G)
-            best_s = _keep_cheaper(row, tried, best_s, best)
+        best_s = _requoted(goal, row, tried, best_s, best, price_s_G)
         if options.tries == 0 or (best.load_G.max() - goal) * 1000 <= goal:
             continue
         # Links or experts too small leave some load above the goal. With few copies out of a home, which ones matters.
         bound = bound_row(goal, all_G, num_base, home.quota_GS)
         search = _Search(row, options, home, goal, bound, most_loaded_first(home.load_G), tried)
+        had_s = best_s
         for inside in (True, False):
             if inside or not (node_only or num_nodes == 1):
                 best_s = _search_limits(search, inside, best_s, best)
+        if best_s < had_s:
+            best_s = _requoted(goal, row, tried, best_s, best, price_s_G)
+
+
+@kernel
+def cheaper_rows(rows, row_I, expert_IGS, quota_IGS, expert_NGS, quota_NGS):
+    """Overwrites rows `row_I` of a placement with others that cost less; of those, slots without quota are emptied."""
+    num_base, G = rows.num_base, expert_NGS.shape[1]
+    for i in range(row_I.size):
+        n = row_I[i]
+        row, best = row_of(rows, n, expert_NGS[n]), Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
+        tried = Placed(expert_IGS[i], quota_IGS[i], np.empty(G, np.int64))
+        clean_row(num_base, best)
+        clean_row(num_base, tried)
+        _keep_cheaper(row, tried, price_row(row, row.rates, best), best)

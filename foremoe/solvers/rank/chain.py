@@ -14,7 +14,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver, edit_rows, require_start
 from foremoe.solvers.kernels.chain import Options, chain_row, chain_rows, inside_rows
 from foremoe.solvers.kernels.rows import problem_rows
-from foremoe.solvers.kernels.timed import timed_rows
+from foremoe.solvers.kernels.timed import cheaper_rows, timed_rows
 from foremoe.solvers.rank.greedy import Greedy
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
@@ -24,7 +24,7 @@ from foremoe.solvers.rank.quota import Quota
 
 # A row whose cost exceeds its lower bound by no more than this share tries no portfolio: nothing is left to save. In large
 # problems it takes as long as the row itself, and finds something only where links are slow beside the load.
-GAP, LARGE_GAP = 0.01, 0.1
+GAP, LARGE_GAP = 0.01, 0.07
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Chain(RowSolver):
         spread: how far apart the weights of givers lie in repeated tries, in [0, 2).
         slack: a maximum load this share above the mean is good enough and takes fewer replicas, at least 0.
         relay: let node mates pass load on, to save replicas across nodes.
-        portfolio: under ``"time"``, rows that cost over 1 % more than their lower bound also try `Greedy`, `Quota`, `LeastLoaded`
-            and `Lplb`, in problems of at most this many experts times ranks; over 10 % more in larger ones. 0: none does.
+        portfolio: under ``"time"``, rows that cost over 1 % more than their lower bound also try `Chain` by load alone, `Greedy`,
+            `Quota`, `LeastLoaded` and `Lplb`, in problems of at most this many experts times ranks; over 7 % more in larger
+            ones. 0: none does.
         inside: level ranks inside their nodes only, and keep the start's replicas across nodes: what follows
             ``NodeChain(max_per_rank=...)``. Copies are not priced then.
     """
@@ -92,17 +93,15 @@ class Chain(RowSolver):
     def _against_portfolio(self, problem: Problem, found: Placement) -> Placement:
         """The cheaper of `found` and what other solvers make, row by row, where `found` is above its lower bound."""
         node_only = problem.replicas == "node"
-        best_N, gap = row_objective(problem, found), GAP if self.portfolio >= problem.E * problem.G else LARGE_GAP
-        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (best_N > (1.0 + gap) * loose_row_bound(problem)))
+        found_N, gap = row_objective(problem, found), GAP if self.portfolio >= problem.E * problem.G else LARGE_GAP
+        open_I = np.flatnonzero((found.stop_N != Stop.CANCELLED) & (found_N > (1.0 + gap) * loose_row_bound(problem)))
         if open_I.size == 0:
             return found
-        start, load_IE = problem.static().cut(N=open_I), problem.load_NE[open_I]
+        rows, start, load_IE = problem_rows(problem), problem.static().cut(N=open_I), problem.load_NE[open_I]
         load_IE.flags.writeable = False  # as a problem's load is: kernels compile once for both
-        for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
-            few = solver.run(problem, node_only, load_IE, start)
-            expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
-            expert_NGS[open_I], quota_NGS[open_I] = few.expert_NGS, few.quotas_NGS
-            other = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
-            other_N = row_objective(problem, other)
-            found, best_N = other.where(other_N < best_N, found), np.minimum(other_N, best_N)
-        return found
+        expert_NGS, quota_NGS = found.expert_NGS.copy(), found.quotas_NGS.copy()
+        for solver in (self, Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
+            other = solver.run(problem, node_only, load_IE, start)
+            expert_IGS, quota_IGS = other.expert_NGS.copy(), other.quotas_NGS.copy()
+            cheaper_rows(rows, open_I, expert_IGS, quota_IGS, expert_NGS, quota_NGS)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=found.stop_N)
