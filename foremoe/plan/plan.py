@@ -48,10 +48,10 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 108 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 104 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
-        (2012, 5010)
+        (2024, 5010)
     """
 
     header: PlanHeader
@@ -271,7 +271,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0020 -> 1.0224; copies: 116 -> 138
+            skew mean: 1.0214 -> 1.0224; copies: 110 -> 138
         """
         from foremoe.plan.text import diff
 
