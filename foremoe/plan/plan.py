@@ -259,7 +259,7 @@ class Plan(ArrayValue, Checked):
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])
-            busiest rank: 3571 at home -> 1959 planned; proven lower bound 1959
+            busiest rank: 3571 at home -> 1990 planned; proven lower bound 1959
         """
         from foremoe.plan.text import explain
 
