@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from foremoe import Cluster, CostModel, Model, Planner, Problem, Schedule
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.solvers import Chain
+from foremoe.problem.bounds import loose_row_bound
+from foremoe.problem.objective import row_objective
+from foremoe.solvers import Chain, Greedy, Quota
 from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.quota_flow import cheapest_quotas
 from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
 from foremoe.solvers.kernels.settle import _by_node
 from foremoe.solvers.kernels.timed import _own_pairs
+from foremoe.solvers.rank.chain import GAP
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing import problems, random_placement
 
@@ -106,3 +109,16 @@ def test_rows_far_above_their_goal_have_the_cheapest_quotas(case):
         cheapest_quotas(row, placed, np.empty(problem.G))
         assert price_row(row, row.rates, placed) >= had_s - 0.003 * row.rates.pair_s * placed.load_G.mean()
     assert num_far > 0
+
+
+@given(problem=problems())
+def test_open_rows_keep_the_cheapest_candidate(problem):
+    problem = dataclasses.replace(problem, cost=CostModel(), replicas="any")
+    start = problem.static()
+    alone_N = row_objective(problem, Chain(portfolio=0).solve(problem, start))
+    found_N = row_objective(problem, Chain(portfolio=problem.E * problem.G).solve(problem, start))
+    assert (found_N <= alone_N * (1.0 + 1e-12)).all()
+    open_N = alone_N > (1.0 + GAP) * loose_row_bound(problem)
+    for solver in (Chain(), Greedy(), Quota()):
+        other = solver.run(problem, False, problem.load_NE, start)
+        assert (found_N <= row_objective(problem, other) * (1.0 + 1e-12))[open_N].all()

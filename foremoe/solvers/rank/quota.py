@@ -49,7 +49,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
         now_G[g] = load_G[g]
         for b in range(num_base):
             quota_GS[g, b] = load_E[expert_GS[g, b]]
-        if load_G[g] < target:
+        if load_G[g] < target and num_base < S:
             open_G[last] = g
             last += 1
     for g in giver_G:
