@@ -38,7 +38,7 @@ PARTS = {
     "rows": Part("Operations and host synchronisations of a layer", "bench.gpu.rows", 40),
     "experts": Part("Expert compute against one product of the same size", "bench.gpu.experts", 50),
     "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 70),
-    "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 20),
+    "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 60),
     "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 100),
 }
 
