@@ -22,7 +22,7 @@ from foremoe.solvers.kernels.rows import Placed, Row, assign, bare_homes, clean_
 from foremoe.solvers.kernels.settle import settle_on
 from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
-# Letters: N rows, G ranks, S slots per rank, V nodes, X places.
+# Letters: N rows, I some rows, C candidates, G ranks, S slots per rank, V nodes, X places.
 
 # Up to so many nodes, replicas near tokens are chosen for all ranks at once; with more nodes a rank's slots matter one by one.
 NODES = 4
@@ -212,13 +212,14 @@ def _requoted(goal, row, tried, best_s, best, price_s_G):
     level, cheap = (best.load_G.max() - goal) * LEVEL <= goal, (best_s - level_s) * CHEAP <= level_s
     if not row.located or row.rates.pair_s <= 0.0 or (level and (cheap or best.load_G.size > FEW)):
         return best_s
-    while True:
-        had_s, num = best_s, _num_replicas(row.num_base, best.expert_GS)
+    num, fewer = _num_replicas(row.num_base, best.expert_GS), True
+    while fewer:
         assign(tried, best)
         cheapest_quotas(row, tried, price_s_G)
-        best_s = _keep_cheaper(row, tried, best_s, best)
-        if best_s == had_s or _num_replicas(row.num_base, best.expert_GS) == num:
-            return best_s
+        best_s, had = _keep_cheaper(row, tried, best_s, best), num
+        num = _num_replicas(row.num_base, best.expert_GS)
+        fewer = num < had
+    return best_s
 
 
 @kernel
@@ -266,13 +267,15 @@ def timed_rows(low, high, rows, options, expert_NGS, quota_NGS):
 
 
 @kernel
-def cheaper_rows(rows, row_I, expert_IGS, quota_IGS, expert_NGS, quota_NGS):
-    """Overwrites rows `row_I` of a placement with others that cost less; of those, slots without quota are emptied."""
+def cheaper_rows(low, high, rows, row_I, expert_CIGS, quota_CIGS, expert_NGS, quota_NGS):
+    """Overwrites rows ``row_I[low:high]`` with the cheapest candidate that costs less; slots without quota are emptied."""
     num_base, G = rows.num_base, expert_NGS.shape[1]
-    for i in range(row_I.size):
+    for i in range(low, high):
         n = row_I[i]
         row, best = row_of(rows, n, expert_NGS[n]), Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
-        tried = Placed(expert_IGS[i], quota_IGS[i], np.empty(G, np.int64))
         clean_row(num_base, best)
-        clean_row(num_base, tried)
-        _keep_cheaper(row, tried, price_row(row, row.rates, best), best)
+        best_s = price_row(row, row.rates, best)
+        for c in range(expert_CIGS.shape[0]):
+            tried = Placed(expert_CIGS[c, i], quota_CIGS[c, i], np.empty(G, np.int64))
+            clean_row(num_base, tried)
+            best_s = _keep_cheaper(row, tried, best_s, best)
