@@ -4,7 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `NodeChain`, `Chain`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Exact`
+            `MoonEp`, `NodeChain`, `Chain`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Certify`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -22,6 +22,7 @@ from foremoe.solvers.pack.best_pack import BestPack
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.permute import Permute
 from foremoe.solvers.path.deadline import Deadline
+from foremoe.solvers.rank.certify import Certify
 from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.echo import Echo
 from foremoe.solvers.rank.eplb import Eplb
@@ -45,8 +46,8 @@ from foremoe.solvers.split.water_fill import WaterFill
 from foremoe.workload.packing import AsGiven
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact", "ExactSplit",
-    "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp", "NodeChain",
-    "OrderSolver", "Overlapped", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver", "Robust",
-    "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Certify", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact",
+    "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
+    "NodeChain", "OrderSolver", "Overlapped", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver",
+    "Robust", "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip
