@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solver_util import balance
+from solver_util import balance, make_problem
 
 import foremoe
 from foremoe.base.errors import InputError
@@ -126,6 +126,22 @@ def test_rdma_faster_than_peer_links_keeps_bounds_below():
     problem = real(1024, rdma_bytes_per_s=4e11, peer_bytes_per_s=5e10)
     start = Chain().solve(problem, problem.static())
     assert (Certify().solve(problem, start).bound_N <= row_objective(problem, start)).all()
+
+
+@pytest.mark.parametrize("node_G", [[0, 0, 1, 1, 2], [0] * 5])
+def test_level_rows_of_unknown_sources_are_optimal_at_home(node_G):
+    problem = make_problem([[[130] * 5]], node_G, 1)
+    found = Certify(500).solve(problem, problem.static())
+    assert (found.bound_N <= row_objective(problem, found)).all() and (found.stop_N == Stop.OPTIMAL).all()
+
+
+@given(st.data(), st.sampled_from([1, 500]))
+def test_no_placement_undercuts_the_bound(data, steps):
+    problem = data.draw(problems(min_ranks=2, min_redundant=1))
+    problem = dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, objective="time"))
+    bound_N = Certify(steps).solve(problem, data.draw(placements(problem))).bound_N
+    for other in (problem.static(), data.draw(placements(problem)), Chain().solve(problem, problem.static())):
+        assert (bound_N <= row_objective(problem, other) * (1 + 1e-9)).all()
 
 
 def test_a_row_that_meets_its_bound_is_optimal():

@@ -17,6 +17,8 @@ from foremoe.solvers.kernels.rows import row_of
 
 # Letters: N rows, G ranks, E experts, S slots per rank, R redundant slots per rank.
 
+# Below this part of the mean load prices are even: what is left is rounding, and a step would be without end.
+EVEN = 1e-9
 # Steps without a gain of a millionth before they get shorter, and by how much.
 STALLED, SHORTER = 15, 0.6
 
@@ -124,7 +126,7 @@ def _move(case, prices, pair_s, share, missing_s):
     for e in range(E):
         for source in range(G):
             square += prices.unserved_EG[e, source] ** 2 / max(1.0, case.pairs_EG[e, source])
-    if square <= 0.0:
+    if square <= EVEN * mean:
         return False
     step_s = share * missing_s / square
     for e in range(E):
@@ -139,6 +141,11 @@ def _move(case, prices, pair_s, share, missing_s):
         if sorted_s_G[G - 1 - i] > above_s / (i + 1):
             level_s = above_s / (i + 1)
     prices.rank_s_G[:] = np.maximum(0.0, prices.rank_s_G - level_s)
+    # The bound holds for no larger sum, and after a long step the difference above is rounded, perhaps to nothing.
+    total_s = prices.rank_s_G.sum()
+    if not total_s > 0.0:
+        return False
+    prices.rank_s_G[:] *= pair_s / total_s
     return True
 
 
@@ -164,10 +171,21 @@ def _row_bound(row, expert_GS, reached_s, steps):
 
 
 @kernel
+def _anyway_s(row):
+    """Seconds of exchange that no placement changes: all of it where sources are not known, and so count as uniform."""
+    rates, G, pairs, inside = row.rates, row.node_G.size, row.load_E.sum(), 0.0
+    if row.located:
+        return rates.fixed_s
+    for ranks in np.bincount(row.node_G):
+        inside += pairs * (ranks / G) ** 2
+    return rates.fixed_s + rates.peer_pair_s * (inside - pairs / G) + rates.rdma_pair_s * (pairs - inside)
+
+
+@kernel
 def certify_rows(low, high, rows, steps, reached_N, expert_NGS, bound_N):
     """Raises ``bound_N[low:high]``, seconds without ``times.base_N``, toward `reached_N`, likewise, of some placement."""
     for n in range(low, high):
         if bound_N[n] < reached_N[n]:
             row = row_of(rows, n, expert_NGS[n])
-            fixed_s = row.rates.fixed_s
-            bound_N[n] = max(bound_N[n], fixed_s + _row_bound(row, expert_NGS[n], reached_N[n] - fixed_s, steps))
+            anyway_s = _anyway_s(row)
+            bound_N[n] = max(bound_N[n], anyway_s + _row_bound(row, expert_NGS[n], reached_N[n] - anyway_s, steps))
