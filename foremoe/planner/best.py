@@ -39,6 +39,8 @@ class BestRows:
         self.stop_N = np.where(level_stop_N == Stop.CANCELLED, Stop.CANCELLED, self.stop_N)
         if placement.bound_N is not None and solver.keeps_homes:
             self.proven_N = np.maximum(self.proven_N, placement.bound_N)
+        # A heuristic after a search that proved a bound: the row is still one that a search stopped in.
+        self.stop_N = np.where((self.stop_N == Stop.DONE) & (self.proven_N > -np.inf), Stop.LIMIT, self.stop_N)
         self.placement = placement.where(better_N, self.placement)
         self.objective_N = np.where(better_N, objective_N, self.objective_N)
         self.kept_N &= ~better_N

@@ -122,6 +122,15 @@ def test_a_plan_carries_the_bound():
     plan.check(problem)
 
 
+@pytest.mark.parametrize("search", [Certify(), Exact(node_limit=1)])
+def test_a_heuristic_may_follow_a_search_that_proved_a_bound(search):
+    loads = np.random.default_rng(1).integers(1, 9000, (1, 3, 8))
+    problem = dataclasses.replace(make_problem(loads, [0, 0, 1, 1], 1), replicas="node")
+    plan, _ = Planner(rank=(search, Chain())).plan(problem)
+    assert (plan.bound_ML.ravel() > row_bound(problem) * (1 + 1e-6)).any()
+    plan.check(problem)
+
+
 def test_rdma_faster_than_peer_links_keeps_bounds_below():
     problem = real(1024, rdma_bytes_per_s=4e11, peer_bytes_per_s=5e10)
     start = Chain().solve(problem, problem.static())
