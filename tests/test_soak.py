@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,10 @@ def keeps_nothing() -> None:
 
 
 def keeps_memory() -> None:
-    kept.append(bytearray(os.urandom(2**20)))
+    # Pages of its own: a block of the heap may lie where tests before this one have left resident memory.
+    memory = mmap.mmap(-1, 2**21)
+    memory.write(os.urandom(2**21))
+    kept.append(memory)
 
 
 def keeps_files() -> None:
