@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,17 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from leaves(inner, (*path, field.name))
         else:
             yield (*path, field.name), inner
+
+
+def paths(kind: type, path: Path = ()) -> Iterator[Path]:
+    """The paths of `leaves`, from types alone: of a union the first counts, and what may be absent is a leaf."""
+    hints = typing.get_type_hints(kind)
+    for name in (field.name for field in dataclasses.fields(kind)):
+        kinds = typing.get_args(hints[name]) or (hints[name],)
+        if dataclasses.is_dataclass(kinds[0]) and NoneType not in kinds:
+            yield from paths(kinds[0], (*path, name))
+        else:
+            yield (*path, name)
 
 
 def replaced(value: Any, path: Path, content: Any) -> Any:

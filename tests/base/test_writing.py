@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
@@ -23,9 +24,17 @@ from foremoe.report import write_report
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload import Workload
 
-TRACE = RoutingTrace(topk_TLK=np.zeros((40, 2, 1), np.uint8), num_experts=8, seq_len_Q=[40])
-WORK = Workload.from_trace(TRACE, num_ranks=4, tokens_per_rank=10)
 MODEL = foremoe.Model.preset("mixtral-8x7b")
+
+
+@functools.cache
+def a_trace() -> RoutingTrace:
+    return RoutingTrace(topk_TLK=np.zeros((40, 2, 1), np.uint8), num_experts=8, seq_len_Q=[40])
+
+
+@functools.cache
+def a_workload() -> Workload:
+    return Workload.from_trace(a_trace(), num_ranks=4, tokens_per_rank=10)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +49,8 @@ def write(request, planned):
     """Writes one kind of file to a path; and the suffix it wants."""
     problem, plan = planned
     return {
-        "plan": (plan.save, ""), "workload": (WORK.save, ""), "npz": (TRACE.save, ".npz"),
-        "safetensors": (TRACE.save, ".safetensors"),
+        "plan": (plan.save, ""), "workload": (a_workload().save, ""), "npz": (a_trace().save, ".npz"),
+        "safetensors": (a_trace().save, ".safetensors"),
         "model": (MODEL.to_toml, ".toml"), "cluster": (problem.cluster.to_toml, ".toml"),
         "report": (lambda path: write_report(path, problem, plan), ".html"),
         "json": (lambda path: emit(str(path), {"a": [1] * 10_000}, []), ".json"),
@@ -68,7 +77,8 @@ def test_a_file_system_that_is_full_leaves_the_old_file(write, tmp_path):
     save, suffix = write
     path = tmp_path / f"kept{suffix}"
     path.write_bytes(b"old and good")
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         import resource
         import signal
 
@@ -81,7 +91,7 @@ def test_a_file_system_that_is_full_leaves_the_old_file(write, tmp_path):
             code = 0
         finally:
             os._exit(code)
-    assert os.wait()[1] == 0
+    assert os.waitpid(child, 0)[1] == 0
     assert path.read_bytes() == b"old and good" and os.listdir(tmp_path) == [path.name]
 
 
@@ -134,15 +144,15 @@ def test_devices_and_pipes_are_written_to(tmp_path):
     reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
     reader.start()
     MODEL.to_toml(tmp_path / "pipe")
-    reader.join(10)
+    reader.join()
     assert b"mixtral" in read[0]
 
 
-def repeated(path: str, barrier, failures) -> None:
+def repeated(work: Workload, path: str, barrier, failures) -> None:
     barrier.wait()
     for _ in range(40):
         try:
-            WORK.save(path)
+            work.save(path)
             Workload.load(path)
         except Exception as error:
             failures.put(repr(error))
@@ -153,15 +163,15 @@ def test_six_writers_of_one_path_all_succeed(kind, tmp_path):
     fork = multiprocessing.get_context("fork")
     path, barrier, failures = str(tmp_path / "shared"), fork.Barrier(6), fork.SimpleQueue()
     runs = [
-        (threading.Thread if kind == "threads" else fork.Process)(target=repeated, args=(path, barrier, failures))
+        (threading.Thread if kind == "threads" else fork.Process)(target=repeated, args=(a_workload(), path, barrier, failures))
         for _ in range(6)
     ]
     for run in runs:
         run.start()
     for run in runs:
-        run.join(60)
+        run.join()
     assert failures.empty(), failures.get()
-    assert Workload.load(path).same_as(WORK) and os.listdir(tmp_path) == ["shared"]
+    assert Workload.load(path).same_as(a_workload()) and os.listdir(tmp_path) == ["shared"]
 
 
 def test_a_folder_that_is_closed_is_refused_before_work(tmp_path, monkeypatch):
@@ -173,6 +183,6 @@ def test_a_folder_that_is_closed_is_refused_before_work(tmp_path, monkeypatch):
 
 def test_json_of_commands_is_what_was_asked_for(tmp_path):
     MODEL.to_toml(tmp_path / "m.toml")
-    WORK.save(tmp_path / "w")
+    a_workload().save(tmp_path / "w")
     found = CliRunner().invoke(main, ["inspect", str(tmp_path / "w"), f"--json={tmp_path / 'w.json'}"])
     assert found.exit_code == 0 and json.loads((tmp_path / "w.json").read_text())["kind"] == "workload"

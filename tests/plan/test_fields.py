@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from field_mutations import changed, leaves, replaced
+from field_mutations import changed, leaves, paths, replaced
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from mutations import copying_plans
@@ -29,7 +29,7 @@ FREE = {("header", "planner"), ("header", "key", "step"), ("header", "key", "min
 # What the executor shows; whether a search proved a bound or a stop cannot be seen from outside.
 SHOWN = ("transfers", "expert_MLGS", "quota_MLGS", "resident_LGS")
 CLAIMED = {("bound_ML",), ("load_bound_ML",), ("stop_ML",)}
-PATHS = [path for path, _ in leaves(Planner().plan(many_row_problem(4))[0])]
+PATHS = list(paths(Plan))
 
 
 def refused(plan: Plan, problem: Problem, path: tuple[str, ...], content: Any) -> Plan | None:
@@ -46,6 +46,11 @@ def same_results(problem: Problem, plan: Plan) -> bool:
     load_MLGE = random_sources(problem, np.random.default_rng(7))
     dense = dense_reference(load_MLGE, backward=problem.schedule.trains)
     return max(run_reference(plan, load_MLGE, land=land).difference(dense) for land in ("early", "late")) < 1e-10
+
+
+def test_these_are_all_fields() -> None:
+    plan, _ = Planner().plan(many_row_problem(4))
+    assert [path for path, _ in leaves(plan)] == PATHS
 
 
 # A hundred fields share the profile's examples.

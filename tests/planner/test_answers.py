@@ -50,8 +50,11 @@ def order(answer: Any) -> Any:
 
 
 def on_plan(use: Any) -> Any:
-    plan = Planner().plan(PROBLEM)[0]
-    return lambda: use(dataclasses.replace(plan, expert_MLGS=beyond(plan.expert_NGS).reshape(plan.expert_MLGS.shape)))
+    def do() -> Any:
+        plan = Planner().plan(PROBLEM)[0]
+        return use(dataclasses.replace(plan, expert_MLGS=beyond(plan.expert_NGS).reshape(plan.expert_MLGS.shape)))
+
+    return do
 
 
 STATIC = PROBLEM.static()
