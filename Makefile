@@ -24,9 +24,10 @@ types: .venv/.test
 	$(BIN)/mypy
 
 # Files side by side, one on every core up to four, in the order of tests/conftest.py; skips are named at the end (-rs).
-# `pytest` alone runs one after the other, and the heavy stages too if they can.
+# `pytest` alone runs one after the other, and the heavy stages too if they can. Compiled first, or each process would compile the same.
 unit: .venv/.test
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile \
+	@$(BIN)/python -m foremoe warm-up
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -p tests.cpu_times -rs -n auto --maxprocesses 4 --dist loadfile \
 		--no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
 
 # Core tests on the lowest versions that pyproject.toml allows, without torch, in an environment of their own.

@@ -1,11 +1,14 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: dev (default), ci, nightly; and the order of files."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: dev (default), ci, nightly; the order of files; kernels that have run."""
 
 import functools
 import inspect
 import os
+import sys
 
+import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
+from numba.extending import is_jitted
 
 # A first example may compile a kernel, and a problem is drawn from many small choices: neither is a fault.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -31,3 +34,27 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     place = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def kernels_used() -> set[str]:
+    """Kernels of the package that have run in this process, which loads or compiles them."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("foremoe.")]
+    return {
+        f"{name}.{key}"
+        for name, module in modules
+        for key, its in list(vars(module).items())
+        if is_jitted(its) and its.signatures
+    }
+
+
+USED = pytest.StashKey[set[str]]()
+
+
+def pytest_collection_finish(session):
+    session.config.stash[USED] = kernels_used()
+
+
+@pytest.fixture
+def used_kernels(pytestconfig):
+    """Kernels that had run when tests were collected, and a function that names those which have run by now."""
+    return pytestconfig.stash[USED], kernels_used
