@@ -38,7 +38,19 @@ class Varied(NamedTuple):
         return sum(bool(one.rank) for one in variants) * len(self.nodes) * len(self.seeds) * num_slots * len(self.foresight)
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
+
+For every number of redundant slots, every foresight, every size of node and every seed. Lines of one plan are one line,
+which names them all. JSON and CSV have a row for each.
+
+\b
+Examples:
+  foremoe ablate rollout.npz --ranks 16 --redundant 0,1,2
+  foremoe ablate --synthetic gpt-oss-20b --ranks 16 --seeds 0,1,2
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
     help="What to take apart: strategies, or texts such as 'Planner(rank=(NodeChain(), Chain()))', with commas between them.  "
@@ -65,16 +77,7 @@ def ablate(
     foresight: tuple[str, ...], nodes: tuple[str, ...], seeds: tuple[str, ...], json_file: str | None, *,
     exact_seconds: float = EXACT_BUDGET_S, plot_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
-
-    For every number of redundant slots, every foresight, every size of node and every seed. Lines of one plan are one line,
-    which names them all. JSON and CSV have a row for each.
-
-    \b
-    Examples:
-      foremoe ablate rollout.npz --ranks 16 --redundant 0,1,2
-      foremoe ablate --synthetic gpt-oss-20b --ranks 16 --seeds 0,1,2
-    """
+    """The command ``foremoe ablate``."""
     require_writable({"the JSON file": json_file, "the picture": plot_file}, case_options.files)
     look.require(COLUMNS)
     if plot_file is not None:

@@ -36,7 +36,21 @@ BACKENDS = {
 }  # fmt: skip
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
+
+The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
+else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too. A fit with a
+residual above 25 %, a constant at its limit or repeats that spread by more than 10 % is written as not calibrated.
+
+\b
+Examples:
+  foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
+  torchrun --nnodes 2 --nproc-per-node 8 ... \\
+    -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @option(
     "--ranks", type=click.IntRange(1, 1024),
     help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2; with one GPU 1]",
@@ -60,18 +74,7 @@ def calibrate(
     ranks: int | None, tokens: int, sequence_length: int, seconds: float, cluster: str, output: str, json_file: str | None,
     look: Look = Look(), **sizes: Any,  # noqa: B008
 ) -> None:  # fmt: skip
-    """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
-
-    The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
-    else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too. A fit with a
-    residual above 25 %, a constant at its limit or repeats that spread by more than 10 % is written as not calibrated.
-
-    \b
-    Examples:
-      foremoe calibrate --hidden 1024 --ffn 512 --experts 32 --topk 4 -o here.toml
-      torchrun --nnodes 2 --nproc-per-node 8 ... \\
-        -m foremoe calibrate --model qwen3-30b-a3b -o cluster.toml
-    """
+    """The command ``foremoe calibrate``."""
     look.require(CONSTANTS | BACKENDS)
     joined = under_torchrun()
     reports = not joined or int(os.environ["RANK"]) == 0

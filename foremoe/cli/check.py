@@ -22,7 +22,19 @@ BROKEN, LOAD = 1, "load"
 _SHOWN = 4
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if not.
+
+Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
+With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
+what these counts come to. A plan of another trace is not called broken.
+
+\b
+Example:
+  foremoe check plan.safetensors --trace rollout.npz
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
@@ -31,16 +43,7 @@ _SHOWN = 4
 )  # fmt: skip
 @option("--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]")
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
-    """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if not.
-
-    Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
-    With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
-    what these counts come to. A plan of another trace is not called broken.
-
-    \b
-    Example:
-      foremoe check plan.safetensors --trace rollout.npz
-    """
+    """The command ``foremoe check``."""
     require_writable({"the JSON file": json_file}, [plan_file, workload_file, *traces])
     if traces and workload_file is not None:
         raise InputError("--trace and --workload exclude each other; give one of them.")

@@ -55,7 +55,18 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Plans one case with every strategy and prints a line for each.
+
+Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
+largest over the mean rank load of a row, 1.000 is perfect. Baselines run as they are, without foremoe's guard.
+
+\b
+Example:
+  foremoe compare rollout.npz --ranks 16 --planners static,quota,hierarchical
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
     help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
@@ -71,15 +82,7 @@ def compare(
     case_options: CaseOptions, planners: tuple[str, ...], exact_seconds: float,
     json_file: str | None, *, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """Plans one case with every strategy and prints a line for each.
-
-    Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
-    largest over the mean rank load of a row, 1.000 is perfect. Baselines run as they are, without foremoe's guard.
-
-    \b
-    Example:
-      foremoe compare rollout.npz --ranks 16 --planners static,quota,hierarchical
-    """
+    """The command ``foremoe compare``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
     chosen = planners_of(split_list(planners, "--planners"))

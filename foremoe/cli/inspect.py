@@ -14,8 +14,16 @@ from foremoe.cli.texts import is_count
 from foremoe.plan.plan import Plan
 from foremoe.workload.workload import Workload
 
+_HELP = """Says what FILE is (trace, workload or plan) and prints its figures.
 
-@click.command(cls=JsonCommand)
+\b
+Examples:
+  foremoe inspect rollout.npz --ranks 16
+  foremoe inspect plan.safetensors --explain 0,3
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @click.argument("file")
 @option("--ranks", type=RANKS, help="Trace: also its skew when dealt to that many ranks.  [default: not dealt]")
 @option(
@@ -30,13 +38,7 @@ from foremoe.workload.workload import Workload
 def inspect(
     file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
 ) -> None:
-    """Says what FILE is (trace, workload or plan) and prints its figures.
-
-    \b
-    Examples:
-      foremoe inspect rollout.npz --ranks 16
-      foremoe inspect plan.safetensors --explain 0,3
-    """
+    """The command ``foremoe inspect``."""
     require_writable({"the JSON file": json_file}, [file])
     kind = kind_of(file)
     wrong: dict[str, object] = {} if kind == "plan" else {"--explain": explain}

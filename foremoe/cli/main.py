@@ -109,19 +109,22 @@ def fail(sentence: str) -> NoReturn:
     sys.exit(BAD_INPUT)
 
 
-@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_HELP = """Balances Mixture-of-Experts training with routing that rollout has already recorded.
+
+A TRACE holds the experts chosen for every token (.npz or .safetensors). Without one, plan, compare and ablate take
+--synthetic MODEL.
+
+\b
+Start here:
+  foremoe compare --synthetic qwen3-30b-a3b --ranks 16
+  foremoe plan rollout.npz --ranks 16 -o plan.safetensors
+  foremoe check plan.safetensors --trace rollout.npz
+
+Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted.
+"""
+
+
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, help=_HELP)
 @click.version_option(__version__, prog_name="foremoe", message="%(prog)s %(version)s")
 def main() -> None:
-    """Balances Mixture-of-Experts training with routing that rollout has already recorded.
-
-    A TRACE holds the experts chosen for every token (.npz or .safetensors). Without one, plan, compare and ablate take
-    --synthetic MODEL.
-
-    \b
-    Start here:
-      foremoe compare --synthetic qwen3-30b-a3b --ranks 16
-      foremoe plan rollout.npz --ranks 16 -o plan.safetensors
-      foremoe check plan.safetensors --trace rollout.npz
-
-    Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted.
-    """
+    """The command line."""

@@ -10,8 +10,18 @@ from foremoe.cli.progress import Progress
 from foremoe.cli.reported import JUDGES, plan_case
 from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
 
+_HELP = """Plans replicas and token quotas for every layer of every micro-step.
 
-@click.command(cls=JsonCommand)
+Several TRACEs are one workload. A TRACE may also be a workload file of counts. Prints what the plan reaches; the same
+input gives the same file, byte for byte.
+
+\b
+Example:
+  foremoe plan rollout.npz --ranks 16 --redundant 1 -o plan.safetensors
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME", default="hierarchical",
@@ -32,15 +42,7 @@ def plan(
     case_options: CaseOptions, planner_name: str, judge: str, output: str | None,
     save_workload: str | None, threads: int | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Plans replicas and token quotas for every layer of every micro-step.
-
-    Several TRACEs are one workload. A TRACE may also be a workload file of counts. Prints what the plan reaches; the same
-    input gives the same file, byte for byte.
-
-    \b
-    Example:
-      foremoe plan rollout.npz --ranks 16 --redundant 1 -o plan.safetensors
-    """
+    """The command ``foremoe plan``."""
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
     with Progress() as progress:

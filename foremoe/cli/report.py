@@ -30,7 +30,22 @@ class RecordedCommand(HelpedCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=RecordedCommand)
+_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
+
+Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
+numbers of redundant slots would give. Times are simulated, or by the cost model, and say so.
+
+All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
+slowest first, and lets the reader choose among them.
+
+\b
+Example:
+  foremoe report rollout.npz --ranks 16 --redundant 1 -o report.html
+  foremoe report rollout.npz --ranks 64 --ep 16 --pp 4 -o report.html
+"""
+
+
+@click.command(cls=RecordedCommand, help=_HELP)
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
@@ -61,19 +76,7 @@ def report(
     what_if: str | None, planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
     vpp: int = 1,
 ) -> None:  # fmt: skip
-    """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
-
-    Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
-    numbers of redundant slots would give. Times are simulated, or by the cost model, and say so.
-
-    All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
-    slowest first, and lets the reader choose among them.
-
-    \b
-    Example:
-      foremoe report rollout.npz --ranks 16 --redundant 1 -o report.html
-      foremoe report rollout.npz --ranks 64 --ep 16 --pp 4 -o report.html
-    """
+    """The command ``foremoe report``."""
     if output == STDOUT:
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])

@@ -45,7 +45,21 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Plans one case with every strategy, simulates the stage and prints a line for each.
+
+All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
+Simulated seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a
+machine.
+
+\b
+Example:
+  foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
+  foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
+  foremoe simulate --synthetic gpt-oss-20b --what-if multiplex=3
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
     help="Strategies or solvers as in `compare`; `foremoe` is hierarchical with the home level, `force-balanced` even routing.  "
@@ -76,18 +90,7 @@ def simulate(
     prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
     trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """Plans one case with every strategy, simulates the stage and prints a line for each.
-
-    All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
-    Simulated seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a
-    machine.
-
-    \b
-    Example:
-      foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
-      foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
-      foremoe simulate --synthetic gpt-oss-20b --what-if multiplex=3
-    """
+    """The command ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     if trace_file is not None and pp * vpp > 1:
         raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")

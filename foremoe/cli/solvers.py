@@ -18,18 +18,21 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@click.command(cls=JsonCommand)
+_HELP = """Lists the strategies that --planners and --planner name, and solvers that other packages have installed.
+
+Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)'. They also take a place
+in a module of your own, such as 'package.module:MySolver(depth=2)'.
+
+\b
+Example:
+  foremoe solvers
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
 @table_options
 def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
-    """Lists the strategies that --planners and --planner name, and solvers that other packages have installed.
-
-    Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)'. They also take a place
-    in a module of your own, such as 'package.module:MySolver(depth=2)'.
-
-    \b
-    Example:
-      foremoe solvers
-    """
+    """The command ``foremoe solvers``."""
     require_writable({"the JSON file": json_file})
     look.require(COLUMNS)
     rows, cells = [], []

@@ -5,17 +5,19 @@ import click
 from foremoe.cli.progress import Progress
 from foremoe.warm import warm_up as compile_all
 
+_HELP = """Compiles what reading, the default planner and the simulator run, and keeps it on disk, in NUMBA_CACHE_DIR if that is set.
 
-@click.command("warm-up")
+Takes about a minute once, then seconds. Run it when an image is built, so that no training job compiles.
+
+\b
+Example:
+  foremoe warm-up
+"""
+
+
+@click.command("warm-up", help=_HELP)
 def warm_up() -> None:
-    """Compiles what reading, the default planner and the simulator run, and keeps it on disk (`NUMBA_CACHE_DIR` names the place).
-
-    Takes about a minute once, then seconds. Run it when an image is built, so that no training job compiles.
-
-    \b
-    Example:
-      foremoe warm-up
-    """
+    """The command ``foremoe warm-up``."""
     names: list[str] = []
     with Progress("compiling", tells=False) as progress:
         progress("what a first plan runs; about a minute where nothing is compiled yet", 0, 1)

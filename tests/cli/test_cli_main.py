@@ -45,6 +45,15 @@ def test_the_commands() -> None:
     ]
 
 
+def test_help_is_there_where_python_drops_docstrings() -> None:
+    code = "print(main.help); [print(main.get_command(None, name).help) for name in COMMANDS]"
+    command = [sys.executable, "-OO", "-c", f"from foremoe.cli.main import COMMANDS, main; {code}"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = [main.help, *(main.get_command(None, name).help for name in COMMANDS)]  # type: ignore[arg-type,union-attr]
+    assert all(text and len(text) > 60 for text in texts)
+    assert shown == "".join(f"{text}\n" for text in texts)
+
+
 def test_help_imports_nothing_heavy() -> None:
     heavy = "{'numpy', 'numba', 'safetensors', 'torch'}"
     code = f"main(['--help'], standalone_mode=False); print({heavy} & set(sys.modules))"
