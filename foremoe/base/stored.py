@@ -66,11 +66,18 @@ def npy_array(blob: memoryview) -> Array:
     shape = _npy_shape(_npy_value(header, "shape", "(", ")"))
     if not width or at > len(blob) or name is None or order not in ("True", "False") or shape is None:
         raise InputError(f"{len(blob)} bytes begin like an .npy file but have no readable header; send the whole file.")
-    is_text = name[:1] in "<>=" and name[1:2] == "U" and name[2:].isascii() and name[2:].isdigit() and shape == ()
-    if name not in _NPY_DTYPES and not (is_text and len(name) < 12):
+    # Of these names alone numpy makes a dtype without a word: a text that it finds too long or empty is none of them.
+    if name not in _NPY_DTYPES and not (_is_text(name) and shape == ()):
         objects = ": Python objects are never unpickled" if "O" in name else ""
         raise InputError(f"an .npy file must hold plain numbers; its header says {name[:20]} of shape {list(shape)}{objects}.")
     return array_of(blob[at:], np.dtype(name), shape, fortran=order == "True")
+
+
+def _is_text(name: str) -> bool:
+    """True for a dtype such as ``<U7`` of 1 to `MAX_JSON_BYTES` characters, written as numpy does."""
+    digits = name[2:]
+    is_number = digits.isascii() and digits.isdigit() and digits[0] != "0" and len(digits) <= len(str(MAX_JSON_BYTES))
+    return name[:1] in "<>=" and name[1:2] == "U" and is_number and int(digits) <= MAX_JSON_BYTES
 
 
 def _npy_value(header: str, key: str, begin: str, end: str) -> str | None:

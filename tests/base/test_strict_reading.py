@@ -17,6 +17,7 @@ from limits import limited
 from safetensors.numpy import save
 
 import foremoe
+from foremoe.base import stored as stored_arrays
 from foremoe.base.errors import InputError, PlanError
 from foremoe.base.tensor_file import read_tensors, write_tensors
 from foremoe.cli.main import main
@@ -190,6 +191,26 @@ def test_headers_of_an_archive_are_compared_with_the_bytes(tmp_path, shape):
     claim = npy_header(f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}\n", b"\0" * 8)
     path = zipped(tmp_path / "t.npz", topk_ids=claim, seq_len=npy(np.array([1])), num_experts=npy(np.int64(8)))
     refused(RoutingTrace.load, path)
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 2**20, 2**29 - 1, 2**29, 2**31, 10**8, 10**12])
+@pytest.mark.parametrize("data", [b"", bytes(4)])
+def test_a_text_of_any_width_is_read_or_refused(tmp_path, width, data):
+    blob = npy_header(f"{{'descr': '<U{width}', 'fortran_order': False, 'shape': (), }}\n", data)
+    good = {"topk_ids": npy(np.zeros((1, 2, 1), np.uint8)), "seq_len": npy(np.array([1])), "num_experts": npy(np.int64(8))}
+    for member in ("topk_ids", "num_experts", "foremoe"):
+        refused(RoutingTrace.load, zipped(tmp_path / "t.npz", **good | {member: blob}))
+    for payload in (blob, base64.b64encode(blob).decode(), {"routed_experts": base64.b64encode(blob).decode()}):
+        refused(lambda given=payload: from_routed_experts([given], num_experts=8))
+
+
+@pytest.mark.parametrize("name", sorted(stored_arrays._NPY_DTYPES))
+def test_a_dtype_of_an_npy_file_is_numpys_own(name):
+    array = np.arange(3).astype(name)
+    found = stored_arrays.npy_array(
+        memoryview(npy_header(f"{{'descr': '{name}', 'fortran_order': False, 'shape': (3,), }}\n", array.tobytes()))
+    )
+    assert found.dtype == array.dtype and (found == array).all()
 
 
 def test_a_key_of_dots_is_not_a_tree(tmp_path):

@@ -175,7 +175,9 @@ def _npy(rng: Random, data: bytes) -> bytes:
     """An .npy file with a wild header."""
     shapes = ["()", "(1,)", "(0,)", "(-1,)", "(99999999999,)", "(2, 2**60)", "(4, 3, 2)", "(1" + ",1" * 40 + ")", "1", "("]
     shapes += ["(" + "1" * 60, "(" + "1," * 60, "(" + " " * 60, ")" * 9]
-    kind = rng.choice("<>|=") + rng.choice([*DTYPES, "O", "U5", "U99999999", "S4", "M8[s]", "c16", "V4", "f16", "[('a', 'i4')]"])
+    kind = rng.choice("<>|=") + rng.choice(
+        [*DTYPES, "O", "U0", "U5", "U99999999", "U536870912", "S4", "M8[s]", "c16", "V4", "f16", "[('a', 'i4')]"]
+    )
     order = rng.choice(["False", "True", "0"])
     text = f"{{'descr': '{kind}', 'fortran_order': {order}, 'shape': {rng.choice(shapes)}, }}\n"
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode() + data
