@@ -51,9 +51,17 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
     ):
         expected = "[" + ", ".join("any" if w is None else str(w) for w in shape) + "]"
         raise InputError(f"{name} must have shape {expected}; got {list(array.shape)}.")
-    out = np.ascontiguousarray(array, dtype=want).reshape(array.shape).view()
-    out.flags.writeable = False
-    return out
+    return sealed(np.asarray(array, want, order="C"))
+
+
+def sealed(array: Array) -> Array:
+    """A read-only view of a C-contiguous array that cannot be made writable; the array itself where it already is one.
+
+    numpy sets the flag of a view again if what lies below may be written, which it never may through a read-only memoryview.
+    """
+    if isinstance(array.base, memoryview) and array.base.readonly:
+        return array
+    return np.asarray(memoryview(array).toreadonly())
 
 
 def require_non_negative(array: Array, name: str) -> None:
@@ -116,6 +124,10 @@ class ArrayValue:
                 require_non_negative(frozen, name)
             object.__setattr__(self, name, frozen)
 
+    def __reduce__(self) -> Any:
+        # Arrays that come out of a pickle or a copy are writable.
+        return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]
+
     def cut(self, **positions: Any) -> Self:
         """The value with every declared array cut; see `cut_arrays`."""
         return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
@@ -147,6 +159,13 @@ class ArrayValue:
             return False
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields)
+
+
+def _restored(kind: type[ArrayValue], values: dict[str, Any]) -> ArrayValue:
+    value = object.__new__(kind)
+    for name, held in values.items():
+        object.__setattr__(value, name, sealed(held) if isinstance(held, np.ndarray) else held)
+    return value
 
 
 def _axes(name: str) -> str:

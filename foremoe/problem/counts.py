@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.arrays import Array, frozen_array, sealed
 from foremoe.base.parallel import for_rows
 from foremoe.problem.kernels.demand import demand_rows
 
@@ -30,5 +30,4 @@ def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
     N, _, E = load_NGE.shape
     demand_NVE = np.zeros((N, int(node_G.max()) + 1, E), np.int32)
     for_rows(lambda low, high: demand_rows(low, high, load_NGE, node_G, demand_NVE), N, whole=True)
-    demand_NVE.flags.writeable = False
-    return Counts(load_NE, load_NGE, demand_NVE, True)
+    return Counts(load_NE, load_NGE, sealed(demand_NVE), True)

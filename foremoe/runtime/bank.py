@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from foremoe.base.arrays import sealed
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.runtime.experts import ExpertMath, SwiGLU
@@ -56,8 +57,7 @@ class ExpertBank(nn.Module):
         home = np.tile(np.arange(num_experts), (num_layers, 1)) if home_LE is None else np.array(home_LE)
         if home.shape != (num_layers, num_experts) or (np.sort(home, axis=1) != np.arange(num_experts)).any():
             raise InputError(f"home_LE must hold, for each of {num_layers} layers, a permutation of {num_experts} home slots.")
-        self.home_LE = home.astype(np.int32)
-        self.home_LE.setflags(write=False)
+        self.home_LE = sealed(home.astype(np.int32))
         self.expert_LB = np.argsort(home, axis=1)[:, rank * self.num_base : (rank + 1) * self.num_base]
 
         wide = torch.float64 if dtype == torch.float64 else torch.float32

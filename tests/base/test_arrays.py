@@ -1,6 +1,8 @@
 """frozen_array and ArrayValue: values kept exactly or refused in one sentence, read-only, compared byte by byte."""
 
+import copy
 import dataclasses
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +50,24 @@ def test_no_copy_where_none_is_needed_and_a_contiguous_one_where_it_is() -> None
     turned = frozen_array(value.T, np.int32, "a")
     assert turned.flags.c_contiguous and (turned == value.T).all()
     assert frozen_array(np.int32(3), np.int32, "a").shape == ()
+
+
+def stays_read_only(array: Array) -> bool:
+    """True if nobody can make the array writable, by itself or by what it is a view of."""
+    while isinstance(array, np.ndarray):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+        array = array.base  # type: ignore[assignment]
+    return memoryview(array).readonly
+
+
+@pytest.mark.parametrize("value", [np.arange(6.0), np.arange(6, dtype=np.int32), np.zeros((0, 3)), np.float16(2), b"abc"])
+def test_nobody_can_make_a_frozen_array_writable_again(value: Any) -> None:
+    if isinstance(value, bytes):
+        value = np.frombuffer(value, np.uint8)
+    array = frozen_array(value, value.dtype, "a")
+    assert stays_read_only(array) and stays_read_only(array[..., None][:1].view())
+    assert frozen_array(array, value.dtype, "a") is array  # no chain of views grows
 
 
 class Tensor:
@@ -147,6 +167,16 @@ def test_declared_arrays_are_frozen_and_their_axes_agree() -> None:
     assert [a.dtype for a in (value.load_ML, value.home_L, value.seen_ML)] == [np.int32, np.int16, np.float64]
     assert not value.load_ML.flags.writeable and (value.M, value.L) == (2, 3) and table().seen_ML is None
     assert list(Table.array_fields()) == ["load_ML", "home_L", "seen_ML"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value)), dataclasses.replace]
+)
+def test_copies_of_a_value_are_as_frozen(copied: Callable[[Table], Table]) -> None:
+    value = table(name="a")
+    again = copied(value)
+    assert again.same_as(value) and again.seen_ML is None
+    assert stays_read_only(again.load_ML) and stays_read_only(again.home_L)
 
 
 @pytest.mark.parametrize(
