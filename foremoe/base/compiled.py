@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
+import logging
 import os
+import pickle
 import stat
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -20,8 +22,17 @@ from typing import Any
 import numba
 from numba import njit
 from numba.core import event
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    IndexDataCacheFile,
+    _CacheLocator,
+    _SourceFileBackedLocatorMixin,
+)
 from numba.extending import is_jitted
+
+_LOG = logging.getLogger(__name__)
+_DIGEST_BYTES = 32
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
@@ -58,9 +69,9 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     try:
         dispatcher._cache = _Cache(function)
         if isinstance(dispatcher._cache._impl.locator, _TemporaryFolder):
-            _warn(f"is cached in {_own_folder()}")
+            _warn(f"{_NO_FOLDER}, so compiled code is cached in {_own_folder()}")
     except RuntimeError:  # no locator; the dispatcher goes on without a cache
-        _warn("is not cached and is made anew in every process")
+        _warn(f"{_NO_FOLDER}, so every process compiles anew")
     return dispatcher
 
 
@@ -128,8 +139,55 @@ class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = [*CompileResultCacheImpl._locator_classes, _TemporaryFolder]  # noqa: RUF012 (as numba declares it)
 
 
+class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
+    """An index and its data files, each behind a checksum; a data file states the version and the signature that it is for.
+
+    A power cut, a full disk or a copied image leaves files empty, cut, zeroed or older than their index, and a process that runs
+    machine code from such a file dies. Whatever is not as it was written counts as absent: it is compiled and replaced.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        super().save(key, (self._version, key, data))
+
+    def load(self, key: Any) -> Any:
+        found = super().load(key)
+        return found[2] if found is not None and found[:2] == (self._version, key) else None
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            stream = io.BytesIO(_checked(self._index_path))
+            # The rest of another version is not read: its classes may be gone.
+            return pickle.load(stream)[1] if pickle.load(stream) == self._version else {}
+        except Exception:
+            return {}
+
+    def _load_data(self, name: str) -> Any:
+        return pickle.loads(_checked(self._data_path(name)))
+
+    @contextlib.contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[io.BytesIO]:
+        whole = io.BytesIO()
+        yield whole
+        data = whole.getvalue()
+        with super()._open_for_write(filepath) as file:  # by one rename, so that other processes read the old file or this one
+            file.write(hashlib.sha256(data).digest() + data)
+
+
+def _checked(path: str) -> bytes:
+    """The bytes behind a file's checksum."""
+    whole = Path(path).read_bytes()
+    digest, data = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError(f"{path} is damaged")
+    return data
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
+
+    def __init__(self, py_func: Any) -> None:
+        super().__init__(py_func)
+        self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Not before the first call: a callee may stand below its caller.
@@ -138,7 +196,17 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file._source_stamp = stamp
         # Compared before signatures are read: their classes may be gone.
         self._cache_file._version = (numba.__version__, stamp)
-        return super().load_overload(sig, target_context)
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # pickle and LLVM raise what they like on what they cannot read
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            _warn_unsaved(reason, self._cache_path)
 
 
 @functools.cache
@@ -159,14 +227,20 @@ def _own_folder() -> Path | None:
     return folder if private and not others_rename else None
 
 
+_NO_FOLDER = "neither foremoe's folder nor the home's cache can be written"
+_unsaved: list[str] = []
+
+
+def _warn_unsaved(reason: str, folder: str) -> None:
+    """Once for all kernels and reasons: a disk that is full is so for each of them."""
+    if not _unsaved:
+        _unsaved.append(reason)
+        _warn(f"compiled code cannot be saved in {folder} ({reason}), so the next process compiles it again")
+
+
 @functools.cache
-def _warn(how: str) -> None:
-    warnings.warn(
-        f"neither foremoe's folder nor the home's cache can be written, so compiled code {how}; set NUMBA_CACHE_DIR to a folder "
-        "of your own.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+def _warn(what: str) -> None:
+    _LOG.warning("%s; set NUMBA_CACHE_DIR to a folder of your own.", what)
 
 
 def _sources(function: Any, seen: set[Any]) -> Iterator[str]:

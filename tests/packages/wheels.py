@@ -19,13 +19,13 @@ TINY = ["--synthetic", "gpt-oss-20b", "--layers", "0:1", "--micro-steps", "1", "
 PLAIN_PAGE = ["--planners", "none", "--what-if", "none"]
 OBEY = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
 IMPORTS = """
-import importlib, warnings
+import importlib, io, logging
 import foremoe
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    for name in ("solvers", "planner", "simulate", "report", "cli.main"):
-        importlib.import_module(f"foremoe.{name}")
-print(foremoe.__file__, len([one for one in told if "NUMBA_CACHE_DIR" in str(one.message)]))
+told = io.StringIO()
+logging.basicConfig(stream=told)
+for name in ("solvers", "planner", "simulate", "report", "cli.main"):
+    importlib.import_module(f"foremoe.{name}")
+print(foremoe.__file__, told.getvalue().count("NUMBA_CACHE_DIR"))
 """
 
 
