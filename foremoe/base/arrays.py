@@ -113,6 +113,12 @@ class ArrayValue:
         declared = ((f, f.metadata["array"]) for f in dataclasses.fields(cls) if "array" in f.metadata)  # type: ignore[arg-type]
         return {f.name: ArrayField(dtype, _axes(f.name), f.default is None, negative) for f, (dtype, negative) in declared}
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the declared arrays."""
+        arrays = (getattr(self, name) for name in self.array_fields())
+        return sum(array.nbytes for array in arrays if array is not None)
+
     def freeze(self, *names: str, **lengths: int) -> None:
         """Checks the declared arrays (or `names` alone), makes them read-only; an axis letter has one length (maybe given)."""
         for name, (dtype, axes, optional, negative) in self.array_fields().items():

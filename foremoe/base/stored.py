@@ -26,7 +26,7 @@ _NPY_DTYPES = {
     *(f"{order}{kind}{size}" for order in ("", *"<>=|") for kind in "iu" for size in (1, 2, 4, 8)),
     *(f"{order}f{size}" for order in ("", *"<>=") for size in (2, 4, 8)), "|b1",
 }  # fmt: skip
-_MAX_AXES, _MAX_ITEMS = 32, 2**48
+_MAX_AXES, _MAX_EMPTY = 32, 2**20
 # What a compressed file may become where the caller does not say: this, or so many times its own size.
 _FREE_BYTES, _EXPANSION = 64 * 2**20, 16
 # What parsers, zipfile and zlib raise on a file that is not what it says.
@@ -44,8 +44,8 @@ class Stored(NamedTuple):
 def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], *, fortran: bool = False) -> Array:
     """A view of `data` as an array; raises InputError where these are not exactly its bytes."""
     claimed = math.prod(shape) * dtype.itemsize if len(shape) <= _MAX_AXES else -1
-    # Axes beside an empty one claim nothing, but are as long as they say.
-    if claimed != len(data) or math.prod(max(n, 1) for n in shape) > _MAX_ITEMS:
+    # Axes beside an empty one claim no bytes, but are as long as they say.
+    if claimed != len(data) or (not claimed and math.prod(max(n, 1) for n in shape) > _MAX_EMPTY):
         claim = f"claims {dtype} of shape {list(shape[:_MAX_AXES])}, {claimed} bytes"
         raise InputError(f"its header {claim}, but {len(data)} follow it; send the whole file.")
     flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)

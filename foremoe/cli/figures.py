@@ -1,12 +1,13 @@
 """What a trace, a workload or a plan says of itself: figures for JSON, and the same as lines of text."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import printable
-from foremoe.cli.files import trace_load
+from foremoe.cli.files import layer_loads
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.plan.text import static_load_MLG
@@ -17,7 +18,9 @@ from foremoe.workload.dealing import Dealt
 from foremoe.workload.skew import skew, skew_statistics
 from foremoe.workload.workload import Workload
 
-# Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences.
+# Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences, X found.
+
+_HOTTEST = 5
 
 
 def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
@@ -31,21 +34,26 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
         "sequence_length": {
             "min": length_Q.min(), "median": float(np.median(length_Q)), "mean": float(length_Q.mean()), "max": length_Q.max(),
         },
-        "popularity": popularity(trace_load(trace)),
+        "popularity": popularity(layer_loads(trace)),
     }  # fmt: skip
 
 
-def popularity(load_LE: Array) -> dict[str, Any]:
-    """Load of the hottest expert over the mean, of a layer and of the hottest layer."""
-    mean_L = load_LE.mean(axis=1)
-    times_LE = load_LE / np.where(mean_L > 0, mean_L, 1.0)[:, None]
-    order = np.argsort(-times_LE.ravel(), kind="stable")[:5]
-    hottest = [divmod(int(at), load_LE.shape[1]) for at in order]
+def popularity(loads: Iterable[Array]) -> dict[str, Any]:
+    """Load of the hottest expert over the mean, of a layer and of the hottest layer; `loads` are int64 [E], layer by layer."""
+    # One layer at a time: a few bytes of a file may name thousands of layers and of experts.
+    highest, hottest, never_chosen = [], list[dict[str, Any]](), 0
+    for layer, load_E in enumerate(loads):
+        over_E = load_E / (load_E.mean() or 1.0)
+        highest.append(float(over_E.max()))
+        never_chosen += int((load_E == 0).sum())
+        full = len(hottest) == _HOTTEST
+        found_X = np.flatnonzero(over_E > hottest[-1]["over_mean"]) if full else np.argsort(-over_E, kind="stable")[:_HOTTEST]
+        hottest += [{"layer": layer, "expert": e, "over_mean": float(over_E[e])} for e in found_X.tolist()]
+        hottest = sorted(hottest, key=lambda one: -one["over_mean"])[:_HOTTEST]
     return {
-        "hottest_over_mean": {"mean": float(times_LE.max(axis=1).mean()), "max": float(times_LE.max())},
-        "hottest": [{"layer": at, "expert": e, "over_mean": float(times_LE[at, e])} for at, e in hottest],
-        "never_chosen": int((load_LE == 0).sum()),
-    }
+        "hottest_over_mean": {"mean": float(np.mean(highest)), "max": max(highest)}, "hottest": hottest,
+        "never_chosen": never_chosen,
+    }  # fmt: skip
 
 
 def workload_figures(work: Workload) -> dict[str, Any]:
@@ -60,7 +68,7 @@ def workload_figures(work: Workload) -> dict[str, Any]:
         "trace_id": work.trace_id, "dealt": work.dealt,
         "static_skew": None if statistics is None else {"mean": statistics["skew_mean"], "p99": statistics["skew_p99"]},
         "step_correlation": None if statistics is None or work.M == 1 else statistics["step_correlation"],
-        "popularity": popularity(work.load_MLE.sum(axis=0, dtype=np.int64)),
+        "popularity": popularity(work.load_MLE[:, at].sum(axis=0, dtype=np.int64) for at in range(work.L)),
     }  # fmt: skip
 
 

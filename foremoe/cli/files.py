@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import click
 import numpy as np
 
 from foremoe.base import tensor_file
 from foremoe.base.arrays import Array
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError, printable
 from foremoe.cli.options import DEFAULT_RANKS
 from foremoe.cli.texts import require_known
@@ -82,10 +84,17 @@ def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
         raise InputError(told.replace(", or pass max_bytes= to trust it", "")) from None
 
 
-def trace_load(trace: RoutingTrace) -> Array:
-    """int64 [L, E]: pairs per layer and expert over all known tokens."""
+def layer_loads(trace: RoutingTrace) -> Iterator[Array]:
+    """int64 [E] of one layer after the other: pairs per expert over all known tokens."""
     topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
-    return np.stack([np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L)])
+    return (np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L))
+
+
+def trace_load(trace: RoutingTrace) -> Array:
+    """int64 [L, E]: the loads of all layers."""
+    what = f"loads of {trace.L} layers x {trace.num_experts} experts"
+    require_budget(8 * trace.L * trace.num_experts, what, "give a history of the model's own sizes", trace.num_bytes)
+    return np.stack(list(layer_loads(trace)))
 
 
 def history_load(path: str, work: Workload, model: Model | None) -> Array:

@@ -1,12 +1,12 @@
 """From the command line's options to a `Case`: files or synthetic routing, dealt, on a cluster, as one problem."""
 
 import dataclasses
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
 from foremoe.cli.options import DEFAULT_MICRO_STEPS, DEFAULT_RANKS, DEFAULT_REGIME, DEFAULT_TOKENS_PER_RANK, CaseOptions
@@ -143,7 +143,8 @@ def _dealt(
     if options.synthetic is not None:
         model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
         require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
-        _require_memory(micro_steps * model.num_layers * ranks * model.num_experts * 4)
+        counts = 4 * micro_steps * model.num_layers * ranks * model.num_experts
+        require_budget(counts, "the counts alone", "give fewer micro-steps or ranks")
         regime = options.regime or DEFAULT_REGIME
         asked = {"num_ranks": ranks, "tokens_per_rank": tokens_per_rank, "micro_steps": micro_steps}
         if regime in IMBALANCES:
@@ -157,7 +158,6 @@ def _dealt(
         trace, model = _one_trace(options.traces, model)
         ranks = source_ranks(options)
         require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
-        _require_memory(trace.L * ranks * trace.num_experts * 4)
         packer = packer_of(AsGiven() if packer is None else packer, options.shuffle)
         work = Workload.from_trace(
             trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer,
@@ -237,11 +237,3 @@ def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> No
     if num_experts % ranks:
         numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
         raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")
-
-
-def _require_memory(num_bytes: int) -> None:
-    # The kernel may promise memory that it does not have and end the process later.
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
-    if num_bytes > have:
-        sizes = f"{num_bytes / 1e9:.0f} GB of this machine's {have / 1e9:.0f} GB"
-        raise InputError(f"the counts alone take {sizes}; give fewer micro-steps or ranks.")

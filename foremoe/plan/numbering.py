@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foremoe.base.arrays import Array, ArrayField
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
 from foremoe.plan.transfers import Link
 from foremoe.problem.placement import Stop
@@ -43,6 +44,11 @@ def require_numbered(plan: Plan) -> None:
     head.schedule.chunks(L)
     if 0 in (M, L, G, S, E):
         raise InputError(f"an axis of [M, L, G, S, E] = {[M, L, G, S, E]} is empty; write the plan again.")
+    # Its laws are checked by what each rank holds of each expert, and by what lies in each buffer.
+    tables = {f"tables of {L} layers x {E} experts x {G} ranks": 4 * L * E * G}
+    tables[f"tables of {G} ranks and {head.slots}"] = 8 * G * head.slots.num_buffers(head.redundant, L)
+    for what, num_bytes in tables.items():
+        require_budget(num_bytes, what, "the plan's sizes are not those of a model", plan.num_bytes)
     ranges: tuple[tuple[str, Array | None, int, int], ...] = (
         ("home_LE", plan.home_LE, 0, E), ("expert_MLGS", plan.expert_MLGS, -1, E), ("resident_LGS", plan.resident_LGS, -1, E),
         ("order_M", plan.order_M, 0, M), ("stop_ML", plan.stop_ML, 0, len(Stop)), ("moe_layer_L", head.moe_layer_L, 0, 2**31),

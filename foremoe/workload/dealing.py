@@ -1,5 +1,6 @@
 """From a trace to counts: which micro-step and source rank every token goes to, and one pass that counts."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.budget import require_budget
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
@@ -82,6 +84,13 @@ def deal(
     return np.where(kept_Q, micro_step_Q, left_out), np.where(kept_Q, rank_Q, left_out), dealt
 
 
+def require_counts(shape: tuple[int, int, int, int], source_bytes: int) -> None:
+    """Raises InputError where routing of these bytes may not become int32 counts [M, L, G, E]."""
+    what = "counts of {} micro-steps x {} layers x {} ranks x {} experts".format(*shape)
+    cure = "give fewer ranks or more tokens per rank, or correct the routing's sizes"
+    require_budget(4 * math.prod(shape), what, cure, source_bytes)
+
+
 def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_ranks: int) -> tuple[Array, Array]:
     """int32 [T] each: micro-step and rank of every token, as the caller assigns them."""
     if not isinstance(assign, tuple | list) or len(assign) != 2:
@@ -115,7 +124,9 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
     """int32 [M, L, G, E] pairs and int64 [M, L] unknown tokens of a trace whose tokens have their places."""
     M = int(micro_step_T.max()) + 1
-    load_MLGE = np.zeros((M, trace.L, num_ranks, trace.num_experts), np.int32)
+    shape = M, trace.L, num_ranks, trace.num_experts
+    require_counts(shape, trace.num_bytes)
+    load_MLGE = np.zeros(shape, np.int32)
     known_T = frozen_array(np.empty(0, np.bool_) if trace.known_T is None else trace.known_T, np.bool_, "known_T")
     micro_step_T, rank_T = (frozen_array(place_T, np.int32, "places") for place_T in (micro_step_T, rank_T))
     count_pairs(trace.topk_TLK, known_T, micro_step_T, rank_T, load_MLGE)

@@ -13,8 +13,9 @@ from foremoe.base.fields import whole
 from foremoe.machine.model import Model
 from foremoe.routing.readers.counting import BLANK, MARKED, REPEATED, UNKNOWN, count_ranges, narrow_into
 from foremoe.routing.readers.reading import Reader
-from foremoe.routing.readers.sequences import unpack
+from foremoe.routing.readers.sequences import payload_bytes, unpack
 from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.dealing import require_counts
 from foremoe.workload.workload import Workload
 
 # Letters: Q sequences, T tokens, L MoE layers, K top-k, E experts, M micro-steps, G ranks, X ranges.
@@ -79,9 +80,13 @@ def from_routed_experts(
     tally, num_missing, num_padding = np.zeros(4, np.int64), 0, 0
     topk: list[Array | None] = []
     known: list[Array] = []
-    for q, item in enumerate(unpack(payloads, lengths, start, mask)):
+    items, num_tokens = unpack(payloads, lengths, start, mask), 0
+    source_bytes = payload_bytes(items)
+    for q, item in enumerate(items):
         with naming(f"sequence {q}"):
             read = reader.read(item)
+            num_tokens += read.num_tokens
+            reader.require_tokens(num_tokens, source_bytes)
             known_T = np.zeros(read.num_tokens, bool)
             topk_TLK = reader.empty(read.num_tokens) if read.pieces else None
             for first, layer_L, rows_TLK in read.pieces:
@@ -93,6 +98,7 @@ def from_routed_experts(
             known.append(known_T)
             num_missing += read.num_tokens - sum(len(rows_TLK) for _, _, rows_TLK in read.pieces)
             num_padding += read.num_padding
+    reader.require_tokens(num_tokens, source_bytes)  # now that layers and top-k are known of all
     seq_len_Q = np.array([len(known_T) for known_T in known])
     trace = RoutingTrace(
         topk_TLK=_joined([reader.empty(len(k)) if t is None else t for t, k in zip(topk, known, strict=True)]),
@@ -152,7 +158,7 @@ def count_workload(
             np.add.at(attention_MG, (micro_step_X, rank_X), left_X * float(read.num_tokens))
             for first, layer_L, rows_TLK in read.pieces:
                 if load_MLGE is None:
-                    load_MLGE, unknown_ML = _no_counts(reader, M, G)
+                    load_MLGE, unknown_ML = _no_counts(reader, M, G, payload_bytes(items))
                 cut_X4 = range_X4.copy()
                 cut_X4[:, :2] = np.clip(range_X4[:, :2] - first, 0, len(rows_TLK))
                 left_X = left_X - (cut_X4[:, 1] - cut_X4[:, 0])
@@ -162,7 +168,7 @@ def count_workload(
             num_missing += int(left_X.sum())
             num_padding += read.num_padding
     if load_MLGE is None:
-        load_MLGE, unknown_ML = _no_counts(reader, M, G)
+        load_MLGE, unknown_ML = _no_counts(reader, M, G, payload_bytes(items))
     places: dict[str, Any] = {}
     if range_X5 is None:
         places = {"micro_step_Q": micro_step_Q, "rank_Q": np.where(np.asarray(micro_step_Q) < 0, -1, np.asarray(rank_Q))}
@@ -173,10 +179,11 @@ def count_workload(
     return work, _report(num_sequences, int(tokens_MG.sum()), num_missing, num_padding, tally)
 
 
-def _no_counts(reader: Reader, M: int, G: int) -> tuple[Array, Array]:
+def _no_counts(reader: Reader, M: int, G: int, source_bytes: int) -> tuple[Array, Array]:
     """load_MLGE and unknown_ML of zeros."""
-    L = len(reader.moe_layer_L)
-    return np.zeros((M, L, G, reader.num_experts), np.int32), np.zeros((M, L), np.int64)
+    shape = M, len(reader.moe_layer_L), G, reader.num_experts
+    require_counts(shape, source_bytes)
+    return np.zeros(shape, np.int32), np.zeros(shape[:2], np.int64)
 
 
 def _joined(parts: list[Array]) -> Array:

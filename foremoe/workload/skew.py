@@ -1,5 +1,8 @@
 """What makes expert load hard to balance, in a few numbers: to compare generated routing with recorded routing."""
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 
 from foremoe.base.arrays import Array
@@ -7,6 +10,9 @@ from foremoe.base.errors import InputError
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, G ranks, E experts.
+
+# Counts that are turned to float64 at once.
+_BLOCK = 2**20
 
 
 def skew(load_XG: Array) -> Array:
@@ -36,36 +42,55 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
         >>> {name: round(value, 3) for name, value in foremoe.skew_statistics(work).items()}
         {'skew_mean': 1.78, 'skew_p99': 2.471, 'step_correlation': 0.583, 'log_spread': 0.764, 'source_distance': 0.24}
     """
-    load_MLE = workload.load_MLE.astype(np.float64)
-    M, L, E = load_MLE.shape
-    if workload.G > E or E % workload.G:
-        raise InputError(f"{E} experts do not divide over {workload.G} ranks; deal to a number of ranks that divides {E}.")
-    skew_ML = skew(load_MLE.reshape(M, L, workload.G, E // workload.G).sum(axis=3))
-    total_LE = load_MLE.sum(axis=0)
+    M, L, G, E = workload.load_MLGE.shape
+    if G > E or E % G:
+        raise InputError(f"{E} experts do not divide over {G} ranks; deal to a number of ranks that divides {E}.")
+    skew_ML, spread_L, distance_MLG = np.empty((M, L)), np.empty(L), np.empty((M, L, G))
+    correlation_ML = np.full((M, L), np.nan)  # of a micro-step with the one before
+    for m, l in _blocks(M, L, G * E):  # noqa: E741
+        load_MLE, load_MLGE = workload.load_MLE[m, l].astype(np.float64), workload.load_MLGE[m, l]
+        skew_ML[m, l] = skew(load_MLE.reshape(*load_MLE.shape[:2], G, E // G).sum(axis=3))
+        distance_MLG[m, l] = _source_distance(load_MLGE)
+    for m, l in _blocks(M, L, E):  # noqa: E741
+        with_one_before = slice(max(m.start - 1, 0), m.stop)
+        correlation_ML[with_one_before, l][1:] = _step_correlation(workload.load_MLE[with_one_before, l].astype(np.float64))
+    for at in range(L):
+        spread_L[at] = np.log(workload.load_MLE[:, at].sum(axis=0, dtype=np.int64) + 0.5).std()
     return {
         "skew_mean": float(skew_ML.mean()), "skew_p99": float(np.quantile(skew_ML, 0.99)),
-        "step_correlation": _step_correlation(load_MLE), "log_spread": float(np.log(total_LE + 0.5).std(axis=1).mean()),
-        "source_distance": _source_distance(workload.load_MLGE),
+        "step_correlation": _mean_of_numbers(correlation_ML), "log_spread": float(spread_L.mean()),
+        "source_distance": _mean_of_numbers(distance_MLG),
     }  # fmt: skip
 
 
-def _step_correlation(load_MLE: Array) -> float:
+def _blocks(num_micro_steps: int, num_layers: int, row: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of micro-steps and layers of a few rows: what is worked out of all rows at once takes many times the counts."""
+    rows = max(_BLOCK // row, 1)
+    layers = min(rows, num_layers)
+    micro_steps = max(rows // layers, 1)
+    for m, layer in itertools.product(range(0, num_micro_steps, micro_steps), range(0, num_layers, layers)):
+        yield slice(m, min(m + micro_steps, num_micro_steps)), slice(layer, layer + layers)
+
+
+def _mean_of_numbers(array: Array) -> float:
+    """The mean without NaN, which stands where nothing is defined; NaN where nothing else stands."""
+    numbers = array[~np.isnan(array)]
+    return float(numbers.mean()) if numbers.size else float("nan")
+
+
+def _step_correlation(load_MLE: Array) -> Array:
+    """[M - 1, L]: correlation of each micro-step's load with the one before; NaN where one of them is even."""
     centred_MLE = load_MLE - load_MLE.mean(axis=2, keepdims=True)
     norm_ML = np.sqrt((centred_MLE**2).sum(axis=2))
     product_ML = (centred_MLE[1:] * centred_MLE[:-1]).sum(axis=2)
     scale_ML = norm_ML[1:] * norm_ML[:-1]
-    varied_ML = scale_ML > 0
-    return float((product_ML[varied_ML] / scale_ML[varied_ML]).mean()) if varied_ML.any() else float("nan")
+    return np.where(scale_ML > 0, product_ML / np.where(scale_ML > 0, scale_ML, 1.0), np.nan)
 
 
-def _source_distance(load_MLGE: Array) -> float:
-    total, rows = 0.0, 0
-    # One micro-step at a time: the shares of all would take twice the memory of the counts again.
-    for load_LGE in load_MLGE:
-        pairs_LG = load_LGE.sum(axis=2, dtype=np.int64)
-        share_LE = load_LGE.sum(axis=1) / np.maximum(pairs_LG.sum(axis=1), 1)[:, None]
-        share_LGE = load_LGE / np.maximum(pairs_LG, 1)[..., None]
-        distance_LG = 0.5 * np.abs(share_LGE - share_LE[:, None]).sum(axis=2)
-        total += float(distance_LG[pairs_LG > 0].sum())
-        rows += int((pairs_LG > 0).sum())
-    return total / rows if rows else float("nan")
+def _source_distance(load_MLGE: Array) -> Array:
+    """[M, L, G]: half the L1 distance of each source's expert shares from those of all; NaN where it has no pairs."""
+    pairs_MLG = load_MLGE.sum(axis=3, dtype=np.int64)
+    share_MLE = load_MLGE.sum(axis=2) / np.maximum(pairs_MLG.sum(axis=2), 1)[..., None]
+    share_MLGE = load_MLGE / np.maximum(pairs_MLG, 1)[..., None]
+    share_MLGE -= share_MLE[:, :, None]
+    return np.where(pairs_MLG > 0, 0.5 * np.abs(share_MLGE, out=share_MLGE).sum(axis=3), np.nan)

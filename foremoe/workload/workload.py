@@ -17,7 +17,7 @@ from foremoe.base.tensor_file import naming_fields, read_tensors, write_tensors
 from foremoe.routing.checks import layer_numbers, layer_positions, preset_layers
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.checks import check_balance, check_pairs, checked_load, require_below
-from foremoe.workload.dealing import Dealt, assigned, count_tokens, deal, sum_cells
+from foremoe.workload.dealing import Dealt, assigned, count_tokens, deal, require_counts, sum_cells
 from foremoe.workload.packing import AsGiven, PackSolver
 
 STAGES = ("recompute", "update")  # forward only with frozen weights; forward and backward
@@ -186,6 +186,7 @@ class Workload(ArrayValue):
             (4, 4, 32)
         """
         G = whole(num_ranks, "num_ranks")
+        require_counts((1, trace.L, G, trace.num_experts), trace.num_bytes)  # before a packer works
         micro_step_Q = rank_Q = dealt = None
         if assign is not None:
             if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array, as_array
+from foremoe.base.budget import require_budget
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows, row_runner
@@ -28,6 +29,8 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
     topk = as_array(topk_TLK, "routing")
     if topk.ndim != 3 or topk.dtype.kind not in "iu":
         raise InputError(f"routing must be whole numbers [tokens, layers, top-k]; got {topk.dtype} of shape {list(topk.shape)}.")
+    what = f"counts of {topk.shape[1]} layers x {num_experts} experts"
+    require_budget(4 * topk.shape[1] * num_experts, what, "correct the routing's shape or num_experts", topk.nbytes)
     load_LE = np.zeros((topk.shape[1], num_experts), np.int32)
     limit, missing = _limits(topk.dtype, num_experts)
     for _, ids_TLK in blocks(topk):

@@ -1,12 +1,14 @@
 """Reader: what is known of the model, and one sequence's payloads placed on its tokens."""
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.machine.model import Model
@@ -69,11 +71,15 @@ class Reader:
 
     def empty(self, num_tokens: int) -> Array:
         """uint8 or int16 zeros [T, L, K]."""
-        shape = num_tokens, len(self.moe_layer_L), self.topk()
-        try:
-            return np.zeros(shape, np.uint8 if self.num_experts <= 256 else np.int16)
-        except MemoryError:
-            raise InputError(f"routing of shape {list(shape)} does not fit in memory; correct lengths or start.") from None
+        return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), np.uint8 if self.num_experts <= 256 else np.int16)
+
+    def require_tokens(self, num_tokens: int, source_bytes: int) -> None:
+        """Raises InputError where payloads of these bytes may not become routing of so many tokens."""
+        # Of payloads that are None, lengths alone say how many tokens there are.
+        layers = 1 if self._moe is None else len(self._moe)
+        shape = num_tokens, layers, self._topk or 1
+        num_bytes = math.prod(shape) * (1 if self.num_experts <= 256 else 2)
+        require_budget(num_bytes, f"routing of shape {list(shape)}", "correct lengths or start", source_bytes)
 
     def read(self, item: Routed) -> Read:
         """Decodes the payloads of one sequence."""

@@ -1,7 +1,7 @@
 """Payloads apart: which sequence each belongs to, and what its envelope says about it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,21 @@ def num_ids(ids: Any) -> int | None:
     if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
         return None if ids is None else len(ids)
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
+
+
+def payload_bytes(items: Sequence[Any]) -> int:
+    """Bytes of payloads as they came, envelopes left out; of nested lists about what their numbers take."""
+    total = 0
+    for item in items:
+        if isinstance(item, Routed):
+            total += payload_bytes((item.data, item.prompt, *item.segments))
+        elif isinstance(item, Mapping):
+            total += payload_bytes(list(item.values()))
+        elif isinstance(item, list | tuple):
+            total += len(item) * max(payload_bytes([next((x for x in item if x is not None), 0)]), 8)
+        else:
+            total += getattr(item, "nbytes", len(item) if isinstance(item, str | bytes | bytearray) else 8)
+    return total
 
 
 def _with_length(item: Routed, length: Any, start: Any) -> Routed:

@@ -21,7 +21,7 @@ from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
 from foremoe.solvers.rank.chain import Chain
-from foremoe.workload.dealing import sum_cells
+from foremoe.workload.dealing import require_counts, sum_cells
 from foremoe.workload.packing import AsGiven
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, E experts, Q sequences.
@@ -108,6 +108,7 @@ class BestPack(PackSolver):
     ) -> Problem:
         """The update stage of a packing, in the sampled layers and with contiguous homes."""
         (Q, J, E), G, M = pairs_QJE.shape, num_ranks, int(micro_step_Q.max()) + 1
+        require_counts((M, J, G, E), trace.num_bytes)
         load_MGJE = np.zeros((M, G, J, E), np.int32)
         add_rows(pairs_QJE.reshape(Q, -1), micro_step_Q * np.int64(G) + rank_Q, load_MGJE.reshape(M * G, -1))
         # A model that stands in for an unknown one has its sizes, not its experts.

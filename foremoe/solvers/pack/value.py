@@ -1,8 +1,11 @@
 """Price of a packing: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
 
+import math
+
 import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
@@ -110,17 +113,21 @@ def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Ar
 
 def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
     """int32 [Q + 1, L, G]: pairs of every sequence by the home rank of their expert; the last row is zero."""
-    return _count_by_group(trace, np.arange(trace.L), rank_LE, np.zeros((trace.Q + 1, trace.L, num_ranks), np.int32))
+    return _count_by_group(trace, np.arange(trace.L), rank_LE, num_ranks, trace.Q + 1)
 
 
 def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
     """int32 [Q, J, E]: pairs of every sequence by expert, in the layers `sample_J`."""
     E, J = trace.num_experts, len(sample_J)
-    return _count_by_group(trace, sample_J, np.tile(np.arange(E), (J, 1)), np.zeros((trace.Q, J, E), np.int32))
+    return _count_by_group(trace, sample_J, np.tile(np.arange(E), (J, 1)), E, trace.Q)
 
 
-def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, out_QJG: Array) -> Array:
-    """Adds to `out_QJG` the pairs of every sequence by the group of their expert."""
+def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, num_groups: int, num_rows: int) -> Array:
+    """int32 [Q or more, J, groups]: pairs of every sequence by the group of their expert; rows after the last one are zero."""
+    shape = num_rows, len(layer_J), num_groups
+    what = f"this packer's counts of {trace.Q} sequences x {len(layer_J)} layers x {num_groups} experts or ranks"
+    require_budget(4 * math.prod(shape), what, "deal such short sequences as given or by tokens alone", trace.num_bytes)
+    out_QJG = np.zeros(shape, np.int32)
     known_T = np.empty(0, np.bool_) if trace.known_T is None else trace.known_T
     tokens = trace.topk_TLK, frozen_array(known_T, np.bool_, "known_T"), trace.cuts
     for_rows(lambda low, high: kernels.count_pairs(low, high, *tokens, layer_J, group_JE, out_QJG), trace.Q, whole=True)
