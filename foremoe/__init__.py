@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     # isort: split
     from foremoe import runtime, simulate, solvers, synthetic, testing, transfer, workload
-    from foremoe.base.errors import InputError, PlanError, StaleWeights, TransferError
+    from foremoe.base.errors import Error, InputError, PlanError, StaleWeights, TransferError
     from foremoe.machine import Cluster, Model, Trainer
     from foremoe.plan import Link, Plan, PlanKey, TransferList
     from foremoe.planner import STRATEGIES, LevelSummary, Planner, PlanStream, PlanSummary
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from foremoe.workload import RoutedTokens, Workload, count_workload, from_routed_experts, skew_statistics
 
 _NAMES = {
-    "base.errors": ("InputError", "PlanError", "StaleWeights", "TransferError"),
+    "base.errors": ("Error", "InputError", "PlanError", "StaleWeights", "TransferError"),
     "machine": ("Cluster", "Model", "Trainer"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
     "planner": (
@@ -50,8 +50,8 @@ _NAMES = {
     "solvers": (), "testing": (), "transfer": (),
 }  # fmt: skip
 __all__ = [
-    "STRATEGIES", "Cluster", "Cost", "CostModel", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase", "Placement",
-    "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
+    "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase",
+    "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
     "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer",
     "TransferError", "TransferList", "Workload", "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",

@@ -31,6 +31,15 @@ def test_rooms_and_errors_are_attributes_in_a_new_process() -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_one_base_of_all_errors_and_the_built_in_ones_that_programs_may_catch() -> None:
+    of = {foremoe.InputError: ValueError, foremoe.PlanError: ValueError, foremoe.TransferError: RuntimeError}
+    for kind, built_in in of.items():
+        assert issubclass(kind, foremoe.Error) and issubclass(kind, built_in)
+    assert issubclass(foremoe.StaleWeights, foremoe.TransferError) and not issubclass(foremoe.Error, (ValueError, RuntimeError))
+    with pytest.raises(foremoe.Error, match="no such"):
+        foremoe.Cluster.preset("no such cluster", num_ranks=8)
+
+
 def test_import_needs_neither_torch_nor_numba() -> None:
     code = "import sys, foremoe; print([name for name in ('torch', 'numba', 'safetensors') if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

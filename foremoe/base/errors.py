@@ -27,14 +27,18 @@ def _sentence(message: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-class InputError(ValueError):
+class Error(Exception):
+    """Base of every error that foremoe raises on purpose: `InputError`, `PlanError`, `TransferError` and `StaleWeights`."""
+
+
+class InputError(Error, ValueError):
     """Bad input from the caller: one sentence with the numbers and the cure."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_sentence(message))
 
 
-class PlanError(ValueError):
+class PlanError(Error, ValueError):
     """One broken law of the Plan IR.
 
     Args:
@@ -47,7 +51,7 @@ class PlanError(ValueError):
         super().__init__(f"[{law}] {self.where}: {self.message}" if where else f"[{law}] {self.message}")
 
 
-class TransferError(RuntimeError):
+class TransferError(Error, RuntimeError):
     """Weights, gradients or tokens did not arrive: the step cannot go on, and its result must not be used.
 
     Args:
@@ -67,6 +71,11 @@ class StaleWeights(TransferError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def reason(error: BaseException) -> str:
+    """An error's type and the first line of its message, for a log and for other ranks."""
+    return _sentence(f"{type(error).__name__}: {first_line(error)}")
 
 
 @contextlib.contextmanager
