@@ -1,4 +1,4 @@
-"""Five rules of the tree, read from the sources without importing them. A violation of each is planted to see it found."""
+"""Seven rules of the tree, read from the sources without importing them. A violation of each is planted to see it found."""
 
 from __future__ import annotations
 
@@ -210,7 +210,42 @@ def documented(tree: ast.Module, modules: dict[str, str], listed: dict[str, list
             )
 
 
-RULES = (against_the_flow, solvers_and_transfer_meet, outside_imported, too_large, unreachable)
+def calls(tree: ast.AST) -> Iterator[tuple[str, str, list[str], int]]:
+    """Every call: what stands before the last dot, the name, the arguments as they are written, and the line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            before, _, name = ast.unparse(node.func).rpartition(".")
+            yield before, name, [ast.unparse(argument) for argument in (*node.args, *node.keywords)], node.lineno
+
+
+def prints(sources: Sources) -> list[str]:
+    """Rule 6: only the command line writes to the terminal."""
+    found = []
+    for name, path in library(sources).items():
+        if room(name) == "cli" or name == "foremoe.__main__":
+            continue
+        tree = ast.parse(sources[path])
+        found += [f"{path}:{line} prints: log it" for before, called, _, line in calls(tree) if (before, called) == ("", "print")]
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sys"]
+        found += [f"{path}:{x.lineno} uses sys.{x.attr}: log it" for x in names if x.attr in ("stdout", "stderr")]
+    return found
+
+
+def other_loggers(sources: Sources) -> list[str]:
+    """Rule 7: a module logs under its own name. Loggers of torch may be looked up, to quiet them."""
+    found = []
+    for path in library(sources).values():
+        for before, name, given, line in calls(ast.parse(sources[path])):
+            own = name == "getLogger" and ("".join(given) == "__name__" or "".join(given).startswith("'torch."))
+            if name in ("getLogger", "getChild", "Logger") and not own:
+                found.append(f"{path}:{line} has another logger than logging.getLogger(__name__)")
+            if before == "logging" and name in LOGS:
+                found.append(f"{path}:{line} logs as the root logger")
+    return found
+
+
+LOGS = {"debug", "info", "warning", "warn", "error", "critical", "exception", "log", "basicConfig"}
+RULES = (against_the_flow, solvers_and_transfer_meet, outside_imported, too_large, unreachable, prints, other_loggers)
 # A small tree that keeps all rules, and what is added to it to break each.
 CLEAN = {
     "foremoe/__init__.py": 'from foremoe import problem as problem\n__version__ = "1"\n__all__ = ["problem"]\n',
@@ -221,6 +256,11 @@ CLEAN = {
     "foremoe/solvers/home/one.py": "from foremoe.problem.load import Load\n",
     "foremoe/solvers/rank/__init__.py": "",
     "foremoe/solvers/rank/two.py": "from foremoe.solvers.home.one import Load\n",
+    "foremoe/cli/tables.py": "import sys\nprint('a table', file=sys.stderr)\n",
+    "foremoe/transfer/engine.py": (
+        "import logging\n_logger = logging.getLogger(__name__)\n_logger.warning('print(1)')\n"
+        "logging.getLogger('torch.distributed')\n"
+    ),
     "docs/load.md": "```python\nimport foremoe\nfrom foremoe.problem import Load\nforemoe.problem.Load()\n```\n",
 }
 PLANTED = [
@@ -253,6 +293,14 @@ PLANTED = [
     (unreachable, "foremoe/problem/__init__.py", "'''Offers `Load`.'''\n__all__ = []\n"),
     (unreachable, "docs/late.md", "```python\nfrom foremoe.problem.load import Unload\n```\n"),
     (unreachable, "docs/late.md", "```python\nimport foremoe\nforemoe.Problem()\n```\n"),
+    (prints, "foremoe/problem/late.py", "def load():\n    print('loaded')\n"),
+    (prints, "foremoe/transfer/late.py", "import sys\nsys.stderr.write('loaded')\n"),
+    (other_loggers, "foremoe/problem/late.py", "import logging\n_logger = logging.getLogger('foremoe')\n"),
+    (other_loggers, "foremoe/problem/late.py", "import logging\n_logger = logging.getLogger()\n"),
+    (other_loggers, "foremoe/problem/late.py", "from logging import getLogger\n_logger = getLogger('mine')\n"),
+    (other_loggers, "foremoe/problem/late.py", "import logging\nNAME = 'mine'\n_logger = logging.getLogger(name=NAME)\n"),
+    (other_loggers, "foremoe/problem/late.py", "import logging\n_logger = logging.getLogger(__name__).getChild('mine')\n"),
+    (other_loggers, "foremoe/problem/late.py", "import logging\ndef load():\n    logging.warning('late')\n"),
 ]
 
 

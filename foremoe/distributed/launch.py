@@ -58,7 +58,7 @@ def _failure(error: ChildFailedError, what: str) -> TransferError:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The launcher's own log says in twenty lines what `_failure` says in one."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed", "torch.multiprocessing")]
+    loggers = [logging.getLogger("torch.distributed"), logging.getLogger("torch.multiprocessing")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

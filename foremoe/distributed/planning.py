@@ -223,7 +223,9 @@ def _plan_layers(
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
     problem = task.problem(workload, layers)
     # `homes_together` runs the home level, over all stages; these layers alone could be decided otherwise.
-    plan, _ = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
+    plan, summary = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
+    if not cancel.is_set():  # else nobody waits for it any more, and the cause is told
+        summary.log_warnings()
     plan.check(problem)
     if (plan.order_M != np.arange(plan.M)).any():
         raise InputError("the planner reorders micro-steps, which only the data loader can do; use one that keeps the order.")

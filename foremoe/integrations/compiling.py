@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
-import warnings
 from typing import Any
 
+from foremoe.base.errors import reason
 from foremoe.distributed.group import TorchGroup, reporting
 from foremoe.warm import warm_up
+
+_logger = logging.getLogger(__name__)
 
 _ready = False  # in this process
 
@@ -39,10 +42,10 @@ def compile_in_turn(process_group: Any, *, timeout_s: float = 300.0, limit_s: fl
                 try:
                     warm_up()
                 except Exception as error:  # planning fails in the same way, and its stage then runs at home
-                    warnings.warn(f"foremoe could not compile ahead of time: {type(error).__name__}: {error}", stacklevel=2)
+                    _logger.warning("rank %d could not compile ahead of time: %s", group.rank, reason(error))
             group.barrier()
     _ready = True
     seconds = time.perf_counter() - begin_s
     if group.rank == 0:
-        print(f"foremoe was compiled before the first stage: {seconds:.1f} s", flush=True)
+        _logger.info("compiled before the first stage: %.1f s", seconds)
     return seconds

@@ -8,6 +8,7 @@ Needs ``policy.router_replay.enabled=true``. Log-probabilities and updates run b
 from __future__ import annotations
 
 import itertools
+import logging
 import runpy
 import sys
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from foremoe.base.arrays import Array
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
+
+_logger = logging.getLogger(__name__)
 
 THEIRS = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 OURS = "foremoe.integrations.nemo_rl_worker.MegatronPolicyWorker"
@@ -39,7 +42,9 @@ def install(config: Any) -> None:
     """Has the Megatron worker of this process run by plans; given NeMo-RL's ``policy``."""
     settings = Settings.of(config["foremoe"])
     if settings is None or not (config.get("router_replay") or {}).get("enabled"):
-        warn_once("policy.foremoe does nothing, for no routing is known before a pass; set policy.router_replay.enabled=true.")
+        warn_once(
+            _logger, "policy.foremoe does nothing, for no routing is known before a pass; set policy.router_replay.enabled=true."
+        )
         return
     from nemo_rl.models.megatron import train
 

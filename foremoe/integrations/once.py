@@ -1,12 +1,12 @@
-"""Warnings about settings that have no effect: a process that makes several engines says each of them once."""
+"""Warnings about settings that have no effect: a process that makes several engines logs each of them once."""
 
 from __future__ import annotations
 
 import functools
-import warnings
+import logging
 
 
 @functools.cache
-def warn_once(message: str) -> None:
-    """Warns, the first time that this process has the message."""
-    warnings.warn(message, stacklevel=2)
+def warn_once(logger: logging.Logger, message: str) -> None:
+    """Logs a warning, the first time that this process has the message."""
+    logger.warning(message)

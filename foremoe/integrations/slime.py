@@ -8,6 +8,7 @@ With ``--use-rollout-routing-replay`` log-probabilities and updates run by plans
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -15,12 +16,14 @@ from foremoe.base.arrays import Array
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 
+_logger = logging.getLogger(__name__)
+
 
 def install(args: Any) -> None:
     """Has the Megatron actor of this process run by plans; slime calls it with its arguments, before the model is built."""
     settings = Settings.of(getattr(args, "foremoe", None) or {})
     if settings is None or not args.use_routing_replay:
-        warn_once("foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
+        warn_once(_logger, "foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
         return
     from slime.backends.megatron_utils import model
 

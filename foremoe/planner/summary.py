@@ -1,5 +1,6 @@
 """PlanSummary: how planning went; the plan itself holds only what is a function of its input."""
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from foremoe.problem.problem import Problem
 from foremoe.workload.skew import skew
 
 # Letters: N rows.
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,11 @@ class PlanSummary:
     stops: dict[str, int]
     warnings: tuple[str, ...]
     compile_s: float = 0.0
+
+    def log_warnings(self) -> None:
+        """Puts `warnings` into the log, where nobody else will read the summary."""
+        for text in self.warnings:
+            _logger.warning("a plan was made otherwise than asked: %s", text)
 
 
 class Stopwatch:

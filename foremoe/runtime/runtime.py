@@ -51,6 +51,7 @@ class StageSummary(ArrayValue):
         """Totals, for metrics and JSON."""
         return {
             "drift": int(self.drift_ML.sum()), "served": int(self.served_MLS.sum()), "fell_back": len(self.fell_back),
+            "retired": [] if self.timeline is None else list(self.timeline.retired),
             "forward_cpu_s": self.forward_cpu_s, "backward_cpu_s": self.backward_cpu_s,
             "timeline": None if self.timeline is None else self.timeline.to_dict(),
         }  # fmt: skip

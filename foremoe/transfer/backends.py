@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, reason
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
@@ -17,7 +18,10 @@ from foremoe.transfer.base import Buffers, TransferBackend
 
 # Letters: P links (`Link`).
 
+_logger = logging.getLogger(__name__)
+
 NONE = -1  # as a backend: no backend can do it
+_NUM_CAUSES = 4  # in a log line; every rank logs its own
 
 ENTRY_POINTS = "foremoe.backends"
 BACKENDS = {
@@ -77,7 +81,8 @@ class BackendSet:
         self.backends = list(backends)
         self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
         self.retired: set[int] = set()  # two-sided backends given up by all ranks
-        self.sick: set[int] = set()  # backends that failed on this rank
+        self.sick: dict[int, str] = {}  # backends that failed on this rank, and why
+        self._rank = group.rank
         self._closing = contextlib.ExitStack()
         try:
             for backend in self.backends:
@@ -115,18 +120,44 @@ class BackendSet:
 
     def forgive_pulls(self) -> None:
         """One-sided backends may be used again: they may have failed for a passing reason."""
-        self.sick = {b for b in self.sick if not self.backends[b].one_sided}
+        self.sick = {b: why for b, why in self.sick.items() if not self.backends[b].one_sided}
 
-    def failed(self) -> list[int]:
-        """Two-sided backends that failed on this rank."""
-        return sorted(b for b in self.sick if not self.backends[b].one_sided)
+    def failed_here(self, number: int, error: Exception) -> None:
+        """A backend failed on this rank; only the first failure is in the log."""
+        if number in self.sick:
+            return
+        self.sick[number], then = reason(error), ""
+        if self.backends[number].one_sided:
+            others = [self.names[b] for b in self.other_pulls(number)]
+            then = f"; its copies are pulled over {' or '.join(others)}" if others else "; no other backend can pull its copies"
+        _logger.warning("rank %d: %s failed (%s)%s.", self._rank, self.names[number], self.sick[number], then)
 
-    def give_up(self, failed: Sequence[int]) -> list[int]:
-        """Retires backends, the same on all ranks; returns those that were not retired before."""
-        lost = sorted(set(failed) - self.retired)
+    def failed(self) -> list[tuple[int, str]]:
+        """Two-sided backends that failed on this rank and are not given up yet, and why."""
+        return sorted((b, why) for b, why in self.sick.items() if not self.backends[b].one_sided and b not in self.retired)
+
+    def give_up(self, failed_G: Sequence[Sequence[tuple[int, str]]]) -> list[int]:
+        """Retires backends that failed anywhere, from what `failed` returned on every rank; returns those retired now.
+
+        Rank 0 logs it for all.
+        """
+        lost = sorted({b for failed in failed_G for b, _ in failed} - self.retired)
         self.retired.update(lost)
-        self.sick.update(lost)
+        for b in lost:
+            self.sick.setdefault(b, "it was given up")
+            if self._rank == 0:
+                causes = [f"rank {g}: {why}" for g, failed in enumerate(failed_G) for number, why in failed if number == b]
+                more = f"; and on {len(causes) - _NUM_CAUSES} more ranks" if len(causes) > _NUM_CAUSES else ""
+                why = "; ".join(causes[:_NUM_CAUSES]) + more
+                _logger.warning("%s is given up for good (%s); %s.", self.names[b], why, self._instead_of(b))
         return lost
+
+    def _instead_of(self, lost: int) -> str:
+        """What becomes of a retired backend's copies."""
+        links = self.backends[lost].links
+        left = [self.names[b] for b, x in enumerate(self.backends) if b not in self.retired and x.links & links]
+        weights = f"{' or '.join(left)} brings its copies from now on" if left else "no backend is left for its copies"
+        return weights if self.return_backend() != NONE else f"{weights}, and none for gradients: updates run at home placement"
 
     def close(self) -> None:
         """Closes all backends, whatever state they are in; safe to call twice."""

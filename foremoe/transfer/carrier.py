@@ -126,7 +126,7 @@ class Carrier:
         self._reap(position)
         if not self.backends.replaceable():
             return []
-        lost = self.backends.give_up([b for failed in self.group.gather(self.backends.failed()) for b in failed])
+        lost = self.backends.give_up(self.group.gather(self.backends.failed()))
         if lost:
             agreed(self.group, settle, task="")
             self._reroute(lost, position)
@@ -261,7 +261,7 @@ class Carrier:
 
     def _failed(self, batch: Batch, error: Exception) -> None:
         batch.error, batch.handle = error, None
-        self.backends.sick.add(batch.backend)
+        self.backends.failed_here(batch.backend, error)
 
     def _pull_elsewhere(self, c: int, failed: Batch | None) -> int:
         """Pulls one copy over another one-sided backend, at once; returns the backend, -1 if none could."""

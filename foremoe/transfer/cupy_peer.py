@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence, Set
@@ -22,6 +23,7 @@ from foremoe.transfer.staging import Piece, Staging, require_on_gpu
 
 # Letters: G ranks.
 
+_logger = logging.getLogger(__name__)
 _NUM_STREAMS = 4  # copies from different GPUs go side by side; more streams than copy engines bring nothing
 
 
@@ -65,7 +67,6 @@ class CupyPeer(TransferBackend):
     requires: ClassVar[tuple[str, ...]] = ("cupy",)
 
     def __init__(self, *, staged: bool = False) -> None:
-        super().__init__()
         self._staged = staged
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
@@ -177,7 +178,8 @@ class CupyPeer(TransferBackend):
             try:
                 pieces = {key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key)) for key in sorted(mine)}
                 return pieces, self._handles(pieces)
-            except _NotShareable:
+            except _NotShareable as error:
+                _logger.warning("rank %d copies experts before others read them, for good: %s", self._rank, error)
                 self._staged, kept = True, frozenset()
         pieces = self._staging.put(mine, kept, self._buffers)
         return pieces, self._handles(pieces)

@@ -216,7 +216,7 @@ class Engine:
         except TransferError as error:
             failure = error
         answers = self.group.gather(("" if failure is None else str(failure), self._backends.failed()))
-        self._backends.give_up([b for _, failed in answers for b in failed])
+        self._backends.give_up([failed for _, failed in answers])
         for c in self._carrier.in_flight():
             self._slots.drop(int(plan.transfers.buffer_C[c]))  # it has been overwritten
         if failure is not None:
@@ -230,7 +230,7 @@ class Engine:
             rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)),
             fell_back=tuple(self._fell_back), retired=tuple(self._backends.names[b] for b in sorted(self._backends.retired)),
-        )  # fmt: skip
+        ).logged()  # fmt: skip
 
     def close(self) -> None:
         """Closes all backends; safe to call twice, and in the middle of a plan."""

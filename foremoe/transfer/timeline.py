@@ -1,5 +1,6 @@
 """Timeline: what an engine did in one stage, copy by copy, as seen from one rank."""
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from foremoe.base.trace_events import TraceEvents, levels
+
+_logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
@@ -78,7 +81,7 @@ class Timeline:
         wall_s: Seconds from then to the end of `end`.
         events: Every ``Event``, in the order in which they were known to be over.
         fell_back: (micro-step, layer) that ran at home placement.
-        retired: Two-sided backends given up.
+        retired: Two-sided backends that ranks have given up, in this stage or before it.
     """
 
     rank: int
@@ -87,6 +90,22 @@ class Timeline:
     events: tuple[Event, ...] = ()
     fell_back: tuple[tuple[int, int], ...] = ()
     retired: tuple[str, ...] = ()
+
+    def logged(self) -> Self:
+        """The timeline itself, once the log has what did not go as planned: each rank's copies, and on rank 0 the rows of all."""
+        told = self.to_dict()
+        if told["failed_over"] or told["missing"]:
+            _logger.warning(
+                "rank %d: of %d copies of weights %d came over another backend than planned and %d did not come.",
+                self.rank, told["weight_copies"], told["failed_over"], told["missing"],
+            )  # fmt: skip
+        if self.fell_back and self.rank == 0:
+            m, layer = self.fell_back[0]
+            _logger.warning(
+                "%d rows ran at home placement because a replica could not be had, the first in micro-step %d, layer %d.",
+                len(self.fell_back), m, layer,
+            )  # fmt: skip
+        return self
 
     @property
     def exposed_s(self) -> float:

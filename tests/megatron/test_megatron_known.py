@@ -11,6 +11,7 @@ import cpu
 import program_arms as arms
 import slot_path
 from layouts import Case
+from logged import logged
 from program import Layout, Program
 from test_megatron_faults import ByHost, FlakyHost
 
@@ -74,11 +75,14 @@ def test_routers_that_differ_end_the_step_on_all_ranks_and_the_next_one_counts(p
 def always_another(group, case):
     program = Program(case.layout)
     own, other = program.routing(0), program.routing(0, seed=7)
-    return stages(group, case, [[topk_TLK.numpy() for topk_TLK in own]] * 3, [other if group.rank else own] * 3)
+    with logged() as said:
+        answers = stages(group, case, [[topk_TLK.numpy() for topk_TLK in own]] * 3, [other if group.rank else own] * 3)
+    return answers, [record.getMessage() for record in said]
 
 
 def test_routers_that_always_differ_are_served_and_never_trusted(pool):
-    answers = pool.run(always_another, PLAIN, num_ranks=2)
+    answers, said = zip(*pool.run(always_another, PLAIN, num_ranks=2), strict=True)
+    assert [len(texts) for texts in said] == [1, 0] and "count and sort every row" in said[0][0] and "rank 1: " in said[0][0]
     for found, alone in answers:
         assert [(losses, known, error) for losses, known, _, error in found] == [(losses, 0, "") for losses in alone]
     assert all(drift > 0 for _, _, drift, _ in answers[1][0])

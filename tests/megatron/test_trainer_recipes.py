@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
 import stand_ins
+from logged import logged
 
 from foremoe.integrations import nemo_rl, slime
 from foremoe.integrations.once import warn_once
@@ -71,10 +72,13 @@ def test_nemo_rl(tmp_path, checkout):
 
 def test_foremoe_without_replay_says_that_it_does_nothing():
     warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="add --use-rollout-routing-replay"):
-        slime.install(SimpleNamespace(use_routing_replay=False))
-    with pytest.warns(UserWarning, match="set policy.router_replay.enabled=true"):
-        nemo_rl.install({"foremoe": {"redundant": 1}, "router_replay": {"enabled": False}})
+    with logged() as said:
+        for _ in range(2):
+            slime.install(SimpleNamespace(use_routing_replay=False))
+            nemo_rl.install({"foremoe": {"redundant": 1}, "router_replay": {"enabled": False}})
+    assert [record.name for record in said] == [slime.__name__, nemo_rl.__name__], "once"
+    assert "add --use-rollout-routing-replay" in said[0].getMessage()
+    assert "set policy.router_replay.enabled=true" in said[1].getMessage()
 
 
 def test_a_stage_that_is_switched_off_runs_as_ever():

@@ -3,11 +3,11 @@
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
 import types
-import warnings
 
 import numpy as np
 import pytest
 import torch
+from logged import logged
 
 from foremoe.base.errors import InputError
 from foremoe.integrations.once import warn_once
@@ -17,28 +17,40 @@ from foremoe.integrations.settings import Settings
 @pytest.fixture(autouse=True)
 def caught():
     warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with logged() as caught:
         yield caught
     warn_once.cache_clear()
 
 
-@pytest.mark.parametrize(("known", "replay", "num_warnings"), [(False, False, 1), (False, True, 0), (True, False, 0)])
-def test_a_pass_without_known_routing(caught, known, replay, num_warnings):
+@pytest.mark.parametrize(
+    ("known", "replay", "num_ranks", "dynamic", "said"),
+    [
+        (False, False, 2, False, "rollout.enable_rollout_routing_replay=True"),
+        (False, True, 2, False, ""),
+        (True, False, 2, False, ""),
+        (True, False, 1, False, "expert_model_parallel_size above 1"),
+        (True, False, 2, True, "dynamic_context_parallel=False"),
+    ],
+)
+def test_a_pass_that_cannot_be_planned(caught, known, replay, num_ranks, dynamic, said):
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
     from foremoe.integrations.verl.session import Session
 
     made = Session.__new__(Session)
-    made.settings, made.replay, made.attached = Settings(), replay, types.SimpleNamespace(group=types.SimpleNamespace(size=2))
-    made.engine = types.SimpleNamespace(engine_config=types.SimpleNamespace(dynamic_context_parallel=False))
+    made.settings, made.replay, made.attached = (
+        Settings(),
+        replay,
+        types.SimpleNamespace(group=types.SimpleNamespace(size=num_ranks)),
+    )
+    made.engine = types.SimpleNamespace(engine_config=types.SimpleNamespace(dynamic_context_parallel=dynamic))
     data = TensorDict({"routed_experts": torch.zeros(1, 1)} if known else {}, batch_size=[])
     tu.assign_non_tensor_data(data, "enable_routing_replay", replay)
     for _ in range(2):
-        assert made.should_plan(data, forward_only=False) == known
-    said = [str(w.message) for w in caught if "enable_rollout_routing_replay=True" in str(w.message)]
-    assert len(said) == num_warnings
+        assert made.should_plan(data, forward_only=False) == (known and not said)
+    told = [record.getMessage() for record in caught]
+    assert len(told) == bool(said) and all(f"; set {said}" in text for text in told)
 
 
 def test_packing_of_micro_batches_of_fixed_size(caught):
@@ -47,8 +59,8 @@ def test_packing_of_micro_batches_of_fixed_size(caught):
     batches = [object()]
     for _ in range(2):
         packer = Packer.__new__(Packer)
-        assert packer.repack_batches(None, batches, None, pytest.fail) == (batches, None)
-    assert len([w for w in caught if "use_dynamic_bsz" in str(w.message)]) == 1
+        assert packer.repack_batches(None, batches, None) == (batches, None)
+    assert len([record for record in caught if "use_dynamic_bsz" in record.getMessage()]) == 1
 
 
 def answer(**changed):

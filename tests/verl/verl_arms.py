@@ -1,12 +1,12 @@
 """veRL's engine in arms, on one rank: a recompute and an update per step, with and without foremoe."""
 
 import contextlib
-import warnings
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from logged import logged
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Run:
         metrics: Metrics of foremoe, by step and stage; veRL's dictionary has both stages' after the update.
         reports: `MegatronSummary` by step and stage.
         native: pairs of this rank that veRL lets the router choose, by step and stage.
-        warned: what foremoe warned about.
+        warned: what foremoe warned of in the log.
         engine: name of the engine's class.
         routes: that R2 recorded, by step.
     """
@@ -52,8 +52,7 @@ def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hint
     found = Run(engine=type(program.engine).__name__)
     with contextlib.ExitStack() as stack:
         watched = Watched(program, found, stack) if settings is not None else None
-        caught = stack.enter_context(warnings.catch_warnings(record=True))
-        warnings.simplefilter("always")
+        said = stack.enter_context(logged())
         for step in range(num_steps):
             hint = hints and hints[group.rank][step]
             output = program.engine.infer_batch(program.batch(step, hint), loss_function=None)
@@ -70,7 +69,7 @@ def run(group, layout, mode, settings, num_steps, update=True, mixed=False, hint
             if watched:
                 watched.note()
                 found.metrics += [metrics_of(output, stage) for stage in ("recompute", "update")]
-    found.warned = [str(w.message) for w in caught if "foremoe" in str(w.message)]
+    found.warned = [record.getMessage() for record in said]
     found.weights = program.weights()
     if settings is not None:
         program.engine._foremoe.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from foremoe.integrations.settings import Settings
 
 RoutingOf = Callable[[dict[str, Any]], Sequence[Any] | None]
 
-_logger = logging.getLogger("foremoe")
+_logger = logging.getLogger(__name__)
 
 
 def forward_backward(
@@ -37,7 +36,7 @@ def forward_backward(
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
 
     A call with ``forward_only`` is a recompute stage, any other an update. A stage that cannot be planned (an `InputError`, on
-    all ranks alike) runs at home; the first one warns.
+    all ranks alike) runs at home, and the log says why.
 
     Args:
         moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
@@ -47,13 +46,6 @@ def forward_backward(
         function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.
         replay: False: routers route by themselves, and the routing is a hint.
     """
-    warned = False
-
-    def warn(message: str) -> None:
-        nonlocal warned
-        if not warned:
-            warned = True
-            warnings.warn(message, stacklevel=2)
 
     def run(**call: Any) -> Any:
         nonlocal moe
@@ -69,7 +61,7 @@ def forward_backward(
         if not isinstance(moe, Attached):
             moe = moe(call["model"])
         stage = "recompute" if call.get("forward_only") else "update"
-        with planned_or_home(moe, routing, stage, warn, replay=replay):
+        with planned_or_home(moe, routing, stage, replay=replay):
             found = own(**call)
         if torch.distributed.get_rank() == 0:
             _logger.info("%s: %s", stage, moe.metrics())
@@ -79,10 +71,8 @@ def forward_backward(
 
 
 @contextlib.contextmanager
-def planned_or_home(
-    moe: Attached, routing: Sequence[Any], stage: str, warn: Callable[[str], None], *, replay: bool = True
-) -> Iterator[bool]:
-    """Runs a stage by a plan if one can be made, else at home, with a warning and without metrics; collective.
+def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
+    """Runs a stage by a plan if one can be made, else at home, without metrics; rank 0 of the EP group logs why. Collective.
 
     Yields:
         Whether there is a plan.
@@ -95,7 +85,8 @@ def planned_or_home(
                 planned = True
             except InputError as error:  # the same on all ranks of the EP group
                 moe.report = None
-                warn(f"foremoe runs the {stage} stage without a plan: {error}")
+                if moe.group.rank == 0:
+                    _logger.warning("the %s stage runs at home, without a plan: %s", stage, error)
         yield planned
 
 

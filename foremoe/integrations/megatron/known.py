@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from foremoe.runtime.dispatch import Route
 from foremoe.runtime.permute import Divide, Join, PairsToTokens, Permute, TokensToPairs
 from foremoe.runtime.replay import ReplayedRows
 from foremoe.runtime.stage import exchange_splits
+
+_logger = logging.getLogger(__name__)
 
 # Letters: T tokens of a source, K top-k, E experts, S slots of a rank, Z = T*K pairs of this source sorted by slot, Y pairs that
 # this rank serves, H hidden size.
@@ -196,6 +199,10 @@ class Trust:
         fault = first_fault([fault for fault, _ in faults])
         if fault or (faults[0][1] and not fell_back):
             self._holds[planned.plan.header.schedule.trains] = not fault
+        if fault and not known.trusted and self._group.rank == 0:
+            _logger.warning(
+                "stages like this one count and sort every row, for routers do not do as they were known to: %s", fault
+            )
         if fault and known.trusted:
             cure = "drop this step, and give stage() replay=False if routers do not do as `work` says; the next stage counts"
             raise InputError(f"{fault}, and went to these: {cure}.")

@@ -58,6 +58,7 @@ class MegatronSummary:
             "received_bytes": float(sum(self.timeline.bytes_by_backend.values())),
             "drift": float(self.drift_ML.sum()),
             "fell_back": float(len(self.fell_back)),
+            "retired": float(len(self.timeline.retired)),
             "slot_bytes": float(self.slot_bytes),
             "known_rows": float(self.known_rows),
         }

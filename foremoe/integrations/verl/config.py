@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from verl.workers.config.engine import McoreEngineConfig
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
 from foremoe.integrations.verl.engine import PLATFORM
+
+_logger = logging.getLogger(__name__)
 
 __all__ = ["EngineConfig", "Settings"]
 
@@ -35,13 +38,15 @@ def _warn_if_passed_by() -> None:
 
     if "foremoe.integrations.verl.plugin" not in sys.modules:
         warn_once(
+            _logger,
             "megatron.foremoe is set and does nothing: `import verl` has not loaded foremoe's plugin. Install foremoe in the "
-            "environment of this process, and leave VERL_USE_EXTERNAL_PLUGINS at auto."
+            "environment of this process, and leave VERL_USE_EXTERNAL_PLUGINS at auto.",
         )
     platform = os.getenv("VERL_ENGINE_DEVICE") or get_device_name(), os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
     if platform != PLATFORM:
         warn_once(
+            _logger,
             f"megatron.foremoe is set and does nothing: veRL's platform is {'/'.join(platform)}, and foremoe's engine is "
             f"registered for {'/'.join(PLATFORM)}. VERL_ENGINE_VENDOR={PLATFORM[1]} chooses it on other {PLATFORM[0]} "
-            "devices, where nobody has tried it."
+            "devices, where nobody has tried it.",
         )

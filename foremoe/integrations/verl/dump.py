@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, reason
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.workload.workload import Workload
 
 if TYPE_CHECKING:
     from foremoe.integrations.megatron import Attached
 
+_logger = logging.getLogger(__name__)
+
 # Letters: M micro-steps, L MoE layers of this rank, E experts.
 
 
-def dump_workload(
-    attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str, warn: Callable[[str], None]
-) -> None:
+def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str) -> None:
     """Rank 0 of the EP group, global rank R, writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``; collective.
 
-    The stage runs as it would without a dump: a file that cannot be written is warned about and raises nothing.
+    The stage runs as it would without a dump: a file that cannot be written is a warning in the log.
     """
     import torch.distributed as dist
 
@@ -44,4 +45,4 @@ def dump_workload(
         path.mkdir(parents=True, exist_ok=True)
         work.save(path / f"{stage}_{number:05d}_rank{dist.get_rank()}.safetensors")
     except Exception as error:  # on this rank alone, while the others go on to plan
-        warn(f"foremoe could not dump the {stage} stage to {folder!r}: {error}")
+        _logger.warning("the counts of the %s stage could not be dumped to %r: %s", stage, folder, reason(error))

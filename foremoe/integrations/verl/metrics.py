@@ -11,7 +11,7 @@ from foremoe.integrations.megatron.summary import MegatronSummary
 
 # All ranks wait for the slowest, and stages follow each other.
 _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
-_LARGEST = ("slot_bytes",)
+_LARGEST = ("slot_bytes", "retired")
 _MEANS = ("skew_before", "skew_after", "skew_served")
 # Of a plan, which the ranks of an EP group share.
 _OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows")

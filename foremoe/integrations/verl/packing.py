@@ -7,8 +7,9 @@ and the attention of its longest one.
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from foremoe.integrations.once import warn_once
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.solvers import ExpertAware
 from foremoe.solvers.pack.repack import UNIT, repack
+
+_logger = logging.getLogger(__name__)
 
 # Letters: Q samples (or groups of samples that veRL keeps together), M micro-batches, J layers of a sample of layers, E experts,
 # D data-parallel ranks, G ranks of the EP group, C counts of a sample: one for each of J layers and G home ranks.
@@ -51,16 +54,15 @@ class Packer:
             if group.size() > 1
         ]
 
-    def repack_batches(
-        self, data: Any, micro_batches: list[Any], indices: Any, warn: Callable[[str], None]
-    ) -> tuple[list[Any], Any]:
+    def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
         """Micro-batches and samples of each; veRL's own where its split is of fixed size, or something fails. Collective."""
         from verl.utils import tensordict_utils as tu
 
         if indices is None:
             warn_once(
+                _logger,
                 "foremoe leaves veRL's micro-batches as they are: packing=true needs micro-batches of dynamic size; set "
-                "actor.use_dynamic_bsz=True (of recompute: rollout.log_prob_use_dynamic_bsz=True) or packing=false."
+                "actor.use_dynamic_bsz=True (of recompute: rollout.log_prob_use_dynamic_bsz=True) or packing=false.",
             )
             return micro_batches, indices
         fault, mine = "", None
@@ -83,7 +85,8 @@ class Packer:
             if any(other != others[0] or other[0] for other in others):
                 found = (next((why for why, _ in others if why), "ranks with the same samples disagree"), 0)
         if found[0]:
-            warn(f"foremoe leaves veRL's micro-batches as they are: {found[0]}")
+            if self._data.rank == 0 or not fault:  # what all data-parallel ranks heard, one of them says
+                _logger.warning("veRL's micro-batches stay as they are: %s", found[0])
             return micro_batches, indices
         return [tu.index_select_tensor_dict(data, samples) for samples in split], split
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-import warnings
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from megatron.core import parallel_state
@@ -23,6 +22,8 @@ from foremoe.integrations.verl.metrics import Figures, Totals
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 
+_logger = logging.getLogger(__name__)
+
 
 class Session:
     """What lives as long as the engine.
@@ -31,7 +32,7 @@ class Session:
         engine: VeRL's, initialized. Where its router replay is off, rollout's routing is a hint.
 
     A stage whose planning fails on any rank of the EP group, takes too long, or gives an invalid plan runs at home on all of
-    them: one warning, and the metric ``foremoe/STAGE/unplanned``.
+    them: a warning in the log, and the metric ``foremoe/STAGE/unplanned``.
     """
 
     def __init__(self, engine: Any, settings: Settings) -> None:
@@ -52,7 +53,6 @@ class Session:
             raise
         self.num_stages = {"recompute": 0, "update": 0}
         self.totals = {stage: Totals() for stage in self.num_stages}
-        self._warned: set[str] = set()
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
         """Whether routing is known now, to be replayed or as a hint: not where R2 records, nor where veRL replays but not in this
@@ -65,13 +65,16 @@ class Session:
         wanted = self.settings.recompute if forward_only else self.settings.update
         acts = tu.get_non_tensor_data(data, key="enable_routing_replay", default=False) or not self.replay
         known = data.get("routed_experts", None) is not None
-        if not known and not self.replay:
-            warn_once(
-                "megatron.foremoe is set and does nothing in a pass without known routing; set "
-                "rollout.enable_rollout_routing_replay=True, or remove foremoe."
-            )
-        static = not self.engine.engine_config.dynamic_context_parallel
-        return bool(self.attached.group.size > 1 and wanted and acts and known and static)
+        lack = ""
+        if self.attached.group.size == 1:
+            lack = "where an EP group has one rank; set expert_model_parallel_size above 1"
+        elif self.engine.engine_config.dynamic_context_parallel:
+            lack = "with dynamic context parallelism; set dynamic_context_parallel=False"
+        elif not known and not self.replay:
+            lack = "in a pass without known routing; set rollout.enable_rollout_routing_replay=True"
+        if lack:
+            warn_once(_logger, f"megatron.foremoe is set and does nothing {lack}, or remove foremoe.")
+        return bool(wanted and acts and known and not lack)
 
     @contextlib.contextmanager
     def run_stage(self, forward_only: bool) -> Iterator[RunningStage]:
@@ -101,12 +104,6 @@ class Session:
         if output and "metrics" in output:
             output["metrics"].update(metrics)
 
-    def warn(self, kind: str, message: str) -> None:
-        """Says it once of every kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, stacklevel=2)
-
     def close(self) -> None:
         """Gives everything back: the engine is veRL's own again."""
         self.attached.detach()
@@ -135,14 +132,13 @@ class RunningStage:
         session.num_stages[self._stage] += 1
         begin_s = time.perf_counter()
         if session.packer is not None:
-            micro_batches, indices = session.packer.repack_batches(data, micro_batches, indices, partial(session.warn, "pack"))
+            micro_batches, indices = session.packer.repack_batches(data, micro_batches, indices)
             self._seconds["pack_s"] = time.perf_counter() - begin_s
         if attached.active:
             routing = routing_of(session.engine, session.places, micro_batches)
             if session.settings.dump is not None:
-                dump_workload(attached, routing, self._stage, number, session.settings.dump, partial(session.warn, "dump"))
-            warn = partial(session.warn, "plan")
-            stage = planned_or_home(attached, routing, self._stage, warn, replay=session.replay)
+                dump_workload(attached, routing, self._stage, number, session.settings.dump)
+            stage = planned_or_home(attached, routing, self._stage, replay=session.replay)
             self._planned = self._stack.enter_context(stage)
         self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
         return micro_batches, indices
