@@ -59,6 +59,7 @@ def test_stages_of_a_program_that_knows_its_routing_now_and_then(pool):
         recompute, unknown, *impossible, update = (metrics for _, metrics in found)
         assert recompute == unknown, "a pass without routing should leave the figures of the stage before"
         assert recompute["replicas"] and update["replicas"] and impossible == [{}, {}]
+        assert all(metrics["fell_back"] == metrics["retired"] == 0.0 for metrics in (recompute, update))
         assert len(said) == (0 if rank else 2), "each stage once, by rank 0 of the group"
         assert all("the update stage runs at home, without a plan: " in text for text in said)
 

@@ -246,3 +246,6 @@ def test_the_report_counts_cpu_time_and_bytes() -> None:
         told = report.to_dict()
         assert told["forward_cpu_s"] > 0 and told["backward_cpu_s"] > 0 and told["drift"] == 0
         assert told["served"] == report.served_MLS.sum() and told["timeline"]["fell_back"] == 0
+        assert told["fell_back"] == 0 and told["retired"] == []
+        lost = dataclasses.replace(report, timeline=dataclasses.replace(report.timeline, retired=("Collective",)))
+        assert lost.to_dict()["retired"] == ["Collective"]

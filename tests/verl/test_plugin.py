@@ -76,12 +76,37 @@ assert importlib.util.find_spec("verl.workers.engine.megatron.transformer_impl")
 from verl.workers.engine import EngineRegistry
 
 assert EngineRegistry.get_engine_cls("language_model", "megatron").__name__ == "ForeMoEEngine"
-assert not any(type(finder).__name__ == "_Waiting" for finder in sys.meta_path), "it waits for nothing more"
 """
 
 
 def test_who_looks_for_the_engine_without_importing_it_loses_nothing():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOOK_FIRST], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+RELOAD = """
+import importlib
+import importlib.util
+import pickle
+
+import verl
+name = "verl.workers.engine.megatron.transformer_impl"
+spec = importlib.util.find_spec(name)  # imports its package, and with it the module
+from verl.workers.engine import base
+from verl.workers.engine.megatron import transformer_impl
+
+for _ in range(2):
+    engine = base.EngineRegistry.get_engine_cls("language_model", "megatron")
+    assert engine.__name__ == "ForeMoEEngine" and issubclass(engine, transformer_impl.MegatronEngineWithLMHead)
+    assert pickle.loads(pickle.dumps(engine)) is engine
+    importlib.reload(base)
+    importlib.reload(transformer_impl)
+"""
+
+
+def test_a_reload_of_verls_modules_renews_the_engine_and_its_class_pickles():
+    """Of both: veRL refuses a second engine in the same registry."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RELOAD], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

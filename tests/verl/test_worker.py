@@ -76,3 +76,12 @@ def test_figures_of_all_stages_reach_the_trainer_with_the_update(pool):
             assert update[f"foremoe/{stage}/unplanned"] == 0.0
             assert update[f"foremoe/{stage}/skew_after"] < update[f"foremoe/{stage}/skew_before"]
         assert min(value for name, value in expected.items() if not name.endswith("exposed_s")) > 0
+
+
+def test_backends_given_up_are_counted_once_however_many_ranks_and_stages_tell_of_them():
+    from foremoe.integrations.verl.metrics import Figures, Totals
+
+    totals = Totals()
+    for retired in (0.0, 1.0, 1.0):
+        totals.add([Figures(first=first, num_rows=2, values={"retired": retired}) for first in (True, False)])
+    assert totals.take()["retired"].aggregate() == 1.0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from foremoe.integrations.verl.config import EngineConfig as EngineConfig
     from foremoe.integrations.verl.config import Settings as Settings
 
+ENGINE_MODULE = "verl.workers.engine.megatron.transformer_impl"  # veRL's, whose engine foremoe's is derived from
 __all__ = ["EngineConfig", "Settings"]  # loaded on first use: they import veRL
 
 __getattr__, __dir__ = lazy(__name__, {"config": __all__})

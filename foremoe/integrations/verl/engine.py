@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.verl import ENGINE_MODULE
 
 # Device and vendor. veRL prefers an engine of the vendor, and falls back to this one where there is no accelerator.
 PLATFORM = "cuda", "nvidia"
 
 
 def register(module: ModuleType) -> type:
-    """Registers the engine over that of veRL's module `transformer_impl`; returns it."""
+    """Registers the engine over that of veRL's module `transformer_impl`; returns it.
+
+    It takes the place of one that was registered before a reload, where veRL would refuse a second one.
+    """
     engine = engine_class(module)
+    registered = getattr(module.EngineRegistry, "_engines", {}).get("language_model", {}).get("megatron", {})
+    if getattr(registered.get(PLATFORM), "__module__", "") == __name__:
+        del registered[PLATFORM]
     module.EngineRegistry.register(model_type="language_model", backend="megatron", device=PLATFORM[0], vendor=PLATFORM[1])(
         engine
     )
@@ -23,11 +31,15 @@ def register(module: ModuleType) -> type:
 
 
 def engine_class(module: ModuleType) -> type:
-    """veRL's `MegatronEngineWithLMHead` with plans; as it was where the config has no `foremoe`."""
+    """veRL's `MegatronEngineWithLMHead` with plans; as it was where the config has no `foremoe`.
+
+    Pickles find the last one made in this module.
+    """
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
         """veRL's engine; a pass whose routing is known runs by a plan that is made as soon as its micro-batches are."""
 
+        __qualname__ = "ForeMoEEngine"
         _foremoe: Any = None
 
         def initialize(self) -> None:
@@ -57,7 +69,16 @@ def engine_class(module: ModuleType) -> type:
                 session.report(data, output)
             return output
 
+    globals()["ForeMoEEngine"] = ForeMoEEngine
     return ForeMoEEngine
+
+
+def __getattr__(name: str) -> Any:
+    """`ForeMoEEngine`, by name, as pickles ask for it; veRL's module is imported for it."""
+    if name != "ForeMoEEngine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(ENGINE_MODULE)  # with foremoe's plugin, the class is made meanwhile
+    return globals().get(name) or engine_class(module)
 
 
 @contextlib.contextmanager

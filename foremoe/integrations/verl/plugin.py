@@ -1,8 +1,8 @@
 """What ``import verl`` loads in every process, by the entry point group ``verl.plugins``.
 
 It must cost nothing where no Megatron engine is made: it waits for veRL's engine module and registers foremoe's engine in its
-place once that is imported. The engine acts only where the config says so (`EngineConfig`). ``FOREMOE=0`` switches all of it off.
-Whatever fails here leaves veRL as it is, with a warning.
+place whenever that has been imported, or reloaded. The engine acts only where the config says so (`EngineConfig`). ``FOREMOE=0``
+switches all of it off. Whatever fails here leaves veRL as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
-_ENGINE_MODULE = "verl.workers.engine.megatron.transformer_impl"
+from foremoe.integrations.verl import ENGINE_MODULE
+
+_logger = logging.getLogger(__name__)
 
 
 def install() -> None:
     """Registers the engine, now or when veRL's own has been imported; does nothing a second time."""
     if os.environ.get("FOREMOE", "1").strip().lower() in ("0", "off", "false", "no"):
         return
-    if _ENGINE_MODULE in sys.modules:
-        _register(sys.modules[_ENGINE_MODULE])
-    elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+    # Of a reload of this module there may be one of a class that was called the same.
+    if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
+    if ENGINE_MODULE in sys.modules:
+        _register(sys.modules[ENGINE_MODULE])
 
 
 def _register(module: ModuleType) -> None:
@@ -35,7 +39,7 @@ def _register(module: ModuleType) -> None:
         register(module)
     except (Exception, SystemExit) as error:
         # A log entry, as veRL's own: a Python warning is an exception under -W error, and would stop the import.
-        logging.getLogger(__name__).warning(
+        _logger.warning(
             "foremoe could not be added to veRL's Megatron engine, which runs without it: %s: %s",
             type(error).__name__,
             error,
@@ -46,13 +50,13 @@ def _register(module: ModuleType) -> None:
 class _Waiting(importlib.abc.MetaPathFinder):
     """Finds nothing itself; lets veRL's engine module be found as ever and calls `_register` after it has run.
 
-    It waits on until then: who looks for a module need not import it, and an import may fail and be tried again.
+    It stays: code that looks for a module need not import it, an import may fail and be tried again, and modules are reloaded.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _ENGINE_MODULE:
+        if fullname != ENGINE_MODULE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -60,18 +64,21 @@ class _Waiting(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _ThenRegister(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+class _ThenRegister:
+    """veRL's own loader in everything but `exec_module`: runpy, pdb and inspect ask it for code and source."""
+
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying asks before there is a loader
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader  # who asks the module for its source finds veRL's loader
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Waiting)]
+            module.__spec__.loader = module.__loader__ = self._loader
         _register(module)
 
 
