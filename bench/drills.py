@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import cache_drills
 from bench.output import command_line, emit, hardware
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import TorchGroup
@@ -237,6 +238,8 @@ def main() -> None:
         for fault in FAULTS if place in REPORTED else ("killed", "stopped"):
             lines.append(line(place, fault))
             print(lines[-1], file=sys.stderr, flush=True)
+    if args.place is None:
+        lines += ["", *cache_drills.table()]
     emit("# Drills\n\n" + "\n".join(lines) + "\n", args.out)
 
 

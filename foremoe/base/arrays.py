@@ -61,7 +61,7 @@ def sealed(array: Array) -> Array:
     """
     if isinstance(array.base, memoryview) and array.base.readonly:
         return array
-    return np.asarray(memoryview(array).toreadonly())
+    return np.asarray(array.data.toreadonly())
 
 
 def require_non_negative(array: Array, name: str) -> None:

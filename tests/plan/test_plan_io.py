@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -40,6 +42,26 @@ def test_save_then_load_is_identity_and_bytes_do_not_vary(plan, tmp_path):
     assert again.same_as(plan)
     again.save(tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def arrays_of(value):
+    """Every array in a value and the values in it."""
+    for held in (getattr(value, field.name) for field in dataclasses.fields(value)):
+        if isinstance(held, np.ndarray):
+            yield held
+        elif dataclasses.is_dataclass(held):
+            yield from arrays_of(held)
+
+
+def test_no_array_of_a_plan_can_be_made_writable(plan, tmp_path):
+    plan.save(tmp_path / "plan.safetensors")
+    plan.check()
+    for one in (plan, Plan.load(tmp_path / "plan.safetensors"), plan.select([1, 2]), copy.deepcopy(plan)):
+        arrays = list(arrays_of(one))
+        assert len(arrays) > 25
+        for array in (*arrays, one.quota_NGS, one.expert_MLGS[:1]):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
 
 
 def test_every_cut_is_refused(plan, tmp_path):
