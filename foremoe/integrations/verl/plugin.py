@@ -60,7 +60,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _ThenRegister(spec.loader)  # type: ignore[assignment]  # it has all that a loader has
         return spec
 
 
