@@ -31,7 +31,7 @@ from numba.core.caching import (
 )
 from numba.extending import is_jitted
 
-_LOG = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 
 
@@ -240,7 +240,7 @@ def _warn_unsaved(reason: str, folder: str) -> None:
 
 @functools.cache
 def _warn(what: str) -> None:
-    _LOG.warning("%s; set NUMBA_CACHE_DIR to a folder of your own.", what)
+    _logger.warning("%s; set NUMBA_CACHE_DIR to a folder of your own.", what)
 
 
 def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
