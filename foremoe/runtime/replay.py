@@ -131,6 +131,10 @@ class ReplayedRows:
         """Rows that were compared, with re-forwards."""
         return len(self._differ)
 
+    def verdict(self) -> str:
+        """The first `fault` of any rank, on all of them; collective."""
+        return first_fault(self._group.gather(self.fault())) if self._number else ""
+
     def fault(self) -> str:
         """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
         if not self._differ:

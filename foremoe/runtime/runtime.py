@@ -166,15 +166,21 @@ class Runtime:
             partial: The stage stops early, after the same pass on all ranks.
 
         Raises:
-            InputError: Uses of the plan were not run; or a layer got another routing than `begin`, and the step must be dropped.
+            InputError: Uses of the plan were not run; or, on all ranks, a layer of one got another routing than `begin`: the
+                gradients are dropped then, also those of earlier stages that this one's were added to.
         """
         stage = self._running_stage()
         timeline = stage.end(partial=partial)
+        # Before any rank publishes: those that did would step without the others.
+        fault = stage.verdict()
+        self._stage = None
+        if fault:
+            if self._time.num_backward:
+                self.bank.zero_grad()
+            raise InputError(fault)
         if self._time.num_backward:
             self.bank.publish_gradients()
         drift_ML, served_MLS = stage.counts()
-        self._stage = None
-        stage.require_replayed()
         return StageSummary(
             timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
             forward_cpu_s=self._time.forward_s, backward_cpu_s=self._time.backward_s,
@@ -202,7 +208,13 @@ class Runtime:
     def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> Route:
         """Where the row's pairs go."""
         complete = stage.weights(m, layer, phase).complete
-        route = stage.replayed(m, layer, topk_TK)
+        try:
+            route = stage.replayed(m, layer, topk_TK)
+            if route is None:
+                self._check_experts(topk_TK)
+        except InputError as error:  # of this rank alone, and the others wait for its tokens
+            self.group.report(f"InputError: {error}")
+            raise
         if route is None:
             route = self._found_route(stage, m, layer, phase, topk_TK, complete)
         elif not complete:
@@ -217,7 +229,6 @@ class Runtime:
 
     def _found_route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor, complete: bool) -> Route:
         """Where the row's pairs go, at home if a replica is missing on any rank; collective."""
-        self._check_experts(topk_TK)
         slot_TK, num_drift = stage.slots(m, layer, topk_TK)
         if (m, layer) in stage.fell_back:  # a re-forward follows its forward
             slot_TK = stage.at_home(layer, topk_TK)

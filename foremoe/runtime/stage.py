@@ -47,8 +47,12 @@ class Stage(abc.ABC):
         """The route of a row that was known when the stage began; None if it must be found, on all ranks alike."""
         return None
 
-    def require_replayed(self) -> None:  # noqa: B027 (without a plan nothing is known)
-        """Raises an `InputError` if a layer got another routing than was known."""
+    def verdict(self) -> str:
+        """Why no rank may use what the stage computed, the same on all ranks; empty if nothing speaks against it.
+
+        Collective with a plan.
+        """
+        return ""
 
     @abc.abstractmethod
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
@@ -158,10 +162,9 @@ class PlannedStage(Stage):
         self._replay.compare(micro_step, layer, (topk_TK != known_TK).sum())
         return route
 
-    def require_replayed(self) -> None:
-        fault = "" if self._replay is None else self._replay.fault()
-        if fault:
-            raise InputError(f"{fault}, and went to these; drop this step, and leave rows out that are not replayed.")
+    def verdict(self) -> str:
+        fault = "" if self._replay is None else self._replay.verdict()
+        return f"{fault}, and went to these; drop this step, and leave rows out that are not replayed." if fault else ""
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         return self._engine.weights(micro_step, layer, phase)

@@ -263,7 +263,7 @@ class Engine:
             if self._in_flight:
                 rows = f"{len(self._in_flight)} rows that already ran on replicas"
                 lack = f"no two-sided backend is left to bring home the gradients of {rows}"
-                cure = "drop this optimizer step, or give the engine a second two-sided backend"
+                cure = "end the job, for no rank may take this optimizer step, and give the engine a second two-sided backend"
                 raise TransferError(f"{', '.join(lost)} failed and {lack}; {cure}.")
             self._homes_only = True
 

@@ -60,6 +60,5 @@ def residency(
     lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
     if lacking and phase != Phase.FORWARD:
         lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
-        cure = "drop this optimizer step and restart the engine"
-        raise TransferError(f"{lost} cannot be had on rank {rank}; {cure}.", (rank,))
+        raise TransferError(f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,))
     return Residency(tuple(expert_S), tuple(weights), tuple(grads) if phase == Phase.BACKWARD else None, not lacking)

@@ -129,4 +129,4 @@ class Returns:
     def _lost(self, sent: _Sent, error: Exception) -> TransferError:
         ranks = error.ranks if isinstance(error, TransferError) else ()
         lost = f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.backends.names[sent.backend]}"
-        return TransferError(f"{lost} ({error}); drop this optimizer step and restart the engine.", ranks or (self._rank,))
+        return TransferError(f"{lost} ({error}); no rank may take this optimizer step: end the job.", ranks or (self._rank,))

@@ -13,7 +13,8 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import TorchGroup, first_fault, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
-from foremoe.integrations.megatron.home_moves import HomeMoves
+from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
+from foremoe.integrations.megatron.job import Job
 from foremoe.integrations.megatron.known import Trust
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
 from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
@@ -21,12 +22,10 @@ from foremoe.integrations.megatron.planning import Options, Planning, Work
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
 from foremoe.machine.cluster import Cluster
-from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
 from foremoe.problem.slots import SharedSlots, Slots
-from foremoe.runtime.stage import agree_on_split
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
 from foremoe.workload.workload import STAGES
@@ -91,6 +90,8 @@ class Attached:
     """Slots around the MoE layers of one rank's model chunks; made by `attach`.
 
     Attributes:
+        group: EP group of this rank.
+        job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
         report: `MegatronSummary` of the last stage, or None.
     """
@@ -103,9 +104,11 @@ class Attached:
         self._engine_options = engine_options
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
-        self._broken, self._ended, self._detached = "", False, False
+        self._broken, self._running, self._detached = "", False, False
         self._layers: list[SlotLayer] = []
         with reporting(self.group):
+            self.job = Job(self.group)
+        with self.job.reporting():
             self._attach(chunks, options)
 
     def _attach(self, chunks: list[Any], options: Options) -> None:
@@ -115,15 +118,16 @@ class Attached:
             self._set_up(chunks, options)
         except InputError as error:
             fault = str(error)
-        faults = self.group.gather(fault)  # where one rank alone refuses, the others would wait for it
+        faults = self.job.group.gather(fault)  # where one rank alone refuses, the others would wait for it
         if any(faults):
-            self.group.close()
+            self.job.close()
             raise InputError(fault or first_fault(faults))
-        if not self._layers:
+        backends = self._engine_options["backends"]
+        cluster = self.job.run(lambda: cluster_of(self.group, options.cluster, backends, self._config) if self._layers else None)
+        if cluster is None:
             return  # nothing to balance on this rank
         self._planning = Planning(
-            options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE,
-            cluster=cluster_of(self.group, options.cluster, self._engine_options["backends"], self._config),
+            options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE, cluster=cluster,
             weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:
@@ -133,9 +137,6 @@ class Attached:
         """This rank's part of attaching; not collective over the EP group."""
         self._places = find_layers(chunks)
         require_supported(self._config, self._places)
-        for place in self._places:
-            if "_foremoe" in place.moe.__dict__:
-                raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
         self._configs = configs_of(chunks)
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
@@ -161,8 +162,10 @@ class Attached:
         """The order of passes that a plan for this rank must have."""
         return schedule_of(self._config, self._places, num_micro_steps, forward_only=forward_only)
 
-    def plan(self, work: Work, stage: str = "update", *, home_LE: Array | None = None, num_threads: int | None = None) -> Planned:
-        """Plans a stage without running it; collective over the EP group.
+    def plan(
+        self, work: Work, stage: str = "update", *, home_LE: Array | None = None, num_threads: int | None = None
+    ) -> Planned | None:
+        """Plans a stage without running it; None on a rank without MoE layers. Collective over all ranks of the job.
 
         Args:
             work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or experts of this rank's own
@@ -170,12 +173,12 @@ class Attached:
             home_LE: Where experts compute in this stage; what `homes` returned.
 
         Raises:
-            InputError: On all ranks of the group.
+            InputError: On all ranks of the job.
         """
-        return self._planning.plan(work, stage, home_LE, num_threads)
+        return self.job.run(lambda: self._planning.plan(work, stage, home_LE, num_threads) if self._layers else None)
 
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
-        """int32 [L, E]: where the planner's home level would have experts compute in a step; collective over the EP group.
+        """int32 [L, E]: where the planner's home level would have experts compute in a step; collective over the job.
 
         Megatron's parameters stay where they are. A stage with other homes borrows: weights are exchanged as it begins, main
         gradients as it ends.
@@ -184,14 +187,15 @@ class Attached:
             stages: (work, "recompute" or "update") of the step, as in `plan`.
             num_threads: Threads of planning, as in `plan`.
         """
-        return self._planning.homes(stages, num_threads)
+        own = contiguous_homes(len(self._places), self.num_experts)
+        return self.job.run(lambda: self._planning.homes(stages, num_threads) if self._layers else own)
 
     @contextlib.contextmanager
     def stage(
-        self, work: Work | Planned, stage: str = "update", *,
+        self, work: Work | Planned | None, stage: str = "update", *,
         split_MLP: Array | None = None, home_LE: Array | None = None, replay: bool = True,
     ) -> Iterator[None]:  # fmt: skip
-        """Runs one stage by a plan; inside, call Megatron's forward-backward function as ever, once. Collective.
+        """Runs one stage by a plan; inside, call Megatron's forward-backward function as ever, once. Collective over the job.
 
         Gradients of replicas are at their homes before ``config.finalize_model_grads_func`` runs (and, with
         `overlap_grad_reduce`, before the parameter is reduced), else when the block ends.
@@ -205,32 +209,35 @@ class Attached:
             replay: Routers do as `work` says. False: by themselves, `work` is a hint, and the report has the skew as served.
 
         Raises:
-            InputError: Work that does not fit, or routers that no longer do as it says; on all ranks of the EP group.
-            TransferError: Weights or gradients did not arrive. The model is as it was, but this stage's gradients are not whole:
-                drop them, detach, and attach again.
+            InputError: On all ranks of the job: work that does not fit, or, as the stage ends, routers that did not do as it
+                says. Drop the step; the next one may run.
+            TransferError: Weights or gradients did not arrive, or a rank failed. Ranks are in different passes: end the job.
         """
         if self._detached:
             raise InputError("foremoe was detached from this model; attach it again.")
         if stage not in STAGES:
             raise InputError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}.")
         if self._broken:
-            raise InputError(f"an earlier stage failed ({self._broken}); call detach() and attach again.")
-        if self._stage is not None:
+            raise InputError(f"an earlier stage failed ({self._broken}); end the job.")
+        if self._running:
             raise InputError("a stage is running; stages do not nest.")
-        if not self._layers:
-            yield
-            return
-        planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
-        restore = before_finalize(self._configs, lambda: self._end(planned))
+        restore = before_finalize(self._configs, self._end)
+        self._running = True
         try:
-            with reporting(self.group):
-                self._begin(planned, stage, replay)
+            try:
+                self.job.run(lambda: self._begin(work, stage, split_MLP, home_LE, replay))
+            except InputError:  # on all ranks
+                if self._stage is not None:
+                    self._stage.end(partial=True)
+                self._running = False
+                raise
             yield
-            self._end(planned)
+            if error := self._end():
+                raise error
         except BaseException as error:
-            if self._stage is not None and not self._ended:
+            if self._running:  # the others do not know of it
                 self._broken = f"{type(error).__name__}: {error}"
-                self.group.report(self._broken)
+                self.job.report(self._broken)
             raise
         finally:
             restore()
@@ -238,8 +245,8 @@ class Attached:
                 layer.leave()
             if self._moves is not None:
                 self._moves.leave()
-            self._stage = self._moves = None
-            self._buffers.home_LE = self._home_LE
+                self._buffers.home_LE = self._home_LE
+            self._stage, self._moves, self._running = None, None, False
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last stage on this rank, ready for a logger; empty before the first."""
@@ -247,54 +254,46 @@ class Attached:
 
     def detach(self) -> None:
         """Gives everything back: the model is what it was before `attach`. Safe to call twice."""
-        if self._stage is not None and not self._broken:
+        if self._running:
             raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:
-            layer.leave()
             layer.moe.__dict__.pop("_foremoe", None)
         self._layers, self._detached = [], True
         if self._engine is not None:
             self._engine.close()
         self._engine = None
         self.__dict__.pop("_buffers", None)
-        self.group.close()
+        self.job.close()
 
-    def _begin(self, planned: Planned, stage: str, replay: bool) -> None:
-        plan = planned.plan
-        overlaps = any(layer.overlaps_reduction for layer in self._layers)
-        fault = self._planning.fault_of(plan, stage, overlaps) or self._buffers.prepare(stage)
-        fault = first_fault(self.group.gather(fault))
-        if fault:
-            raise InputError(fault)
-        if not planned.agreed:
-            agree_on_split(self.group, plan, planned.split_MLP, plan.home_LE, self._buffers.device)
+    def _begin(self, work: Any, stage: str, split_MLP: Array | None, home_LE: Array | None, replay: bool) -> None:
+        """Begins the stage on this rank's EP group."""
+        if not self._layers:
+            return
+        planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
+        overlaps, plan = any(layer.overlaps_reduction for layer in self._layers), planned.plan
+        self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
         if self._engine is None:
             self._engine = Engine(self._buffers, group=self.group, **self._engine_options)
-        self._move_homes(plan)
+        known = self._trust.begin(planned) if replay else None
+        self._moves = move_homes(self.group, self._buffers, plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
-        self._ended = False
-        known = self._trust.begin(planned) if replay else None
         self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device, replay, known)
         for layer in self._layers:
             layer.enter(self._stage)
 
-    def _move_homes(self, plan: Plan) -> None:
-        moves = HomeMoves(self.group, self._buffers.kinds, plan.B, plan.home_LE)
-        if moves.num_moved:
-            self._buffers.finish_sync()
-            self._moves = moves
-            moves.enter(trains=plan.header.schedule.trains)
-            self._buffers.home_LE = plan.home_LE
-
-    def _end(self, planned: Planned) -> None:
-        """Brings all gradients home and takes stock; the second call of a stage does nothing."""
-        stage = self._stage
-        if stage is None or self._ended:
-            return
-        timeline = stage.end(partial=False)
-        if self._moves is not None and planned.plan.header.schedule.trains:
-            self._moves.gradients_back()
-        self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
-        self._ended = True
-        self._trust.end(planned, stage.known, bool(stage.fell_back))
+    def _end(self) -> InputError | None:
+        """Brings all gradients home and takes stock, once: the error of all ranks for which none may take the step, or None."""
+        if not self._running:
+            return None
+        error, stage = None, self._stage
+        if stage is not None:
+            planned = self._planned
+            timeline = stage.end(partial=False)
+            if self._moves is not None and planned.plan.header.schedule.trains:
+                self._moves.gradients_back()
+            self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
+            error = self._trust.end(planned, stage.known, bool(stage.fell_back))
+        error = self.job.agree(error)
+        self._running = False
+        return error

@@ -1,10 +1,12 @@
-"""The moment before Megatron-Core reduces gradients: when a stage must have brought its own home."""
+"""The moment before Megatron-Core reduces gradients: when a stage must have brought its own home, on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+from foremoe.base.errors import InputError
 
 
 def configs_of(chunks: Sequence[Any]) -> list[Any]:
@@ -19,20 +21,34 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def before_finalize(configs: Sequence[Any], end: Callable[[], None]) -> Callable[[], None]:
-    """Calls `end` before Megatron reduces gradients; what is returned puts the configs back."""
+def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
+    """Calls `end` before Megatron reduces gradients; what is returned puts the configs back.
+
+    Args:
+        end: Returns the error, the same on all ranks, for which none of them may go on.
+    """
     own = [config.finalize_model_grads_func for config in configs]
 
-    def end_first(finalize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        end()
-        return finalize(*args, **kwargs)
+    def end_first(config: Any, finalize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        error = end()
+        if error is None:
+            return finalize(*args, **kwargs)
+        if any(_reduces_in_backward(chunk) for chunk in args[0]):
+            finalize(*args, **kwargs)  # what backward began on all ranks is still to be finished
+        if getattr(config, "timers", None) is not None:
+            config.timers("forward-backward").stop()  # as Megatron would; else it refuses to start it for the next step
+        raise error
 
     for config, finalize in zip(configs, own, strict=True):
         if finalize is not None:
-            config.finalize_model_grads_func = partial(end_first, finalize)
+            config.finalize_model_grads_func = partial(end_first, config, finalize)
 
     def restore() -> None:
         for config, finalize in zip(configs, own, strict=True):
             config.finalize_model_grads_func = finalize
 
     return restore
+
+
+def _reduces_in_backward(chunk: Any) -> bool:
+    return bool(getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False))

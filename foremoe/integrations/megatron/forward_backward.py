@@ -35,8 +35,8 @@ def forward_backward(
         forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
 
-    A call with ``forward_only`` is a recompute stage, any other an update. A stage that cannot be planned (an `InputError`, on
-    all ranks alike) runs at home, and the log says why.
+    A call with ``forward_only`` is a recompute stage, any other an update. A stage that an EP group cannot plan (an `InputError`)
+    runs at home on all ranks of the job, and the log says why.
 
     Args:
         moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
@@ -52,8 +52,8 @@ def forward_backward(
         try:
             routing = routing_of(call)
         except BaseException as error:
-            if isinstance(moe, Attached):  # nothing else warns the EP group, whose ranks wait in planning
-                moe.group.report(f"{type(error).__name__}: {error}")
+            if isinstance(moe, Attached):  # nothing else warns the others, who wait in planning
+                moe.job.report(f"{type(error).__name__}: {error}")
             raise
         own = function or get_forward_backward_func()
         if routing is None:
@@ -72,21 +72,22 @@ def forward_backward(
 
 @contextlib.contextmanager
 def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
-    """Runs a stage by a plan if one can be made, else at home, without metrics; rank 0 of the EP group logs why. Collective.
+    """Runs a stage by a plan if all EP groups can make one, else at home, without metrics; rank 0 of an EP group logs why.
+
+    Collective over all ranks of the job. On a rank without MoE layers `routing` may be empty.
 
     Yields:
-        Whether there is a plan.
+        Whether this rank has a plan.
     """
     with contextlib.ExitStack() as stack:
         planned = False
-        if moe.active:
-            try:
-                stack.enter_context(moe.stage(moe.plan(routing, stage), stage, replay=replay))
-                planned = True
-            except InputError as error:  # the same on all ranks of the EP group
-                moe.report = None
-                if moe.group.rank == 0:
-                    _logger.warning("the %s stage runs at home, without a plan: %s", stage, error)
+        try:
+            stack.enter_context(moe.stage(routing, stage, replay=replay))
+            planned = moe.active
+        except InputError as error:  # on all ranks of the job
+            moe.report = None
+            if moe.active and moe.group.rank == 0:
+                _logger.warning("the %s stage runs at home, without a plan: %s", stage, error)
         yield planned
 
 

@@ -9,7 +9,9 @@ import torch
 
 from foremoe.base.arrays import Array
 from foremoe.distributed.group import Group
+from foremoe.integrations.megatron.buffers import MegatronBuffers
 from foremoe.integrations.megatron.experts import ExpertKind
+from foremoe.plan.plan import Plan
 from foremoe.transfer.base import Tensors
 
 # Letters: L MoE layers of this rank, E experts, B base slots, G ranks.
@@ -88,6 +90,21 @@ class HomeMoves:
                 self._group.all_to_all(received, sent, [len(slots) for slots in arrives], [len(slots) for slots in sends])
                 for slot, row in zip((slot for slots in arrives for slot in slots), received, strict=True):
                     tensors_of(layer, slot)[i].copy_(row)
+
+
+def move_homes(group: Group, buffers: MegatronBuffers, plan: Plan) -> HomeMoves | None:
+    """Has experts compute where the plan says until `HomeMoves.leave`; None if that is where Megatron has them. Collective."""
+    moves = HomeMoves(group, buffers.kinds, plan.B, plan.home_LE)
+    if not moves.num_moved:
+        return None
+    buffers.finish_sync()
+    try:
+        moves.enter(trains=plan.header.schedule.trains)
+    except BaseException:
+        moves.leave()
+        raise
+    buffers.home_LE = plan.home_LE
+    return moves
 
 
 def _copy_aside(view: torch.Tensor) -> torch.Tensor:

@@ -141,7 +141,7 @@ class KnownRouting:
             return None
         if not complete:
             lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
-            raise TransferError(f"{lack}, so no rank asks for it; drop this step, detach and attach again.")
+            raise TransferError(f"{lack}, so no rank asks for it; end the job, and run it with replay=False or more backends.")
         self.taken.add((micro_step, layer))
         return KnownRow(topk_TK, found[1])
 
@@ -183,18 +183,18 @@ class Trust:
         )
         return KnownRouting(rows, self._num_topk, trusted=trains in self._holds)
 
-    def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> None:
+    def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> InputError | None:
         """Judges a stage that is over; collective.
 
         Args:
             known: What `begin` returned.
             fell_back: Some rows ran at home for want of a replica.
 
-        Raises:
-            InputError: Layers went by routes that were not those of their routers; on all ranks.
+        Returns:
+            An error if layers of a rank went by routes that were not those of their routers, on all ranks of the EP group.
         """
         if known is None:
-            return
+            return None
         faults = self._group.gather((known.fault(), known.num_compared))
         fault = first_fault([fault for fault, _ in faults])
         if fault or (faults[0][1] and not fell_back):
@@ -203,6 +203,7 @@ class Trust:
             _logger.warning(
                 "stages like this one count and sort every row, for routers do not do as they were known to: %s", fault
             )
-        if fault and known.trusted:
-            cure = "drop this step, and give stage() replay=False if routers do not do as `work` says; the next stage counts"
-            raise InputError(f"{fault}, and went to these: {cure}.")
+        if not (fault and known.trusted):
+            return None
+        cure = "drop this step on all ranks, and give stage() replay=False if routers do not do as `work` says"
+        return InputError(f"{fault}, and went to these: {cure}; the next stage counts.")

@@ -131,6 +131,8 @@ def require_supported(config: Any, places: Sequence[Place]) -> None:
         if refused:
             raise InputError(f"foremoe cannot be attached to this model: {reason}.")
     for place in places:
+        if "_foremoe" in place.moe.__dict__:
+            raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
         own = type(place.moe.token_dispatcher)
         if own not in DISPATCHERS:  # a subclass may do what ours, derived from Megatron's, would leave out
             supported = " and ".join(cls.__name__ for cls in DISPATCHERS)

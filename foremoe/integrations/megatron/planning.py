@@ -21,6 +21,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.slots import Slots
 from foremoe.routing.readers.counting import count_micro_steps
+from foremoe.runtime.stage import agree_on_split
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, T tokens of a source, K top-k, E experts.
@@ -80,10 +81,30 @@ class Planning:
         if isinstance(work, Planned):
             return work
         if isinstance(work, Plan):
-            if split_MLP is None:
-                raise InputError("a Plan needs split_MLP=plan.rows_for(workload, rank), what it gives to this rank's tokens.")
+            split_MLP = np.empty(0, np.int32) if split_MLP is None else split_MLP
             return Planned(plan=work, split_MLP=split_MLP, plan_s=0.0, share_s=0.0)
         return self.plan(work, stage, home_LE, None)
+
+    def require_fit(self, planned: Planned, stage: str, overlaps_reduction: bool, unprepared: str) -> None:
+        """Raises what speaks against a stage on any rank of the EP group; collective.
+
+        Args:
+            planned: What to run.
+            stage: "recompute" or "update".
+            overlaps_reduction: Gradients are reduced over data-parallel ranks while backward runs.
+            unprepared: Why this rank's experts cannot run; empty if they can.
+
+        Raises:
+            InputError: On all of them.
+        """
+        fault = self.fault_of(planned.plan, stage, overlaps_reduction) or unprepared
+        if not np.size(planned.split_MLP):
+            fault = "a Plan needs split_MLP=plan.rows_for(workload, rank), what it gives to this rank's tokens."
+        fault = first_fault(self.group.gather(fault))
+        if fault:
+            raise InputError(fault)
+        if not planned.agreed:
+            agree_on_split(self.group, planned.plan, planned.split_MLP, planned.plan.home_LE, self.device)
 
     def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
         """Why this rank cannot run a plan; empty if it can.

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from foremoe.base.arrays import Array
 from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
@@ -31,8 +32,8 @@ class Session:
     Args:
         engine: VeRL's, initialized. Where its router replay is off, rollout's routing is a hint.
 
-    A stage whose planning fails on any rank of the EP group, takes too long, or gives an invalid plan runs at home on all of
-    them: a warning in the log, and the metric ``foremoe/STAGE/unplanned``.
+    A stage whose planning fails on any rank, takes too long, or gives an invalid plan runs at home on all ranks: a warning in the
+    log, and the metric ``foremoe/STAGE/unplanned``.
     """
 
     def __init__(self, engine: Any, settings: Settings) -> None:
@@ -48,7 +49,7 @@ class Session:
             self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
             made = self.attached.num_experts, settings.group_timeout_s
             self.packer = Packer(engine, *made) if settings.packing else None
-        except BaseException as error:  # an InputError too: other EP groups of the copy may have none
+        except BaseException as error:  # an InputError too: the packer's is of this rank alone
             self.copy.report(f"{type(error).__name__}: {error}")
             raise
         self.num_stages = {"recompute": 0, "update": 0}
@@ -83,8 +84,8 @@ class Session:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
         except BaseException as error:
-            # Before the stage has begun nothing else warns the EP group, whose ranks may wait in its planning.
-            for group in (self.copy, self.attached.group):
+            # Before the stage has begun nothing else warns the others, who may wait in its planning.
+            for group in (self.copy, self.attached.job):
                 group.report(f"{type(error).__name__}: {error}")
             raise
 
@@ -134,12 +135,13 @@ class RunningStage:
         if session.packer is not None:
             micro_batches, indices = session.packer.repack_batches(data, micro_batches, indices)
             self._seconds["pack_s"] = time.perf_counter() - begin_s
+        routing: list[Array] = []
         if attached.active:
             routing = routing_of(session.engine, session.places, micro_batches)
             if session.settings.dump is not None:
                 dump_workload(attached, routing, self._stage, number, session.settings.dump)
-            stage = planned_or_home(attached, routing, self._stage, replay=session.replay)
-            self._planned = self._stack.enter_context(stage)
+        stage = planned_or_home(attached, routing, self._stage, replay=session.replay)
+        self._planned = self._stack.enter_context(stage)
         self._seconds["begin_exposed_s"] = time.perf_counter() - begin_s
         return micro_batches, indices
 

@@ -1,0 +1,78 @@
+"""Job: the ranks that take an optimizer step together, and what they agree on before any of them reduces a gradient."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group, TorchGroup, reporting
+
+T = TypeVar("T")
+
+
+class Job:
+    """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, also those without MoE layers.
+
+    An EP group that drops a step alone would leave the others with half of a model, or with sums that lack its part. Megatron
+    lays its groups out over all processes, so these are the ranks of the default process group. Nothing is gathered where they
+    are one EP group, whose ranks agree already, or where EP groups are of one rank, and nothing is balanced.
+
+    Args:
+        ep_group: EP group of this rank; making a `Job` is collective over all processes.
+
+    Attributes:
+        group: Of all ranks; the EP group itself where nothing is gathered.
+    """
+
+    def __init__(self, ep_group: TorchGroup) -> None:
+        self._ep_group, self._apart = ep_group, 1 < ep_group.size < dist.get_world_size()
+        self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
+
+    def agree(self, error: InputError | None) -> InputError | None:
+        """The error for this rank, if any rank has one: its own EP group's or, in words that say so, another's; collective.
+
+        Args:
+            error: What all ranks of the EP group were told.
+        """
+        if not self._apart:
+            return error
+        faults = self.group.gather("" if error is None else str(error))
+        other = next((f"in the EP group of global rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
+        return error or (InputError(other) if other else None)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns; an `InputError` that it raises on an EP group is raised on all ranks. Collective."""
+        error = None
+        with self.reporting():
+            try:
+                result = work()
+            except InputError as refused:
+                error = refused
+            error = self.agree(error)
+        if error is not None:
+            raise error
+        return result
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Reports what ends the block to all ranks, as `foremoe.distributed.group.reporting` does to a group."""
+        with reporting(self.group), reporting(self._ep_group):
+            yield
+
+    def report(self, message: str) -> None:
+        """Leaves word that this rank ends the step, for all ranks; not collective, never raises."""
+        for group in self._groups:
+            group.report(message)
+
+    def close(self) -> None:
+        """Gives the groups back, the EP group too."""
+        for group in self._groups:
+            group.close()
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [self._ep_group, self.group] if self._apart else [self._ep_group]
