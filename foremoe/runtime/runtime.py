@@ -220,9 +220,9 @@ class Runtime:
         elif not complete:
             # The other ranks already send what the plan says: nobody asks them.
             lack = f"a replica of micro-step {m}, layer {layer} could not be had, and its routing was known"
-            error = TransferError(f"{lack}; begin the stage without `routing`, so that such rows run at home.")
-            self.group.report(f"TransferError: {error}")
-            raise error
+            alone = TransferError(f"{lack}; begin the stage without `routing`, so that such rows run at home.")
+            self.group.report(f"TransferError: {alone}")
+            raise alone
         if phase == Phase.FORWARD:
             stage.served[m, layer] = route.num_S
         return route

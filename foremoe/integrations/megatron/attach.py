@@ -56,7 +56,7 @@ def attach(
             losses = forward_backward_func(...)
 
     Nothing of the model changes: no parameter is added, renamed or moved, and outside a stage every layer runs as it always did.
-    Collective: every rank of an EP group attaches, with the same arguments, after DDP and the optimizer were made or before.
+    Collective: every rank of the job attaches, with the same arguments, after DDP and the optimizer were made or before.
 
     Args:
         model_chunks: The model, or the list of model chunks of an interleaved pipeline; wrapped in DDP and the like or not.
@@ -75,7 +75,7 @@ def attach(
             that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
 
     Raises:
-        InputError: A layout that is not supported, with the option to change.
+        InputError: On all ranks: a layout that is not supported, with the option to change.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     options = Options(

@@ -33,8 +33,9 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]
         error = end()
         if error is None:
             return finalize(*args, **kwargs)
-        if any(_reduces_in_backward(chunk) for chunk in args[0]):
-            finalize(*args, **kwargs)  # what backward began on all ranks is still to be finished
+        for chunk in args[0]:
+            if _reduces_in_backward(chunk):
+                chunk.finish_grad_sync()  # of what backward began, on all ranks
         if getattr(config, "timers", None) is not None:
             config.timers("forward-backward").stop()  # as Megatron would; else it refuses to start it for the next step
         raise error
