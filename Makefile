@@ -5,6 +5,9 @@ BIN := .venv/bin
 EDITABLE := --config-settings editable_mode=compat
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
+# Where a shell forbids byte code, every process that tests start would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types unit test-oldest dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
 
 demo: .venv/.test

@@ -24,16 +24,10 @@ def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, node_of
         dst_I: Rank that receives.
         node_of_rank_G: Node of every rank.
     """
-    round_I = np.zeros(len(group_I), np.int64)
-    _fit(
-        np.lexsort((turn_I, group_I)),
-        group_I,
-        src_I,
-        dst_I,
-        node_of_rank_G,
-        np.zeros((4, len(node_of_rank_G)), np.uint64),
-        round_I,
-    )
+    round_I, taken_4G = np.zeros(len(group_I), np.int64), np.zeros((4, len(node_of_rank_G)), np.uint64)
+    # Of one type, whatever columns they come from: the kernel compiles once.
+    int_I = (array_I.astype(np.int64) for array_I in (group_I, src_I, dst_I))
+    _fit(np.lexsort((turn_I, group_I)), *int_I, node_of_rank_G, taken_4G, round_I)
     return round_I
 
 
@@ -43,7 +37,7 @@ def _fit(order_I, group_I, src_I, dst_I, node_G, taken_4G, round_I):
     group = np.int64(-1)
     for i in order_I:
         if group_I[i] != group:
-            group = np.int64(group_I[i])
+            group = group_I[i]
             taken_4G[:] = 0
         src, dst = src_I[i], dst_I[i]
         if src < 0:

@@ -16,6 +16,9 @@ from foremoe.base.parallel import for_rows
 
 # Letters: N rows, G ranks, V nodes, E experts, S slots per rank, P = G*S physical slots.
 
+_UNKNOWN = np.zeros((1, 1, 1), np.int32)
+_UNKNOWN.flags.writeable = False  # as sums that are known: kernels compile once for both
+
 
 def split_over_sources(
     load_NGE: Array, expert_NGS: Array, quota_NGS: Array, node_of_rank_G: Array, rank: int, demand_NVE: Array | None = None
@@ -27,7 +30,7 @@ def split_over_sources(
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
-    sums_NVE = demand_NVE if demand_NVE is not None else np.zeros((1, 1, 1), np.int32)
+    sums_NVE = _UNKNOWN if demand_NVE is None else demand_NVE
     rows = _Rows(load_NGE, sums_NVE, demand_NVE is not None, expert_NGS, np.ascontiguousarray(quota_NGS), node_of_rank_G, rank)
     for_rows(lambda low, high: _split_rows(low, high, rows, split_NP), N, whole=True)
     return split_NP

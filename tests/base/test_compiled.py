@@ -29,15 +29,16 @@ def refuse(self):
     ensure(self)
 caching._CacheLocator.ensure_cache_path = refuse
 """
-PLAN = """
+RUN_KERNEL = """
 import logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 import foremoe.solvers, foremoe.simulate, foremoe.routing.readers.counting, foremoe.workload.dealing
 import numpy as np
-from foremoe.plan.split import split_over_sources
-one = np.ones((1, 1, 1), np.int32)
-print(split_over_sources(one, one.astype(np.int16) * 0, one, np.zeros(1, np.int32), 0).tolist())
-print(sum(split_over_sources.__globals__["_split_rows"].stats.cache_hits.values()))
+from foremoe.plan.split import link_slots
+first_E, next_P = np.zeros(1, np.int64), np.zeros(1, np.int64)
+link_slots(np.zeros((1, 1), np.int16), np.ones((1, 1), np.int32), first_E, next_P)
+print([[*first_E.tolist(), *next_P.tolist()]])
+print(sum(link_slots.stats.cache_hits.values()))
 """
 
 
@@ -49,7 +50,7 @@ def read_only(tmp_path_factory):
 
 
 def run(root, temporary, writable):
-    """Lines that a fresh process prints which plans with the package in `root`."""
+    """Lines that a fresh process prints which runs a kernel of the package in `root`."""
     home = root / "home"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
     environment = {
@@ -59,7 +60,7 @@ def run(root, temporary, writable):
         "TMPDIR": str(temporary),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-c", REFUSE + PLAN, str(writable)]
+    command = [sys.executable, "-c", REFUSE + RUN_KERNEL, str(writable)]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not list(home.iterdir()) and not list(root.rglob("*.nbi"))
@@ -70,14 +71,14 @@ def test_a_read_only_installation_caches_in_the_temporary_folder(read_only, tmp_
     folder = tmp_path / f"foremoe-{os.getuid()}"
     first, second = (run(read_only, tmp_path, tmp_path) for _ in range(2))
     assert len(first) == 3 and re.search(rf"is cached in {folder}; set NUMBA_CACHE_DIR", first[0])
-    assert first[1:] == ["[[1]]", "0"] and second[1:] == ["[[1]]", "1"]
+    assert first[1:] == ["[[0, -1]]", "0"] and second[1:] == ["[[0, -1]]", "1"]
     assert folder.stat().st_mode & 0o777 == 0o700 and list(folder.rglob("*.nbi"))
 
 
 def test_where_nothing_can_be_written_it_runs_without_a_cache(read_only, tmp_path):
     lines = run(read_only, tmp_path, tmp_path / "nowhere")
     assert len(lines) == 3 and "so every process compiles anew; set NUMBA_CACHE_DIR" in lines[0]
-    assert lines[1:] == ["[[1]]", "0"] and not list(tmp_path.rglob("*.nbi"))
+    assert lines[1:] == ["[[0, -1]]", "0"] and not list(tmp_path.rglob("*.nbi"))
 
 
 # ---- whose folder it is: loading a cached file runs what is in it ----
