@@ -20,7 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.messages import MAX_BYTES, decode, encode
-from foremoe.distributed.roll import Roll, ended_by, silent, timed_out
+from foremoe.distributed.roll import ended_by, meet_afresh, silent, timed_out
+from foremoe.distributed.store import client_of
 
 # Letters: G ranks.
 
@@ -94,8 +95,8 @@ class TorchGroup(Group):
         self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         self.timeout_s = timeout_s
         # Reports must not wait for a peer: they go through the store that the process group was made with.
-        store = PrefixStore(_next_name(self.process_group), dist.distributed_c10d._get_default_store())
-        self._roll = Roll(store, self.rank, self.size)
+        client = client_of(dist.distributed_c10d._get_default_store())
+        self._roll = meet_afresh(client, self.rank, dist.get_process_group_ranks(self.process_group), timeout_s)
         self._control: Any = self.private_gloo()
         self._on_gloo = dist.get_backend(self.process_group) == "gloo"
 
@@ -139,15 +140,13 @@ class TorchGroup(Group):
 
         Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
         """
-        store, begin = self.private_store(), time.monotonic()
-        try:
-            return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:  # a rank that came has died since
-            raise self._roll.blame("connect", self._waited_s(begin, error), error) from error
+        limit = timedelta(seconds=self.timeout_s)
+        return self._roll.connect(lambda store: ProcessGroupGloo(store, self.rank, self.size, limit), self.timeout_s)
 
     def private_store(self) -> PrefixStore:
         """A new part of the store that the ranks are linked by, for this group alone, once all have come for it. Collective."""
-        return self._roll.meet(self.timeout_s)
+        part = self._roll.meet(self.timeout_s)
+        return PrefixStore(part.name, part.client.store)
 
     def report(self, message: str) -> None:
         self._roll.report(message)
@@ -198,16 +197,6 @@ class TorchGroup(Group):
             with contextlib.suppress(RuntimeError):
                 if g != self.rank:
                     self._control.recv([torch.empty(1)], g, 0).wait(timedelta(milliseconds=1))
-
-
-_made: dict[str, int] = {}  # groups of the same ranks that this process has made
-
-
-def _next_name(process_group: dist.ProcessGroup) -> str:
-    """A name that no other group has; ranks make the groups they share in the same order, so they agree on it."""
-    ranks = ",".join(map(str, dist.get_process_group_ranks(process_group)))
-    _made[ranks] = _made.get(ranks, 0) + 1
-    return f"foremoe/{ranks}/{_made[ranks]}"
 
 
 class ThreadGroup(Group):

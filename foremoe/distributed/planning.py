@@ -7,9 +7,9 @@ source, and sends each source its part. No rank needs the counts of all layers f
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import compile_seconds
 from foremoe.base.errors import InputError, TransferError
+from foremoe.base.threads import call_in_thread
 from foremoe.distributed.group import Group, reporting
 from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
@@ -241,18 +242,17 @@ def _within(limit_s: float | None, plan: Callable[[Event], T]) -> T:
     cancel = Event()
     if limit_s is None:
         return plan(cancel)
-    made: Future[T] = Future()
 
-    def work() -> None:
+    def work() -> T:
         try:
-            made.set_result(plan(cancel))
-        except Exception as error:
-            made.set_exception(error)
+            return plan(cancel)
+        except Exception:
+            raise
         except BaseException as error:  # a solver that ends its thread does not end the program
-            made.set_exception(RuntimeError(f"the planner raised {type(error).__name__}: {error}"))
+            raise RuntimeError(f"the planner raised {type(error).__name__}: {error}") from error
 
     until = time.perf_counter() - compile_seconds()[0] + limit_s
-    Thread(target=work, name="planning", daemon=True).start()
+    made = call_in_thread(work, "planning")
     try:
         while not made.done():
             left_s = until - time.perf_counter() + compile_seconds()[0]

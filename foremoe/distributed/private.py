@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, ThreadGroup, TorchGroup
-from foremoe.distributed.roll import Roll
 
 
 def private_group(group: Group, device: torch.device) -> tuple[Group, torch.device]:
@@ -45,7 +44,7 @@ class _PrivateGroup(TorchGroup):
 
     def __init__(self, parent: TorchGroup, on_gpu: bool) -> None:
         self.rank, self.size, self.timeout_s = parent.rank, parent.size, parent.timeout_s
-        self._roll = Roll(parent.private_store(), self.rank, self.size)
+        self._roll = parent._roll.meet(parent.timeout_s)
         self._control = self.private_gloo()
         self._link = private_nccl(self) if on_gpu else self._control
 

@@ -4,83 +4,136 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore
 
-from foremoe.base.errors import TransferError, first_line
+from foremoe.base.errors import TransferError
+from foremoe.base.threads import call_in_thread
+from foremoe.distributed.store import ANSWER_S, StoreClient, StoreLost, reason
 
 # Letters: G ranks.
 
+T = TypeVar("T")
+
 _LOOK_S = 1.0  # between two looks for reports
-_ANSWER_S = 2.0  # a rank that is alive also waits, and looks up sooner
+_ALIVE_S = 2.0  # a rank that is alive also waits, and looks up sooner
 
 
 class Roll:
-    """The roll of one group on one rank. Only `meet` is collective.
+    """The roll of one group on one rank. Only `meet` and `connect` are collective.
 
     Args:
-        store: Of this group alone.
+        client: Of the store.
+        name: Of this group alone.
         rank: This rank.
-        size: Number of ranks.
+        ranks: Of the group, each by its number among all ranks.
     """
 
-    def __init__(self, store: PrefixStore, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, client: StoreClient, name: str, rank: int, ranks: Sequence[int]) -> None:
+        self.client, self.name, self.rank, self.ranks, self.size = client, name, rank, ranks, len(ranks)
         self._num_parts = 0
 
-    def meet(self, timeout_s: float) -> PrefixStore:
-        """A new part of the store, once all ranks have come for it; all come in the same order.
+    def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
+        """What `question` returns of this group's part of the store; see `StoreClient.ask`."""
+        return self.client.ask(lambda store: question(PrefixStore(self.name, store)), patience_s)
+
+    def meet(self, timeout_s: float) -> Roll:
+        """A roll of the same ranks in a new part of the store, once all have come for it; all come in the same order.
 
         Who makes a communicator there need not wait for a rank that will not come.
 
         Raises:
-            TransferError: A rank did not come within `timeout_s`, or reported a failure. It names the rank, and is reported.
+            TransferError: A rank did not come within `timeout_s`, or reported a failure, or the store is lost. It names the
+                rank, and is reported.
         """
         self._num_parts += 1
-        part = PrefixStore(f"private/{self._num_parts}", self.store)
-        here_G = [f"here/{g}" for g in range(self.size)]
-        begin = looked = time.monotonic()
-        pause_s = 0.001
+        part = Roll(self.client, f"{self.name}/private/{self._num_parts}", self.rank, self.ranks)
         try:
-            part.set(here_G[self.rank], "")
-            while not part.check(here_G):
-                now = time.monotonic()
-                if now - looked > _LOOK_S:
-                    looked, reports = now, self.reports() if self.reported() else {}
-                    if reports:
-                        raise ended_by(reports)
-                if now - begin > timeout_s:
-                    late = [g for g in range(self.size) if not part.check([here_G[g]])]
-                    error = silent(late, "come to set up the group", timeout_s)
-                    self.report(str(error))  # others came later, and would wait for them as long
-                    raise error
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 0.1)
-        except TransferError:
-            raise
-        except Exception as error:
-            raise _gone("set up their group", error) from error
-        return part
+            part.come()
+            for left_s in _pauses(timeout_s):
+                if part.all_came(left_s):
+                    return part
+                self.end_if_reported()
+            raise self.late(part.missing(), timeout_s)
+        except StoreLost as lost:
+            raise self.without_store("set up their group", lost) from lost
+
+    def connect(self, make: Callable[[PrefixStore], T], timeout_s: float) -> T:
+        """What `make` returns: a communicator that finds its peers in a new part of the store, all of which have come for it.
+
+        Torch's own waits for the store have no limit; so it is made in a thread.
+        """
+        part, begin = self.meet(timeout_s), time.monotonic()
+        made: Future[T] = call_in_thread(lambda: make(PrefixStore(part.name, self.client.store)), "connect")
+        until = begin + timeout_s + ANSWER_S
+        while not wait([made], _LOOK_S).done:
+            self.end_if_reported()
+            if time.monotonic() > until:
+                raise self.blame("connect", time.monotonic() - begin, TimeoutError("the set-up does not end"))
+        try:
+            return made.result()
+        except RuntimeError as error:  # a rank that came has died since
+            waited_s = time.monotonic() - begin
+            raise self.blame("connect", waited_s if waited_s >= timeout_s or timed_out(error) else None, error) from error
+
+    def come(self) -> None:
+        """Says that this rank has come."""
+        self.ask(lambda store: store.set(f"here/{self.rank}", ""))
+
+    def all_came(self, left_s: float = ANSWER_S) -> bool:
+        """True once all ranks have come."""
+        here_G = [f"here/{g}" for g in range(self.size)]
+        return bool(self.ask(lambda store: store.check(here_G), max(left_s, ANSWER_S)))
+
+    def missing(self) -> list[int]:
+        """Ranks that have not come."""
+        return self.ask(lambda store: [g for g in range(self.size) if not store.check([f"here/{g}"])])
+
+    def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
+        """The error where these ranks have not come in time, and a report of it: others came later, and would wait as long."""
+        error = silent(ranks, "come to set up the group", timeout_s)
+        self.report(str(error))
+        return error
 
     def report(self, message: str) -> None:
         """Leaves word that this rank ends the step; never raises."""
+
+        def leave(store: Any) -> None:
+            store.set(f"report/{self.rank}", message)
+            store.set("reported", "")
+
         try:
-            self.store.set(f"report/{self.rank}", message)
-            self.store.set("reported", "")
-        except Exception:  # the store went with its host: nobody is left to read it
+            self.ask(leave)
+        except StoreLost:  # nobody can read it
             return
 
     def reported(self) -> bool:
-        """True if a rank has left word."""
+        """True if a rank has left word, and the store says so at once."""
         try:
-            return bool(self.store.check(["reported"]))
-        except Exception:  # the store is gone; the exchange itself will fail or time out
+            return self.ask(lambda store: bool(store.check(["reported"])), _LOOK_S / 2)
+        except StoreLost:  # what waits will end at its own limit
             return False
 
     def reports(self) -> dict[int, str]:
-        """What ranks have reported."""
-        return {g: self.store.get(f"report/{g}").decode() for g in range(self.size) if self.store.check([f"report/{g}"])}
+        """What ranks have reported.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+
+        def read(store: Any) -> dict[int, str]:
+            return {g: store.get(f"report/{g}").decode() for g in range(self.size) if store.check([f"report/{g}"])}
+
+        return self.ask(read)
+
+    def end_if_reported(self) -> None:
+        """Raises what ranks have reported, if they have."""
+        if self.reported() and (reports := self.reports()):
+            raise ended_by(reports)
 
     def blame(self, verb: str, waited_s: float | None, error: Exception) -> TransferError:
         """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds.
@@ -90,16 +143,97 @@ class Roll:
         mute = set(range(self.size)) - {self.rank}
         reported: dict[int, str] = {}
         try:
-            self.store.set(f"alive/{self.rank}", "")
-            until = time.monotonic() + _ANSWER_S
+            self.ask(lambda store: store.set(f"alive/{self.rank}", ""))
+            until = time.monotonic() + _ALIVE_S
             while mute and time.monotonic() < until:
                 reported = self.reports()
-                mute = {g for g in mute if g not in reported and not self.store.check([f"alive/{g}"])}
+                alive = self.ask(lambda store: [g for g in range(self.size) if store.check([f"alive/{g}"])])
+                mute -= {*reported, *alive}
                 time.sleep(0.02)
-        except Exception:
-            return _gone(verb, error)
+        except StoreLost as lost:
+            return self.without_store(verb, lost, reason(error))
         reported.pop(self.rank, None)
         return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, reason(error))
+
+    def without_store(self, verb: str, lost: StoreLost, why: str = "") -> TransferError:
+        """The error where the store cannot be asked; it names its host."""
+        host, words = self.client.host()
+        if host is not None:
+            words = f"rank {self.ranks.index(host)}, {words}" if host in self.ranks else f"rank {host} of all ranks, {words}"
+        cause = f" ({why})" if why else ""
+        at_fault = (self.ranks.index(host),) if host in self.ranks else ()
+        return TransferError(f"{words} {lost}, and the ranks cannot {verb}{cause}; look at its log and restart them.", at_fault)
+
+
+def meet_afresh(client: StoreClient, rank: int, ranks: Sequence[int], timeout_s: float) -> Roll:
+    """The roll of a new group, under a name that no other group has, once all its ranks have come. Collective.
+
+    The first rank makes the name up. Nothing that a process remembers goes into it: a rank may have been replaced, or have given
+    up an earlier group that the others made, or came for too late.
+
+    Raises:
+        TransferError: As in `Roll.meet`.
+    """
+    board = f"foremoe/{','.join(map(str, ranks))}"
+    roll = Roll(client, f"{board}/{uuid.uuid4().hex}", rank, ranks)
+    try:
+        if rank == 0:
+            _lead(roll, board, timeout_s)
+            return roll
+        return _follow(roll, board, timeout_s)
+    except StoreLost as lost:
+        raise roll.without_store("set up their group", lost) from lost
+
+
+def _lead(roll: Roll, board: str, timeout_s: float) -> None:
+    """Puts the name up until all have come."""
+    roll.come()
+    roll.client.ask(lambda store: store.set(f"{board}/name", roll.name))
+    try:
+        for left_s in _pauses(timeout_s):
+            if roll.all_came(left_s):
+                roll.ask(lambda store: store.set("complete", ""))
+                return
+            roll.end_if_reported()
+        missing = roll.missing()
+    finally:
+        # Not deleted: who is about to read it must not wait for it to come back.
+        roll.client.ask(lambda store: store.set(f"{board}/name", ""))
+    raise roll.late(missing, timeout_s)
+
+
+def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
+    """Comes for the name that is up, and for another one if that takes its place."""
+
+    def read(store: Any) -> str:
+        return store.get(f"{board}/name").decode() if store.check([f"{board}/name"]) else ""
+
+    joined = None
+    for left_s in _pauses(timeout_s):
+        name = roll.client.ask(read, max(left_s, ANSWER_S))
+        # In this order: a name goes up only after the group of the one before is complete, or given up.
+        if joined is not None:
+            if joined.ask(lambda store: store.check(["complete"]), max(left_s, ANSWER_S)):
+                return joined
+            joined.end_if_reported()
+        if name and (joined is None or name != joined.name):
+            joined = Roll(roll.client, name, roll.rank, roll.ranks)
+            joined.come()
+    if joined is None:
+        raise silent([0], "come to set up the group", timeout_s)
+    missing = joined.missing() or [0]
+    joined.ask(lambda store: store.delete_key(f"here/{roll.rank}"))  # nobody may go on with a rank that has left
+    raise joined.late(missing, timeout_s)
+
+
+def _pauses(timeout_s: float) -> Iterator[float]:
+    """Seconds that are left, again and again with a pause between, the last time when none are."""
+    until, pause_s = time.monotonic() + timeout_s, 0.001
+    while (left_s := until - time.monotonic()) > 0:
+        yield left_s
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, 0.1)
+    yield 0.0
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
@@ -117,15 +251,6 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "
     return TransferError(f"{who} {lack}; look at its log and restart the step.", tuple(ranks))
 
 
-def reason(error: Exception) -> str:
-    """What torch says of a failed exchange, without the place in its source and its advice."""
-    return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]
-
-
 def timed_out(error: Exception) -> bool:
     """True if torch says so: it counts whole milliseconds, and may be done a few before the limit that it was given."""
     return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None
-
-
-def _gone(verb: str, error: Exception) -> TransferError:
-    return TransferError(f"the ranks cannot {verb} and the store that links them is gone ({reason(error)}); restart them.")

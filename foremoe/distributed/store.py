@@ -1,0 +1,123 @@
+"""StoreClient: the store that links the ranks, asked on a connection and a thread of its own, so that every answer has a limit.
+
+Torch's own clients wait for ever for a host that is stopped, and for one whose connection was dropped rather than closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from foremoe.base.errors import first_line
+
+T = TypeVar("T")
+
+ANSWER_S = 4.0  # a store that answers at all does so within milliseconds
+
+
+class StoreLost(Exception):
+    """The store does not answer, or is gone; the message says which, to follow its host's name."""
+
+
+class StoreClient:
+    """Made by `client_of`, one per store in a process. Its thread ends with the last reference to it.
+
+    Attributes:
+        store: Torch's own connection, for communicators to be made with.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._began: list[float] = []  # when the thread began the call that it has in hand
+        self._thread = threading.Thread(target=_serve, args=(store, self._calls, self._began), name="store", daemon=True)
+        self._thread.start()
+        # At exit too: a thread that comes back from torch while the interpreter ends would abort the process.
+        weakref.finalize(self, _end, self._calls, self._thread)
+
+    def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
+        """What `question` returns, called with the store in the thread; nothing in it may wait for another rank.
+
+        Args:
+            patience_s: Seconds within which the store must answer a question, be it an earlier one.
+
+        Raises:
+            StoreLost: It did not, or the connection broke.
+        """
+        answer: Future[T] = Future()
+        self._calls.put((question, answer))
+        begin = time.monotonic()
+        while not answer.done():
+            busy_s = time.monotonic() - max(self._began, default=begin)
+            if busy_s >= patience_s or not self._thread.is_alive():
+                answer.cancel()
+                raise StoreLost("does not answer")
+            wait([answer], min(patience_s - busy_s, 1.0))
+        try:
+            return answer.result()
+        except RuntimeError as error:  # of torch
+            raise StoreLost(f"is gone ({reason(error)})") from error
+
+    def host(self) -> tuple[int | None, str]:
+        """Words for the host of the store, and which of all ranks it is, if that is known."""
+        store = self.store
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        if not hasattr(store, "port"):
+            return None, "the store that links the ranks"
+        place = f"store at {store.host}:{store.port}, which links the ranks,"
+        if os.environ.get("MASTER_PORT") != str(store.port):
+            return None, f"the {place}"
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return None, f"the launcher's {place}"
+        return 0, "which hosts the store that links the ranks,"  # as torch's env:// has it
+
+
+_Call = tuple[Callable[[Any], Any], Future[Any]]
+_clients: weakref.WeakValueDictionary[int, StoreClient] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def client_of(store: Any) -> StoreClient:
+    """The client of one of torch's stores, for all groups of this process."""
+    with _lock:
+        client = _clients.get(id(store))
+        if client is None:
+            client = _clients[id(store)] = StoreClient(store)  # it holds the store, whose id so stays its own
+        return client
+
+
+def _serve(store: Any, calls: SimpleQueue[_Call | None], began: list[float]) -> None:
+    own: Any = None
+    while (call := calls.get()) is not None:
+        question, answer = call
+        if answer.set_running_or_notify_cancel():
+            began.append(time.monotonic())
+            try:
+                if own is None:
+                    own = store.clone() if hasattr(store, "clone") else store  # which older torch has not
+                answer.set_result(question(own))
+            except BaseException as error:
+                answer.set_exception(error)
+            began.clear()
+        del call, question, answer  # they may hold a group
+
+
+def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:
+    calls.put(None)
+    if thread is not threading.current_thread():
+        with contextlib.suppress(RuntimeError):
+            thread.join(1.0)
+
+
+def reason(error: Exception) -> str:
+    """What torch says of a failed exchange, without the place in its source and its advice."""
+    return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]
