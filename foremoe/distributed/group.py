@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,11 @@ from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.messages import MAX_BYTES, decode, encode
 from foremoe.distributed.roll import ended_by, meet_afresh, silent, timed_out
 from foremoe.distributed.store import client_of
+from foremoe.distributed.watch import Watcher, cut_gloo
 
 # Letters: G ranks.
+
+T = TypeVar("T")
 
 _HEAD_BYTES = 256
 
@@ -88,15 +91,16 @@ class TorchGroup(Group):
     Control messages use a gloo group of their own: they must get through when NCCL does not.
     """
 
+    _watcher: Watcher | None = None
+
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
         if not dist.is_initialized():
             raise InputError("there is no process group; call torch.distributed.init_process_group first.")
         self.process_group: Any = process_group or dist.distributed_c10d._get_default_group()
-        self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        self.timeout_s = timeout_s
+        ranks = dist.get_process_group_ranks(self.process_group)
+        self.rank, self.size, self.timeout_s = dist.get_rank(self.process_group), len(ranks), timeout_s
         # Reports must not wait for a peer: they go through the store that the process group was made with.
-        client = client_of(dist.distributed_c10d._get_default_store())
-        self._roll = meet_afresh(client, self.rank, dist.get_process_group_ranks(self.process_group), timeout_s)
+        self._roll = meet_afresh(client_of(dist.distributed_c10d._get_default_store()), self.rank, ranks, timeout_s)
         self._control: Any = self.private_gloo()
         self._on_gloo = dist.get_backend(self.process_group) == "gloo"
 
@@ -145,15 +149,21 @@ class TorchGroup(Group):
 
     def private_store(self) -> PrefixStore:
         """A new part of the store that the ranks are linked by, for this group alone, once all have come for it. Collective."""
-        part = self._roll.meet(self.timeout_s)
-        return PrefixStore(part.name, part.client.store)
+        return self._roll.meet(self.timeout_s).store()
 
     def report(self, message: str) -> None:
         self._roll.report(message)
 
+    @contextlib.contextmanager
+    def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
+        """Within, this rank may wait in collectives of a process group, by default its own; see `Watcher`. Not collective."""
+        self._watcher = self._watcher or Watcher(self._roll)
+        with self._watcher.inside(process_group or self.process_group):
+            yield
+
     def close(self) -> None:
         # Gloo's threads end with the last reference; if that is the interpreter's own end, they abort the process.
-        self._control = self.process_group = None
+        self._control = self.process_group = self._watcher = None
 
     def _exchange(self, link: Any, received: torch.Tensor, sent: torch.Tensor, num_in_G: list[int], num_out_G: list[int]) -> Any:
         options = dist.AllToAllOptions()
@@ -179,24 +189,14 @@ class TorchGroup(Group):
                         raise
         except RuntimeError as error:
             blamed = self._roll.blame(verb, self._waited_s(begin, error), error)
-            if own:
-                self._cut()
+            if own:  # whoever gave the link back would wait for what is in flight, as long as gloo's limit is
+                cut_gloo(self._control)
             raise blamed from error
 
     def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
         """Seconds since `begin` if a limit has passed, be it the process group's own; None if a connection broke."""
         waited_s = time.monotonic() - begin
         return waited_s if waited_s >= self.timeout_s or timed_out(error) else None
-
-    def _cut(self) -> None:
-        """Ends what is in flight on the control link; whoever gave it back would wait for it, as long as gloo's limit is.
-
-        Gloo cannot abort, but it cuts all connections when it waits in vain for a single message.
-        """
-        for g in range(self.size):
-            with contextlib.suppress(RuntimeError):
-                if g != self.rank:
-                    self._control.recv([torch.empty(1)], g, 0).wait(timedelta(milliseconds=1))
 
 
 class ThreadGroup(Group):
@@ -272,6 +272,19 @@ def as_group(group: Group | dist.ProcessGroup | None) -> Group:
 def first_fault(faults: Sequence[str]) -> str:
     """The message for all ranks, from what every rank found; empty if nothing."""
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
+
+
+def agreed(group: Group, make: Callable[[], T]) -> T:
+    """What `make` returns; an `InputError` that it raises on one rank ends all, which would wait for that rank. Collective."""
+    fault: InputError | None = None
+    try:
+        made = make()
+    except InputError as error:
+        fault = error
+    faults = group.gather("" if fault is None else str(fault))
+    if any(faults):
+        raise fault or InputError(first_fault(faults))
+    return made
 
 
 @contextlib.contextmanager

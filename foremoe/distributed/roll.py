@@ -68,7 +68,7 @@ class Roll:
         Torch's own waits for the store have no limit; so it is made in a thread.
         """
         part, begin = self.meet(timeout_s), time.monotonic()
-        made: Future[T] = call_in_thread(lambda: make(PrefixStore(part.name, self.client.store)), "connect")
+        made: Future[T] = call_in_thread(lambda: make(part.store()), "connect")
         until = begin + timeout_s + ANSWER_S
         while not wait([made], _LOOK_S).done:
             self.end_if_reported()
@@ -79,6 +79,10 @@ class Roll:
         except RuntimeError as error:  # a rank that came has died since
             waited_s = time.monotonic() - begin
             raise self.blame("connect", waited_s if waited_s >= timeout_s or timed_out(error) else None, error) from error
+
+    def store(self) -> PrefixStore:
+        """Its part of the store, for a communicator to be made with; torch's waits for it have no limit."""
+        return PrefixStore(self.name, self.client.store)
 
     def come(self) -> None:
         """Says that this rank has come."""

@@ -1,6 +1,7 @@
 """What fails is repaired, or ends the step on every rank: nobody hangs, and nothing wrong is computed."""
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -128,6 +129,45 @@ def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
     assert isinstance(ended, RankDied)
     error, told = alive
     assert error and cause in told
+
+
+def raises_and_lives(group, case):
+    """Rank 1 raises in a pass and its process lives on, all its connections open. What rank 0 is told, which sits in a collective
+    of Megatron's dispatcher, and what its log says."""
+    program = Program(case.layout)
+    topk_MTLK = program.routing(0)
+    work = [x.numpy() for x in topk_MTLK]
+    if group.rank == 1:
+        program.loss = raises
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("foremoe").addHandler(handler)
+    begin = time.monotonic()
+    with arms.attached(program, case, group_timeout_s=600.0) as moe:
+        try:
+            with moe.stage(work):
+                program.forward_backward(0, topk_MTLK)
+        except Exception as error:
+            ranks = getattr(error, "ranks", None)
+            return type(error).__name__, str(error), ranks, type(error.__cause__).__name__, lines, time.monotonic() - begin
+    return None
+
+
+def raises(_):
+    raise ArithmeticError("the loss is not a number")
+
+
+@pytest.mark.parametrize("case", [PLAIN, Case(2, Layout(dispatcher="deepep"))], ids=str)
+def test_a_rank_that_fails_and_lives_holds_nobody(case):
+    """Nobody of foremoe looks there: the process group of Megatron's own collective would wait for half an hour."""
+    other, own = run_processes(raises_and_lives, 2, case, timeout_s=900.0, limit_s=300.0, errors=True)
+    cause = "rank 1: ArithmeticError: the loss is not a number"
+    assert own[0] == "ArithmeticError"
+    kind, text, ranks, torchs, lines, _ = other
+    assert kind == "TransferError" and cause in text and ranks == (1,), other
+    assert torchs.endswith("Error") and torchs != "TransferError"
+    assert "rank 1 has ended the step: ArithmeticError: the loss is not a number" in lines, lines
 
 
 def fails_in_set_up(group, case, error):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import TorchGroup, first_fault, reporting
+from foremoe.distributed.group import TorchGroup, agreed, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
@@ -78,12 +78,13 @@ def attach(
         InputError: On all ranks: a layout that is not supported, with the option to change.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
-    options = Options(
-        redundant=redundant, planner=resolve(planner), cost=cost or CostModel(), slots=slots or SharedSlots(), replicas=replicas,
-        cluster=cluster, limit_s=plan_limit_s,
+    return Attached(
+        chunks, lambda: Options(
+            redundant=redundant, planner=resolve(planner), cost=cost or CostModel(), slots=slots or SharedSlots(),
+            replicas=replicas, cluster=cluster, limit_s=plan_limit_s,
+        ),
+        {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}, group_timeout_s,
     )  # fmt: skip
-    engine_options = {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}
-    return Attached(chunks, options, engine_options, group_timeout_s)
 
 
 class Attached:
@@ -96,12 +97,12 @@ class Attached:
         report: `MegatronSummary` of the last stage, or None.
     """
 
-    def __init__(self, chunks: list[Any], options: Options, engine_options: Mapping[str, Any], timeout_s: float) -> None:
-        self._config = unwrap(chunks[0]).config
+    def __init__(self, chunks: list[Any], options: Callable[[], Options], engine: Mapping[str, Any], timeout_s: float) -> None:
+        # The group comes first: what one rank alone refuses, the others hear through it.
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=timeout_s)
         self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
-        self._engine_options = engine_options
+        self._engine_options = engine
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
         self._broken, self._running, self._detached = "", False, False
@@ -111,17 +112,13 @@ class Attached:
         with self.job.reporting():
             self._attach(chunks, options)
 
-    def _attach(self, chunks: list[Any], options: Options) -> None:
+    def _attach(self, chunks: list[Any], make_options: Callable[[], Options]) -> None:
         """What comes after the group is made; collective."""
-        fault = ""
         try:
-            self._set_up(chunks, options)
-        except InputError as error:
-            fault = str(error)
-        faults = self.job.group.gather(fault)  # where one rank alone refuses, the others would wait for it
-        if any(faults):
+            options = agreed(self.job.group, lambda: self._set_up(chunks, make_options()))
+        except InputError:
             self.job.close()
-            raise InputError(fault or first_fault(faults))
+            raise
         backends = self._engine_options["backends"]
         cluster = self.job.run(lambda: cluster_of(self.group, options.cluster, backends, self._config) if self._layers else None)
         if cluster is None:
@@ -133,8 +130,9 @@ class Attached:
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
 
-    def _set_up(self, chunks: list[Any], options: Options) -> None:
+    def _set_up(self, chunks: list[Any], options: Options) -> Options:
         """This rank's part of attaching; not collective over the EP group."""
+        self._config = unwrap(chunks[0]).config
         self._places = find_layers(chunks)
         require_supported(self._config, self._places)
         self._configs = configs_of(chunks)
@@ -142,6 +140,7 @@ class Attached:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, options, self.group)
             self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._buffers.device)
+        return options
 
     @property
     def active(self) -> bool:
@@ -231,9 +230,10 @@ class Attached:
                     self._stage.end(partial=True)
                 self._running = False
                 raise
-            yield
-            if error := self._end():
-                raise error
+            with self.job.watched():  # nobody of foremoe looks while Megatron's collectives wait
+                yield
+                if error := self._end():
+                    raise error
         except BaseException as error:
             if self._running:  # the others do not know of it
                 self._broken = f"{type(error).__name__}: {error}"

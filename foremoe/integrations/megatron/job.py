@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from foremoe.base.errors import InputError
-from foremoe.distributed.group import Group, TorchGroup, reporting
+from foremoe.distributed.group import TorchGroup, reporting
 
 T = TypeVar("T")
 
@@ -63,6 +63,14 @@ class Job:
         with reporting(self.group), reporting(self._ep_group):
             yield
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, this rank may wait in collectives of Megatron; see `foremoe.distributed.watch.Watcher`. Not collective."""
+        with contextlib.ExitStack() as stack:
+            for group in self._groups:
+                stack.enter_context(group.watched(self._ep_group.process_group))
+            yield
+
     def report(self, message: str) -> None:
         """Leaves word that this rank ends the step, for all ranks; not collective, never raises."""
         for group in self._groups:
@@ -74,5 +82,5 @@ class Job:
             group.close()
 
     @property
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[TorchGroup]:
         return [self._ep_group, self.group] if self._apart else [self._ep_group]

@@ -1,0 +1,144 @@
+"""Watcher: tells a process that a rank has ended the step, and ends what the process waits for where nobody of foremoe looks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from foremoe.base.errors import TransferError
+from foremoe.distributed.roll import Roll, ended_by
+from foremoe.distributed.store import StoreLost
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks
+_GRACE_S = 2.0  # ranks that hear of it in a wait of foremoe's own keep their connections
+
+
+class Watcher:
+    """Looks every second, in a thread of its own, whether a rank of a group has reported a failure, and logs it.
+
+    A rank that is `inside` at that time, and two seconds later still, may wait in a collective that is not foremoe's. Its
+    connections are then cut, so that the collective raises. The thread ends with the last reference to this object.
+
+    Args:
+        roll: Of the group.
+    """
+
+    def __init__(self, roll: Roll) -> None:
+        self._roll, self._inside, stop = roll, _Inside(), threading.Event()
+        threading.Thread(target=_watch, args=(roll, stop, self._inside), name="watcher", daemon=True).start()
+        weakref.finalize(self, stop.set)
+
+    @contextlib.contextmanager
+    def inside(self, process_group: dist.ProcessGroup) -> Iterator[None]:
+        """Within, this rank may wait in collectives of a process group, or of any other but that of all ranks.
+
+        What torch raises there after another rank has reported becomes a `TransferError` that names the rank and its reason.
+        """
+        self._inside.enter(process_group)
+        try:
+            yield
+        except RuntimeError as error:
+            reports = {} if isinstance(error, TransferError) else heard_by(self._roll)
+            if reports:
+                raise ended_by(reports) from error  # of a connection that broke, or was cut, torch says no more than that
+            raise
+        finally:
+            self._inside.leave()
+
+
+class _Inside:
+    """The process group in whose collectives this rank may wait, if any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._group: dist.ProcessGroup | None = None
+
+    def enter(self, group: dist.ProcessGroup) -> None:
+        with self._lock:
+            self._group = group
+
+    def leave(self) -> None:
+        with self._lock:  # what comes after is not cut
+            self._group = None
+
+    def cut(self) -> bool:
+        """Ends what this rank waits for; True if there is nothing to end, or an end was made."""
+        with self._lock:
+            if self._group is None:
+                return True
+            cut = [end_waits(group) for group in _with_others(self._group)]
+            return any(cut)
+
+
+def heard_by(roll: Roll) -> dict[int, str]:
+    """What other ranks have reported, as far as the store says so at once."""
+    try:
+        reports = roll.reports() if roll.reported() else {}
+    except StoreLost:
+        return {}
+    reports.pop(roll.rank, None)
+    return reports
+
+
+def _watch(roll: Roll, stop: threading.Event, inside: _Inside) -> None:
+    heard: dict[int, str] = {}
+    cut_at: float | None = None
+    while not stop.wait(_LOOK_S):
+        new = {g: why for g, why in heard_by(roll).items() if g not in heard}
+        for g, why in new.items():
+            _logger.error("rank %d has ended the step: %s", g, why)
+        heard |= new
+        if heard and cut_at is None:
+            cut_at = time.monotonic() + _GRACE_S
+        if cut_at is not None and time.monotonic() >= cut_at:
+            if not inside.cut():
+                _logger.error("what this rank waits for cannot be ended; end the job.")
+            return
+
+
+def _with_others(group: dist.ProcessGroup) -> list[Any]:
+    """`group`, and torch's other process groups of this rank: it may wait there for a rank that itself waits for the failed one.
+
+    Not the group of all ranks, in which the program can still agree on what to do.
+    """
+    others = list(dist.distributed_c10d._world.pg_map)  # torch has no public list of them
+    whole = dist.distributed_c10d._get_default_group()
+    return [group, *(other for other in others if other is not whole and other is not group)]
+
+
+def end_waits(group: Any) -> bool:
+    """Ends what this process waits for in a process group, which is of no use afterwards; False if its backend has no way."""
+    ended = False
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError):  # a device without a backend, or a backend that cannot
+            backend = group._get_backend(torch.device(device))
+            backend = getattr(backend, "wrapped_pg", backend)
+            if isinstance(backend, ProcessGroupGloo):
+                cut_gloo(backend)
+            else:
+                backend.abort()
+            ended = True
+    return ended
+
+
+def cut_gloo(link: ProcessGroupGloo) -> None:
+    """Ends what is in flight on a gloo group.
+
+    Its `abort` does nothing, but it cuts all connections when it waits in vain for a single message.
+    """
+    for g in range(link.size()):
+        with contextlib.suppress(RuntimeError):
+            if g != link.rank():
+                link.recv([torch.empty(1)], g, 0).wait(timedelta(milliseconds=1))
