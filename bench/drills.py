@@ -141,7 +141,7 @@ def in_planning(group: TorchGroup, fault: Fault, limit_s: float | None = None) -
     )  # fmt: skip
     Faulty.fault = fault
     mine = work.load_MLGE[:, :, group.rank], work.tokens_MG[:, group.rank].astype(np.int64)
-    plan_together(group, Faulty(), task, *mine, num_threads=1, limit_s=limit_s)
+    plan_together(group, Faulty(), task, *mine, num_threads=1, plan_limit_s=limit_s)
 
 
 def in_planning_thread(group: TorchGroup, fault: Fault) -> None:

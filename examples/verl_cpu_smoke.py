@@ -25,8 +25,8 @@ def main() -> None:
 
     arms = {
         "veRL": None,
-        "foremoe": Settings(objective="balance"),  # toy sizes gain no predicted time from a replica
-        "foremoe, packing": Settings(objective="balance", packing=True),
+        "foremoe": Settings(cost="balance"),  # toy sizes gain no predicted time from a replica
+        "foremoe, packing": Settings(cost="balance", packing=True),
     }
     with RankPool(2) as pool:
         found = {

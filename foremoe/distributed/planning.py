@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
@@ -79,13 +80,12 @@ class Planned:
 
 def plan_together(
     group: Group, planner: Planner, task: PlanningTask, load_MLE: Array, tokens_M: Array, *,
-    device: torch.device | None = None, num_threads: int | None = None, limit_s: float | None = None,
+    device: torch.device | None = None, num_threads: int | None = None, plan_limit_s: float | None = None,
 ) -> Planned:  # fmt: skip
-    """Plans a stage from what every rank knows of its own tokens; collective.
+    """Plans a stage from `load_MLE` and `tokens_M`, whole numbers of this source; collective.
 
-    `load_MLE` and `tokens_M` are whole numbers of this source. Messages travel on `device`; NCCL needs the rank's GPU. An
-    `InputError` on all ranks says what went wrong on any of them: the planner failed, gave an invalid plan, or took longer than
-    `limit_s` seconds (it is asked to stop; a thread that does not is left behind).
+    Messages travel on `device`; NCCL needs the rank's GPU. An `InputError` on all ranks says what went wrong on any of them: the
+    planner failed, gave an invalid plan, or took longer than `plan_limit_s` seconds (it is asked to stop).
     """
     with reporting(group):
         begin = time.perf_counter()
@@ -98,7 +98,8 @@ def plan_together(
         split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
         if workload is not None:
             try:
-                made, split_GLMP = _within(limit_s, lambda stop: _plan_layers(planner, task, workload, mine, num_threads, stop))
+                work = partial(_plan_layers, planner, task, workload, mine, num_threads)
+                made, split_GLMP = _within(plan_limit_s, work)
                 text, part = made.header.planner, _arrays_of(made)
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}"
@@ -106,7 +107,7 @@ def plan_together(
         sizes = {"M": M, "G": group.size, "S": E // group.size + task.redundant, "E": E}
         form_G = [_form(_PARTS, L=len(layers), **sizes) for layers in layers_G]
         texts, parts = zip(*_gathered(group, fault, text, part, form_G), strict=True)
-        plan = _linked(group, limit_s, planner.path, *_merged(parts, layers_G, task, planner, texts[0]))
+        plan = _linked(group, plan_limit_s, planner.path, *_merged(parts, layers_G, task, planner, texts[0]))
         split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
     return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
 
@@ -176,11 +177,11 @@ def _require_none(fault_G: Sequence[str], verb: str) -> None:
             raise InputError(f"rank {g} could not {verb} ({fault}); fix the cause, or run this stage without a plan.")
 
 
-def _linked(group: Group, limit_s: float | None, path: PathSolver, plan: Plan, problem: Problem) -> Plan:
+def _linked(group: Group, plan_limit_s: float | None, path: PathSolver, plan: Plan, problem: Problem) -> Plan:
     """The plan with its links, which every rank chooses for itself, or one error on all ranks."""
     fault, found = "", plan
     try:
-        found = _within(limit_s, lambda _: linked(plan, path, problem))
+        found = _within(plan_limit_s, lambda _: linked(plan, path, problem))
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
     _require_none(group.gather(fault), "choose the links of the copies")
@@ -237,10 +238,10 @@ def _plan_layers(
     return dataclasses.replace(plan, transfers=TransferList.none()), split_GLMP
 
 
-def _within(limit_s: float | None, plan: Callable[[Event], T]) -> T:
-    """What `plan` returns, or `TimeoutError` after `limit_s` in which nothing was compiled."""
+def _within(plan_limit_s: float | None, plan: Callable[[Event], T]) -> T:
+    """What `plan` returns, or `TimeoutError` after `plan_limit_s` in which nothing was compiled."""
     cancel = Event()
-    if limit_s is None:
+    if plan_limit_s is None:
         return plan(cancel)
 
     def work() -> T:
@@ -251,13 +252,13 @@ def _within(limit_s: float | None, plan: Callable[[Event], T]) -> T:
         except BaseException as error:  # a solver that ends its thread does not end the program
             raise RuntimeError(f"the planner raised {type(error).__name__}: {error}") from error
 
-    until = time.perf_counter() - compile_seconds()[0] + limit_s
+    until = time.perf_counter() - compile_seconds()[0] + plan_limit_s
     made = call_in_thread(work, "planning")
     try:
         while not made.done():
             left_s = until - time.perf_counter() + compile_seconds()[0]
             if left_s <= 0:
-                raise TimeoutError(f"planning took longer than {limit_s:g} s")
+                raise TimeoutError(f"planning took longer than {plan_limit_s:g} s")
             wait([made], max(left_s, 0.1))
     finally:
         cancel.set()  # nobody waits for it any more

@@ -17,24 +17,24 @@ _logger = logging.getLogger(__name__)
 _ready = False  # in this process
 
 
-def compile_in_turn(process_group: Any, *, timeout_s: float = 300.0, limit_s: float = 1800.0) -> float:
+def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compile_limit_s: float = 1800.0) -> float:
     """Compiles what planning runs, if that is still to be done; collective over the ranks of the group.
 
     Args:
         process_group: Ranks that plan together.
-        timeout_s: Seconds that ranks wait until all have come.
-        limit_s: Seconds that ranks wait for those that compile.
+        group_timeout_s: Seconds that ranks wait until all have come.
+        compile_limit_s: Seconds that ranks wait for those that compile.
 
     Returns:
         Seconds that this rank compiled and waited; 0 where all ranks were ready.
     """
     global _ready
     begin_s = time.perf_counter()
-    with contextlib.closing(TorchGroup(process_group, timeout_s=timeout_s)) as group, reporting(group):
+    with contextlib.closing(TorchGroup(process_group, timeout_s=group_timeout_s)) as group, reporting(group):
         answers = group.gather((socket.gethostname(), _ready))
         if all(ready for _, ready in answers):
             return 0.0
-        group.timeout_s = limit_s
+        group.timeout_s = compile_limit_s
         hosts = [host for host, _ in answers]
         first = hosts.index(hosts[group.rank]) == group.rank
         for turn in (True, False):

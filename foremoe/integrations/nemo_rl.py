@@ -41,7 +41,7 @@ def register() -> None:
 def install(config: Any) -> None:
     """Has the Megatron worker of this process run by plans; given NeMo-RL's ``policy``."""
     settings = Settings.of(config["foremoe"])
-    if settings is None or not (config.get("router_replay") or {}).get("enabled"):
+    if not (config.get("router_replay") or {}).get("enabled"):
         warn_once(
             _logger, "policy.foremoe does nothing, for no routing is known before a pass; set policy.router_replay.enabled=true."
         )

@@ -1,112 +1,117 @@
-"""Settings: what a veRL user may say about foremoe, as plain values that YAML and command lines can hold."""
+"""Settings: what Megatron's `attach` and the adapters of trainers may be told, each declared and checked once."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from foremoe.base.errors import InputError
+from foremoe.base.fields import check_fields, flag, shown, text, whole
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
+from foremoe.planner.planner import Planner
+from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import Slots, slots_of
+from foremoe.problem.slots import SharedSlots, Slots, slots_of
+from foremoe.transfer.settings import EngineSettings, seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The keys under ``actor_rollout_ref.actor.megatron.foremoe``.
+@dataclass(frozen=True, kw_only=True)
+class AttachSettings(EngineSettings):
+    """Settings of `foremoe.integrations.megatron.attach`; each may be given as text, as in YAML or on a command line.
 
     Attributes:
-        redundant: Slots per rank for replicas.
-        planner: A strategy's name, a solver's text, or ``module:name``.
-        objective: "time" or "balance".
-        slots: Text of a slot policy, "shared:3" or "SharedSlots(depth=3)".
-        replicas: "any" or "node".
-        backends: Transfer backends in order of preference; none: copy engines where they can be, else collective.
-        prefetch: Uses that the engine looks ahead.
-        timeout_s: Patience of the engine, in seconds.
-        group_timeout_s: Seconds that a rank waits for another one in messages and set-up; more than a checkpoint takes one rank.
-        compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
-        debug: Checks of the engine.
-        cluster: Path of a cluster TOML for the EP group; None: the 8xh100 preset's figures on the hosts where the ranks are.
-        plan_limit_s: Planning that takes longer is given up, and the stage runs at home.
-        recompute: Whether the recompute stage runs by a plan.
-        update: Whether the update stage runs by a plan.
-        packing: Form other micro-batches, so that their experts balance; see `packing`.
-        dump: Folder for counts-only workloads of every stage, or None.
+        redundant: R, slots per rank for replicas.
+        planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
+        cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
+        slots: Policy of the slot buffers; its text is "shared:3" or "SharedSlots(depth=3)".
+        replicas: "any", or "node": inside their home's node.
+        cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures on the hosts where the ranks
+            are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
+        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
+            takes one rank.
+        plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
     """
 
     redundant: int = 1
-    planner: str = "hierarchical"
-    objective: str = "time"
-    slots: str = "shared:3"
+    planner: Planner = field(default_factory=Planner)
+    cost: CostModel = field(default_factory=CostModel)
+    slots: Slots = field(default_factory=SharedSlots)
     replicas: str = "any"
-    backends: tuple[str, ...] = ()
-    prefetch: int = 2
-    timeout_s: float = 30.0
+    cluster: Cluster | None = None
     group_timeout_s: float = 300.0
+    plan_limit_s: float | None = None
+
+    ranks_own = EngineSettings.ranks_own | {"group_timeout_s", "plan_limit_s"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
+            (partial(whole, low=0, high=2**15), ("redundant",)), (seconds, ("group_timeout_s", "plan_limit_s")),
+            (_planner, ("planner",)), (_cost, ("cost",)), (_slots, ("slots",)), (_cluster, ("cluster",)),
+        )  # fmt: skip
+        check_fields(self, checks)
+        if self.replicas not in ("any", "node"):
+            raise InputError(f'replicas must be "any" or "node"; got {shown(self.replicas)}.')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AttachSettings):
+    """Settings of the adapters of trainers: the keys under ``actor_rollout_ref.actor.megatron.foremoe`` in veRL.
+
+    Attributes:
+        plan_limit_s: Planning that takes longer is given up, and the stage runs at home.
+        compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
+        recompute: Whether the recompute stage runs by a plan.
+        update: Whether the update stage runs by a plan.
+        packing: Form other micro-batches, so that their experts balance; see `foremoe.integrations.verl.packing`.
+        dump: Folder for counts-only workloads of every stage, or None.
+    """
+
+    plan_limit_s: float | None = 20.0
     compile_limit_s: float = 1800.0
-    debug: bool = False
-    cluster: str | None = None
-    plan_limit_s: float = 20.0
     recompute: bool = True
     update: bool = True
     packing: bool = False
     dump: str | None = None
 
-    @staticmethod
-    def of(value: Any) -> Settings | None:
-        """Settings from a mapping (a config node), themselves, or None.
+    ranks_own = AttachSettings.ranks_own | {"compile_limit_s"}
 
-        Raises:
-            InputError: A key that does not exist, or a value that does not fit.
-        """
-        if value is None or isinstance(value, Settings):
-            return value
-        if not isinstance(value, Mapping):
-            raise InputError(f"megatron.foremoe must be a mapping of settings such as {{redundant: 1}}; got {value!r}.")
-        known = {field.name for field in dataclasses.fields(Settings)}
-        given = {str(key): item for key, item in value.items() if key != "_target_"}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise InputError(f"megatron.foremoe has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-        if "backends" in given:
-            names = given["backends"]
-            given["backends"] = (names,) if isinstance(names, str) else tuple(str(name) for name in names)
-        settings = Settings(**given)
-        settings.options()  # what cannot be understood is said when the job starts, not when it has rolled out
-        return settings
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
+            (seconds, ("compile_limit_s",)), (flag, ("recompute", "update", "packing")), (text, ("dump",)),
+        )  # fmt: skip
+        check_fields(self, checks)
 
-    def options(self) -> dict[str, Any]:
-        """The arguments for `foremoe.integrations.megatron.attach`, all but `cluster`."""
-        from foremoe.planner.strategies import resolve
 
-        slots = parse(self.slots) if "(" in self.slots else slots_of(self.slots)
-        if not isinstance(slots, Slots):
-            raise InputError(f"slots={self.slots!r} is not a valid slot policy; write shared:3 or resident:1.")
-        for name in ("recompute", "update", "packing", "debug"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be true or false; got {getattr(self, name)!r}.")
-        for name in ("plan_limit_s", "timeout_s", "group_timeout_s", "compile_limit_s"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be above 0; got {getattr(self, name)}.")
-        return {
-            "redundant": self.redundant,
-            "planner": resolve(self.planner),
-            "cost": CostModel(objective=self.objective),
-            "slots": slots,
-            "replicas": self.replicas,
-            "backends": self.backends or None,
-            "prefetch": self.prefetch,
-            "timeout_s": self.timeout_s,
-            "group_timeout_s": self.group_timeout_s,
-            "debug": self.debug,
-            "plan_limit_s": self.plan_limit_s,
-        }
+def _planner(value: Any, _: str) -> Planner:
+    return resolve(value)
 
-    def cluster_of(self) -> Cluster | None:
-        """The cluster of the file, if one is named."""
-        return None if self.cluster is None else Cluster.from_toml(Path(self.cluster))
+
+def _cost(value: Any, name: str) -> CostModel:
+    if isinstance(value, str):
+        value = parse(value) if "(" in value else CostModel(objective=value)
+    if not isinstance(value, CostModel):
+        raise InputError(f'{name} must be a CostModel, "time" or "balance"; got {shown(value)}.')
+    return value
+
+
+def _slots(value: Any, name: str) -> Slots:
+    if isinstance(value, str):
+        value = parse(value) if "(" in value else slots_of(value)
+    if not isinstance(value, Slots):
+        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:3 or resident:1.")
+    return value
+
+
+def _cluster(value: Any, name: str) -> Cluster:
+    if isinstance(value, str | os.PathLike):
+        value = Cluster.from_toml(Path(value))
+    if not isinstance(value, Cluster):
+        raise InputError(f"{name} must be a Cluster or the path of its TOML; got {shown(value)}.")
+    return value

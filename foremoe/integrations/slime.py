@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 
 def install(args: Any) -> None:
     """Has the Megatron actor of this process run by plans; slime calls it with its arguments, before the model is built."""
-    settings = Settings.of(getattr(args, "foremoe", None) or {})
-    if settings is None or not args.use_routing_replay:
+    settings = Settings.of(getattr(args, "foremoe", None))
+    if not args.use_routing_replay:
         warn_once(_logger, "foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
         return
     from slime.backends.megatron_utils import model

@@ -1,5 +1,6 @@
 """The named strategies, and how a name or text becomes a planner."""
 
+import functools
 import inspect
 from types import MappingProxyType
 from typing import Any
@@ -103,4 +104,5 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
     """
     name = getattr(edit, "__name__", "row_solver")
     body = {"edit": staticmethod(edit), "compiled": compiled, "__repr__": lambda self: f"row_solver({name})"}
+    body["__reduce__"] = lambda self: (functools.partial(row_solver, compiled=compiled), (edit,))  # its class has no place
     return type(name, (RowSolver,), body | {"__module__": getattr(edit, "__module__", __name__)})()

@@ -1,6 +1,5 @@
 """Runtime: the MoE layers of one rank, run by a plan or at home, in plain torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +18,8 @@ from foremoe.runtime.dispatch import Combine, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row
 from foremoe.runtime.replay import ReplayedRows, Routing
 from foremoe.runtime.stage import HomeStage, PlannedStage, Stage, agree_on_split
-from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
+from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
 
 # Letters: T tokens of this source, K top-k, H hidden size, M micro-steps, L layers, G ranks, S slots, P = G*S physical slots.
@@ -71,17 +70,18 @@ class Runtime:
 
     Args:
         group: The EP group; a `Group`, a process group, or None for all ranks.
-        backends: Transfer backends; this, `prefetch`, `timeout_s` and `debug` are options of `foremoe.transfer.Engine`.
+        settings: Of the engine, the same on all ranks.
+        options: Fields of `EngineSettings`, such as ``backends=("collective",)``, in the place of what `settings` say.
 
     After a `TransferError` only `close` may be called. As a context manager it closes, and an exception that leaves the block is
     reported to the other ranks, so that they need not wait for this one.
     """
 
     def __init__(
-        self, bank: ExpertBank, *, group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] | None = None, prefetch: int = 2, timeout_s: float = 30.0,
-        debug: bool = False,
+        self, bank: ExpertBank, *, group: Group | dist.ProcessGroup | None = None, settings: EngineSettings | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
+        self.settings = EngineSettings.of(settings, **options)
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
         if (bank.rank, bank.num_ranks) != (self.group.rank, self.group.size):
@@ -90,7 +90,6 @@ class Runtime:
                 self.group.close()
             raise InputError(f"the bank is for rank {bank.rank} of {bank.num_ranks}, this is {here}; make one for this rank.")
         self.bank = bank
-        self._options: dict[str, Any] = {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}
         self._engine: Engine | None = None
         self._stage: Stage | None = None
         self._time = ComputeTime()
@@ -118,7 +117,7 @@ class Runtime:
             routing or {}, plan.expert_MLGS, split_MLP, received_GMLS, num_experts=plan.E, group=self.group, device=device
         )
         if self._engine is None:
-            self._engine = Engine(self.bank, group=self.group, **self._options)
+            self._engine = Engine(self.bank, group=self.group, settings=self.settings)
         self._engine.begin(plan, same_weights=same_weights)
         self._start(PlannedStage(self._engine, plan, split_MLP, device, replay))
 

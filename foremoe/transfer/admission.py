@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -41,19 +40,18 @@ def refusal(
     return ""
 
 
-def require_agreement(group: Group, plan: Plan, refused: str, options: tuple[Any, ...]) -> None:
-    """Raises InputError on all ranks unless all can run the plan and were given the same one, with the same options; collective.
+def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool) -> None:
+    """Raises InputError on all ranks unless all can run the plan and were given the same one; collective.
 
     `refused` says why this rank cannot run it; empty if it can.
     """
-    answers = group.gather((refused, (fingerprint(plan), options)))
+    answers = group.gather((refused, (fingerprint(plan), same_weights)))
     for g, (other, theirs) in enumerate(answers):
         if other:
             raise InputError(other if g == group.rank else f"rank {g}: {other}")
         if theirs != answers[0][1]:
-            given = f"rank {g} was given another plan, or other options, than rank 0"
-            which = f"prefetch, return_bytes, debug, same_weights, backends: {theirs[1]} and {answers[0][1][1]}"
-            raise InputError(f"{given} ({which}); give all ranks the same.")
+            given = f"rank {g} was given another plan than rank 0, or another same_weights"
+            raise InputError(f"{given} ({theirs[1]} and {answers[0][1][1]}); give all ranks the same.")
 
 
 def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:

@@ -69,6 +69,11 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
     return backend
 
 
+def class_name(backend: str | TransferBackend) -> str:
+    """The name of a backend's class, which is not loaded for it; of another package's backend, its own name where it is given."""
+    return BACKENDS.get(backend, backend).rpartition(":")[2] if isinstance(backend, str) else type(backend).__name__
+
+
 def package_of(module: str) -> str:
     """What to give pip for a module that a backend requires; CuPy's wheels are made for one major version of CUDA each."""
     return f"'foremoe[cupy-cuda{(torch.version.cuda or '13').partition('.')[0]}]'" if module == "cupy" else module

@@ -3,25 +3,26 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
+from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import Group, as_group, reporting
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
-from foremoe.problem.memory import RETURN_BYTES
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
-from foremoe.transfer.backends import BackendSet, default_backends, resolve_backend
-from foremoe.transfer.base import Buffers, TransferBackend
+from foremoe.transfer.backends import BackendSet, class_name, default_backends, resolve_backend
+from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
 from foremoe.transfer.residency import Residency, SlotContents, residency
 from foremoe.transfer.returns import Returns
+from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
 
 # Letters: S slots of a rank, B base slots, C copies.
@@ -38,12 +39,8 @@ class Engine:
     Args:
         buffers: The model's experts and the slots on this rank.
         group: The EP group; a `Group`, a process group, or None for all ranks.
-        backends: Instances or names, in order of preference; None: those of `default_backends`.
-        prefetch: How many uses ahead a copy may start, if its buffer is free.
-        return_bytes: Bytes of arriving replica gradients that this rank stages at once; a single gradient may be larger. Fewer
-            mean less memory and more waiting in backward. The same on all ranks.
-        timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own `timeout_s`, which should be longer.
-        debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
+        settings: The same on all ranks, which compare them first: an engine is made on all of them.
+        options: Fields of `EngineSettings`, such as ``backends=("collective",)``, in the place of what `settings` say.
 
     Law: a pull that fails is repeated over another backend by this rank alone; a two-sided backend is given up by all ranks
     together at a pass boundary; a row that lacks replicas runs at home placement on all ranks or, in backward, ends the step with
@@ -52,31 +49,27 @@ class Engine:
 
     def __init__(
         self, buffers: Buffers, *, group: Group | dist.ProcessGroup | None = None,
-        backends: Sequence[str | TransferBackend] | None = None, prefetch: int = 2,
-        return_bytes: int = RETURN_BYTES, timeout_s: float = 30.0, debug: bool = False,
+        settings: EngineSettings | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        if prefetch < 0 or return_bytes < 1 or timeout_s <= 0:
-            needs = "prefetch must be at least 0, return_bytes at least 1 and timeout_s above 0"
-            raise InputError(f"{needs}; got {prefetch}, {return_bytes} and {timeout_s}.")
-        backends = default_backends(buffers) if backends is None else backends
-        if not backends:
-            raise InputError("an Engine needs at least one transfer backend, such as 'collective'; leave it out for the default.")
+        self.settings = EngineSettings.of(settings, **options)
+        backends = default_backends(buffers) if self.settings.backends is None else self.settings.backends
         resolved = [resolve_backend(backend) for backend in backends]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
-        self.buffers, self.prefetch, self.return_bytes, self.debug = buffers, prefetch, return_bytes, debug
-        self._version, self._slots = 0, SlotContents({})
+        self.buffers, self._version, self._slots = buffers, 0, SlotContents({})
         self._plan: Plan | None = None
         self._open: Residency | None = None
         self._watch: HomeWatch | None = None
         self._ended = ""  # why nothing can be run any more
         try:
+            # What a backend opens may be collective.
+            require_same(self.group, self.settings.agreed() | {"backends": ", ".join(map(class_name, backends))})
             self._backends = BackendSet(resolved, self.group, buffers)
         except BaseException:
             if self._owns_group:
                 self.group.close()
             raise
-        self._carrier = Carrier(self._backends, buffers, self.group, timeout_s)
+        self._carrier = Carrier(self._backends, buffers, self.group, self.settings.timeout_s)
 
     def begin(self, plan: Plan, *, same_weights: bool = False) -> None:
         """Starts a plan; collective.
@@ -94,23 +87,21 @@ class Engine:
         if self._plan is not None:
             raise InputError("a plan is being run; call end() before the next begin().")
         rank, held = self.group.rank, self._slots.expert_of if same_weights and self._version else None
-        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.debug)
+        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.settings.debug)
         if same_weights and not self._version:
             refused = "same_weights needs a plan before this one; leave it out for the first."
         if plan.header.schedule.trains and all(backend.one_sided for backend in self._backends.backends):
             refused = refused or "a stage with gradients needs a two-sided backend to bring them home; add collective."
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
-        require_agreement(
-            self.group, plan, refused or fault, (self.prefetch, self.return_bytes, self.debug, same_weights, self._backends.names)
-        )
+        require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
         self._slots = SlotContents(resident_buffers(plan, rank))
         self._trains = plan.header.schedule.trains
         with self._step():
-            self._carrier.begin(plan, self.prefetch, self._version)
+            self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
-            self._contents = DebugContents(plan, self.buffers, self.group) if self.debug else None
-        self._returns = Returns(self._carrier, self.buffers, rank, self.prefetch, self.return_bytes, self.debug)
+            self._contents = DebugContents(plan, self.buffers, self.group) if self.settings.debug else None
+        self._returns = Returns(self._carrier, self.buffers, rank, self.settings)
         self._plan, self._next, self._open = plan, 0, None
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
         self._returned = False  # gradients of the current backward use
@@ -181,7 +172,7 @@ class Engine:
             lost = f"gradients({micro_step}, {layer}), which would lose those of replicas"
             raise InputError(f"{use} is released before {lost}; call it first.")
         self._carrier.release(position)
-        if self.debug:
+        if self.settings.debug:
             for buffer in self._programme.frees.get(position, ()):
                 spoil(self.buffers.slot(buffer))
         self._open, self._next, self._returned = None, position + 1, False

@@ -11,6 +11,7 @@ from foremoe.base.errors import TransferError
 from foremoe.plan.programme import Return
 from foremoe.transfer.base import Buffers, Copy, Tensors
 from foremoe.transfer.carrier import Carrier
+from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Event, Log, Wait
 
 
@@ -29,20 +30,20 @@ class _Sent:
 class Returns:
     """Gradient returns of one rank.
 
-    A row's returns start when its backward is over and are added to `main_grad` when `window` more rows have returned theirs, at
-    the end, when a gradient buffer is wanted again, or when more than `limit_bytes` would be staged. These points depend on the
-    plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a row by replica rank.
+    A row's returns start when its backward is over and are added to `main_grad` when `prefetch` more rows have returned theirs,
+    at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would be staged. These points depend on
+    the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a row by replica
+    rank.
 
     A row of which a home would stage more than the limit returns in rounds: both ends leave what is beyond it to the next one,
     which starts when the home has added the round before. Rounds are numbered over all ranks, and a rank waits only for earlier
     ones, so that ranks never wait for each other in a circle.
     """
 
-    def __init__(
-        self, carrier: Carrier, buffers: Buffers, rank: int, window: int, limit_bytes: int, debug: bool
-    ) -> None:  # fmt: skip
-        self._carrier, self._buffers, self._rank, self._window, self._debug = carrier, buffers, rank, max(window, 1), debug
-        self._limit_bytes, self.staged_bytes, self.most_staged_bytes = limit_bytes, 0, 0
+    def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, settings: EngineSettings) -> None:
+        self._carrier, self._buffers, self._rank = carrier, buffers, rank
+        self._window, self._debug = max(settings.prefetch, 1), settings.debug
+        self._limit_bytes, self.staged_bytes, self.most_staged_bytes = settings.return_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
         self.log = Log()
 

@@ -179,7 +179,7 @@ def test_a_path_solver_that_fails_on_one_rank_is_one_error_on_all(
 
     def plan(group: Group) -> Planned:
         planner, mine = Planner(path=FailsOnRank1(group.rank, error)), (load_MLGE[:, :, group.rank], tokens_MG[:, group.rank])
-        return plan_together(group, planner, task, *mine, num_threads=1, limit_s=limit_s)
+        return plan_together(group, planner, task, *mine, num_threads=1, plan_limit_s=limit_s)
 
     for found in run_threads(plan, 4, errors=True, timeout_s=60.0):
         assert isinstance(found, InputError), repr(found)
@@ -206,7 +206,7 @@ def test_a_planner_that_is_too_slow_is_told_to_stop() -> None:
         raise InputError("cancelled")
 
     def limited(group: Group) -> Planned:
-        return plan_together(group, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], limit_s=0.05)
+        return plan_together(group, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], plan_limit_s=0.05)
 
     with patch.object(Planner, "plan", plan):
         errors = run_threads(limited, 2, errors=True)
@@ -228,7 +228,7 @@ def test_compiling_does_not_count_as_planning() -> None:
         return plan_here(self, problem, **options)
 
     def limited(group: Group) -> Planned:
-        return plan_together(group, Planner(), task, load_MLGE[:, :, 0], tokens_MG[:, 0], limit_s=limit_s)
+        return plan_together(group, Planner(), task, load_MLGE[:, :, 0], tokens_MG[:, 0], plan_limit_s=limit_s)
 
     with patch.object(Planner, "plan", slow_to_compile):
         (found,) = run_threads(limited, 1)

@@ -38,7 +38,7 @@ def dies_in_set_up(group: TorchGroup, what: str) -> tuple[str, tuple[int, ...]]:
         elif what == "private group":
             private_group(group, torch.device("cpu"))
         else:
-            compile_in_turn(group.process_group, timeout_s=LIMIT_S, limit_s=600.0)
+            compile_in_turn(group.process_group, group_timeout_s=LIMIT_S, compile_limit_s=600.0)
     return str(caught.value), caught.value.ranks
 
 
@@ -117,7 +117,7 @@ def planner_raises(group: TorchGroup, error: str, limit_s: float | None) -> tupl
 
     try:
         with patch.object(Planner, "plan", plan):
-            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], limit_s=limit_s)
+            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], plan_limit_s=limit_s)
     except BaseException as found:
         return type(found).__name__, str(found)
     finally:
@@ -158,7 +158,7 @@ def interrupted(group: TorchGroup) -> tuple[str, str, bool]:
 
     try:
         with patch.object(Planner, "plan", plan), patch.object(planning, "wait", interrupt):
-            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], limit_s=600.0)
+            plan_together(own, Planner(), task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank], plan_limit_s=600.0)
     except BaseException as found:
         return type(found).__name__, str(found), stopped.wait(60.0 if group.rank == 1 else 0.0)
     finally:

@@ -75,7 +75,7 @@ def step_of(_group, case, checkout, planned):
         stack.enter_context(patch.object(compiling, "_ready", True))
         logged = stack.enter_context(stand_ins.figures())
         if planned:
-            nemo_rl.install({"foremoe": {"objective": "balance"}, "router_replay": {"enabled": True}})
+            nemo_rl.install({"foremoe": {"cost": "balance"}, "router_replay": {"enabled": True}})
 
         def forward_step(iterator, model, use_router_replay, router_replay_train):
             micro_batch = next(iterator)

@@ -97,7 +97,7 @@ def rollout(_group, case, checkout, mode):
         )
         logged = stack.enter_context(stand_ins.figures())
         if mode != "alone":
-            slime.install(SimpleNamespace(use_routing_replay=True, foremoe={"objective": "balance"}))
+            slime.install(SimpleNamespace(use_routing_replay=True, foremoe={"cost": "balance"}))
         replays = [replay_class() for _ in routers]
 
         def feed(router, _):

@@ -124,11 +124,20 @@ def test_what_ranks_must_agree_on_is_compared():
     plan = a_plan()
 
     def differ(group):
-        for options in ({"prefetch": group.rank}, {"debug": group.rank == 1}):
-            engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), **options)
-            with pytest.raises(InputError, match="give all ranks the same"):
-                engine.begin(plan)
-            engine.close()
+        for options, said in (
+            ({"prefetch": group.rank}, "rank 1 has prefetch=1, rank 0 has prefetch=0; give all ranks the same"),
+            ({"debug": group.rank == 2}, "rank 2 has debug=True, rank 0 has debug=False"),
+            ({"backends": (Local(),) * (1 + group.rank % 2)}, "rank 1 has backends=Local, Local, rank 0 has backends=Local;"),
+        ):
+            with pytest.raises(InputError, match=said):
+                Engine(ToyBuffers(plan, group.rank), group=group, **({"backends": (Local(),)} | options))
+        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), timeout_s=5.0 + group.rank)
+        engine.begin(plan)
+        run_uses(engine, plan, group)
+        engine.end()
+        with pytest.raises(InputError, match="another same_weights"):
+            engine.begin(plan, same_weights=group.rank == 1)
+        engine.close()
         buffers = ToyBuffers(plan, group.rank)
         if group.rank == 2:
             buffers.homes = {}

@@ -72,5 +72,5 @@ def test_the_memory_model_knows_the_bound():
 
 @pytest.mark.parametrize("wrong", [0, -5])
 def test_a_bound_below_one_byte_is_refused(wrong):
-    with pytest.raises(InputError, match="return_bytes at least 1"):
+    with pytest.raises(InputError, match="return_bytes must be a whole number from 1"):
         Engine(None, return_bytes=wrong)

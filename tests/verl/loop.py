@@ -50,7 +50,7 @@ FOREMOE = [
     "actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig",
     "+actor_rollout_ref.actor.megatron.foremoe.redundant=1",
     # Toy sizes gain no predicted time from a replica.
-    "+actor_rollout_ref.actor.megatron.foremoe.objective=balance",
+    "+actor_rollout_ref.actor.megatron.foremoe.cost=balance",
 ]
 ARMS = {"R3": [*R3, *V0, *PIPELINE], "R2": [*R2, *V0, *TWO], "V1": [*R3, *V1, *TWO]}
 ARMS |= {f"{name}-foremoe": [*arm, *FOREMOE] for name, arm in ARMS.items()}

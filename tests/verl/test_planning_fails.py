@@ -33,7 +33,7 @@ def require_told(warned, by_this_rank, cause=""):
 def test_the_stage_runs_at_home(pool, plain, solver):
     # A limit that only the sleeper exceeds, on a busy machine too.
     limit_s = 2.6 if solver == "Sleeps" else 60.0
-    settings = Settings(planner=f"bad_solvers:{solver}", objective="balance", plan_limit_s=limit_s)
+    settings = Settings(planner=f"bad_solvers:{solver}", cost="balance", plan_limit_s=limit_s)
     found = pool.run(run, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=900)
     for a, b in zip(plain, found, strict=True):
         assert b.losses == a.losses and b.grad_norms == a.grad_norms
@@ -46,7 +46,7 @@ def test_the_stage_runs_at_home(pool, plain, solver):
 
 
 def test_one_pipeline_stage_that_fails_is_told_by_the_last(pool):
-    settings = Settings(planner="bad_solvers:Raises", objective="balance")
+    settings = Settings(planner="bad_solvers:Raises", cost="balance")
     found = pool.run(run, Layout(ep=2, pp=2, num_layers=4), "R3", settings, 1, timeout_s=120, limit_s=900)
     metrics = next(member.metrics for member in found if member.metrics[1])
     for stage, values in zip(("recompute", "update"), metrics, strict=True):
@@ -71,7 +71,7 @@ def run_with_patience(group, *args):
 
 
 def test_the_groups_patience_is_a_setting(pool):
-    settings = Settings(objective="balance", packing=True, group_timeout_s=77.0)
+    settings = Settings(cost="balance", packing=True, group_timeout_s=77.0)
     for seen in pool.run(run_with_patience, Layout(ep=2, pp=2, num_layers=4), "R3", settings, 1, timeout_s=120, limit_s=900):
         assert len(seen) >= 4 and set(seen) == {77.0}
 
@@ -88,7 +88,7 @@ def run_where_plans_do_not_fit(group, *args):
 
 
 def test_a_plan_that_does_not_fit_leaves_the_stage_at_home(pool, plain):
-    settings = Settings(objective="balance")
+    settings = Settings(cost="balance")
     found = pool.run(run_where_plans_do_not_fit, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=900)
     for a, b in zip(plain, found, strict=True):
         assert b.losses == a.losses and b.grad_norms == a.grad_norms
@@ -117,7 +117,7 @@ def run_where_packing_fails(group, *args):
 
 
 def test_packing_that_fails_leaves_verls_micro_batches_on_all_ranks(pool):
-    layout, settings = Layout(ep=2, pp=2, num_layers=4), Settings(objective="balance")
+    layout, settings = Layout(ep=2, pp=2, num_layers=4), Settings(cost="balance")
     arms = ((run, settings), (run_where_packing_fails, dataclasses.replace(settings, packing=True)))
     plain, found = (pool.run(fn, layout, "R3", of, 1, True, True, timeout_s=120, limit_s=900) for fn, of in arms)
     # Rank 0 speaks for the data-parallel ranks 0 and 1; ranks 2 and 3 heard it each from the rank with the same samples.
@@ -129,7 +129,7 @@ def test_packing_that_fails_leaves_verls_micro_batches_on_all_ranks(pool):
 
 
 def test_dumped_counts_are_those_of_the_plan(pool, tmp_path):
-    settings = Settings(objective="balance", dump=str(tmp_path))
+    settings = Settings(cost="balance", dump=str(tmp_path))
     found = pool.run(run, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=900)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["recompute_00000_rank0.safetensors", "update_00000_rank0.safetensors"]
@@ -141,7 +141,7 @@ def test_dumped_counts_are_those_of_the_plan(pool, tmp_path):
 def test_a_dump_that_cannot_be_written_leaves_the_stage_planned(pool, tmp_path):
     in_the_way = tmp_path / "dumps"
     in_the_way.write_text("a file")
-    settings = Settings(objective="balance", dump=str(in_the_way))
+    settings = Settings(cost="balance", dump=str(in_the_way))
     found = pool.run(run, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=300)
     assert [len(member.warned) for member in found] == [2, 0, 0, 0], "each stage, by the rank that writes"
     assert all("could not be dumped" in text for text in found[0].warned)
@@ -168,7 +168,7 @@ def run_where_routing_cannot_be_read(group, *args):
 
 def test_a_rank_that_fails_before_planning_is_named_to_those_that_wait(pool):
     """They would wait for 300 s, longer than the call may take."""
-    settings = Settings(objective="balance")
+    settings = Settings(cost="balance")
     found = pool.run(run_where_routing_cannot_be_read, LAYOUT, "R3", settings, 1, timeout_s=120, limit_s=200, errors=True)
     assert isinstance(found[1], ValueError)
     for g in (0, 2, 3):

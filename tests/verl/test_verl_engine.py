@@ -15,7 +15,7 @@ from foremoe.problem.foresight import Rerouted
 
 STEPS = 2
 # Toy sizes gain no predicted time from a replica.
-SETTINGS = Settings(objective="balance", debug=True)
+SETTINGS = Settings(cost="balance", debug=True)
 CASES = {
     "R3-EP4": ("R3", Layout(ep=4)),
     "R3-PP2xEP2-full": ("R3", Layout(ep=2, pp=2, num_layers=4, recompute="full")),

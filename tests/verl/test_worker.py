@@ -59,7 +59,7 @@ def of_one_rank(stages):
 
 
 def test_figures_of_all_stages_reach_the_trainer_with_the_update(pool):
-    plain, planned = (pool.run(work, of, timeout_s=120, limit_s=600) for of in (None, Settings(objective="balance")))
+    plain, planned = (pool.run(work, of, timeout_s=120, limit_s=600) for of in (None, Settings(cost="balance")))
     num_stages = {"recompute": 1, "update": 2}
     expected = {}
     for stage, of in (("recompute", slice(0, 1)), ("update", slice(1, 3))):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import TorchGroup, agreed, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
@@ -18,37 +21,18 @@ from foremoe.integrations.megatron.job import Job
 from foremoe.integrations.megatron.known import Trust
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
 from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
-from foremoe.integrations.megatron.planning import Options, Planning, Work
+from foremoe.integrations.megatron.planning import Planning, Work
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
-from foremoe.machine.cluster import Cluster
-from foremoe.planner.planner import Planner
-from foremoe.planner.strategies import resolve
-from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import SharedSlots, Slots
-from foremoe.transfer.base import TransferBackend
+from foremoe.integrations.settings import AttachSettings
+from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.engine import Engine
 from foremoe.workload.workload import STAGES
 
 # Letters: M micro-steps, L MoE layers of this rank, T tokens of a source, K top-k, E experts, P physical slots of all ranks.
 
 
-def attach(
-    model_chunks: Any,
-    *,
-    redundant: int = 1,
-    planner: str | Planner = "hierarchical",
-    cost: CostModel | None = None,
-    slots: Slots | None = None,
-    replicas: str = "any",
-    backends: Sequence[str | TransferBackend] | None = None,
-    cluster: Cluster | None = None,
-    prefetch: int = 2,
-    timeout_s: float = 30.0,
-    group_timeout_s: float = 300.0,
-    plan_limit_s: float | None = None,
-    debug: bool = False,
-) -> Attached:
+def attach(model_chunks: Any, settings: AttachSettings | None = None, **options: Any) -> Attached:
     """Puts physical slots around every ``MoELayer`` of a built Megatron-Core model::
 
         moe = foremoe.integrations.megatron.attach(model_chunks, redundant=1)
@@ -56,53 +40,39 @@ def attach(
             losses = forward_backward_func(...)
 
     Nothing of the model changes: no parameter is added, renamed or moved, and outside a stage every layer runs as it always did.
-    Collective: every rank of the job attaches, with the same arguments, after DDP and the optimizer were made or before.
+    Collective: every rank of the job attaches, with the same settings, after DDP and the optimizer were made or before.
 
     Args:
         model_chunks: The model, or the list of model chunks of an interleaved pipeline; wrapped in DDP and the like or not.
-        redundant: R, slots per rank for replicas.
-        planner: A strategy's name or a `Planner`.
-        cost: What it minimises; default: predicted time.
-        slots: Policy of the slot buffers; default ``SharedSlots(depth=3)``.
-        replicas: "any", or "node": inside their home's node.
-        backends: Transfer backends; this and the next three as in `foremoe.transfer.engine.Engine`.
-        prefetch: Uses that the engine looks ahead.
-        timeout_s: Patience of the engine, in seconds.
-        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made.
-        debug: Checks of the engine.
-        plan_limit_s: Planning that takes a rank longer is an error on all ranks; default: no limit.
-        cluster: Cluster of the EP group; default: the 8xh100 preset's figures on the hosts where the ranks are. Its dispatch is
-            that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
+        settings: Default: those of `AttachSettings`.
+        options: Fields of `AttachSettings`, such as ``redundant=2``, in the place of what `settings` say.
 
     Raises:
-        InputError: On all ranks: a layout that is not supported, with the option to change.
+        InputError: On all ranks: a setting that does not fit or differs between ranks, or a layout that is not supported; with
+            the option to change.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
-    return Attached(
-        chunks, lambda: Options(
-            redundant=redundant, planner=resolve(planner), cost=cost or CostModel(), slots=slots or SharedSlots(),
-            replicas=replicas, cluster=cluster, limit_s=plan_limit_s,
-        ),
-        {"backends": backends, "prefetch": prefetch, "timeout_s": timeout_s, "debug": debug}, group_timeout_s,
-    )  # fmt: skip
+    return Attached(chunks, partial(AttachSettings.of, settings, **options))
 
 
 class Attached:
     """Slots around the MoE layers of one rank's model chunks; made by `attach`.
 
     Attributes:
+        settings: What `attach` was given.
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
         report: `MegatronSummary` of the last stage, or None.
     """
 
-    def __init__(self, chunks: list[Any], options: Callable[[], Options], engine: Mapping[str, Any], timeout_s: float) -> None:
-        # The group comes first: what one rank alone refuses, the others hear through it.
-        self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=timeout_s)
+    def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings]) -> None:
+        self.settings = AttachSettings()
+        with contextlib.suppress(InputError):  # the group comes first: what one rank alone refuses, the others hear through it
+            self.settings = settings()
+        self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=self.settings.group_timeout_s)
         self.report: MegatronSummary | None = None
         self._engine: Engine | None = None
-        self._engine_options = engine
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
         self._broken, self._running, self._detached = "", False, False
@@ -110,37 +80,40 @@ class Attached:
         with reporting(self.group):
             self.job = Job(self.group)
         with self.job.reporting():
-            self._attach(chunks, options)
+            self._attach(chunks, settings)
 
-    def _attach(self, chunks: list[Any], make_options: Callable[[], Options]) -> None:
+    def _attach(self, chunks: list[Any], settings: Callable[[], AttachSettings]) -> None:
         """What comes after the group is made; collective."""
         try:
-            options = agreed(self.job.group, lambda: self._set_up(chunks, make_options()))
+            agreed(self.job.group, settings)
+            require_same(self.job.group, self.settings.agreed())
+            agreed(self.job.group, lambda: self._set_up(chunks))
         except InputError:
             self.job.close()
             raise
-        backends = self._engine_options["backends"]
-        cluster = self.job.run(lambda: cluster_of(self.group, options.cluster, backends, self._config) if self._layers else None)
+        given = self.settings.cluster, self.settings.backends
+        cluster = self.job.run(lambda: cluster_of(self.group, *given, self._config) if self._layers else None)
         if cluster is None:
             return  # nothing to balance on this rank
         self._planning = Planning(
-            options=options, group=self.group, config=self._config, places=self._places, home_LE=self._home_LE, cluster=cluster,
-            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
+            settings=dataclasses.replace(self.settings, cluster=cluster), group=self.group, config=self._config,
+            places=self._places, home_LE=self._home_LE, weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
 
-    def _set_up(self, chunks: list[Any], options: Options) -> Options:
+    def _set_up(self, chunks: list[Any]) -> None:
         """This rank's part of attaching; not collective over the EP group."""
         self._config = unwrap(chunks[0]).config
+        for backend in self.settings.backends or ():
+            resolve_backend(backend)  # a module may be missing on this rank alone
         self._places = find_layers(chunks)
         require_supported(self._config, self._places)
         self._configs = configs_of(chunks)
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
-            self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, options, self.group)
+            self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
             self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._buffers.device)
-        return options
 
     @property
     def active(self) -> bool:
@@ -273,7 +246,7 @@ class Attached:
         overlaps, plan = any(layer.overlaps_reduction for layer in self._layers), planned.plan
         self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
         if self._engine is None:
-            self._engine = Engine(self._buffers, group=self.group, **self._engine_options)
+            self._engine = Engine(self._buffers, group=self.group, settings=self.settings)
         known = self._trust.begin(planned) if replay else None
         self._moves = move_homes(self.group, self._buffers, plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.

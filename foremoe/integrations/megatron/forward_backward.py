@@ -96,8 +96,8 @@ def plan_calls_of(module: Any, routing_of: RoutingOf, settings: Settings) -> Non
 
     def attach_to(model: Any) -> Attached:
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        compile_in_turn(model_copy, timeout_s=settings.group_timeout_s, limit_s=settings.compile_limit_s)
-        return attach(model, cluster=settings.cluster_of(), **settings.options())
+        compile_in_turn(model_copy, group_timeout_s=settings.group_timeout_s, compile_limit_s=settings.compile_limit_s)
+        return attach(model, settings)
 
     def wanted(call: dict[str, Any]) -> Sequence[Any] | None:
         return routing_of(call) if (settings.recompute if call.get("forward_only") else settings.update) else None

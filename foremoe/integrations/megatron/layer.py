@@ -15,9 +15,9 @@ from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind, kind_of
 from foremoe.integrations.megatron.known import KnownDispatcher, dispatches_known
 from foremoe.integrations.megatron.layout import Place
-from foremoe.integrations.megatron.planning import Options
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage
+from foremoe.integrations.settings import AttachSettings
 from foremoe.problem.schedule import Phase
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, S slots of a rank, B base slots, Y pairs that a rank
@@ -129,7 +129,7 @@ class SlotLayer:
 
 
 def slots_around(
-    chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, options: Options, group: Group
+    chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, settings: AttachSettings, group: Group
 ) -> tuple[MegatronBuffers, list[SlotLayer]]:
     """Buffers and layers over the MoE layers of this rank; not collective over the EP group.
 
@@ -138,9 +138,9 @@ def slots_around(
     """
     kinds = [kind_of(place.moe.experts) for place in places]
     sync = ParamSync(chunks)
-    num_base, num_buffers = home_LE.shape[1] // group.size, options.slots.num_buffers(options.redundant, len(kinds))
+    num_base, num_buffers = home_LE.shape[1] // group.size, settings.slots.num_buffers(settings.redundant, len(kinds))
     buffers = MegatronBuffers(kinds, group.rank, num_base, num_buffers, sync, home_LE)
     if fault := buffers.prepare(""):
         raise InputError(fault)
-    num_slots = num_base + options.redundant
+    num_slots = num_base + settings.redundant
     return buffers, [SlotLayer(place, i, kinds[i], num_base, num_slots, sync) for i, place in enumerate(places)]

@@ -15,11 +15,8 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, first_fault, reporting
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
-from foremoe.machine.cluster import Cluster
+from foremoe.integrations.settings import AttachSettings
 from foremoe.plan.plan import Plan
-from foremoe.planner.planner import Planner
-from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import Slots
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.runtime.stage import agree_on_split
 from foremoe.workload.workload import Workload
@@ -30,39 +27,24 @@ Work = Plan | Workload | Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """What `attach` was given for planning; see there. `limit_s` is its `plan_limit_s`."""
-
-    redundant: int
-    planner: Planner
-    cost: CostModel
-    slots: Slots
-    replicas: str
-    cluster: Cluster | None
-    limit_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planning:
     """Planning for one rank's layers.
 
     Attributes:
-        options: What `attach` was given.
+        settings: What `attach` was given, with the cluster of the EP group.
         group: EP group.
         config: Megatron's `TransformerConfig`.
         places: MoE layers of this rank.
         home_LE: Megatron's own homes, int32 [L, E].
-        cluster: Cluster of the EP group.
         weight_bytes: Bytes of one weight.
         device: Device for messages.
     """
 
-    options: Options
+    settings: AttachSettings
     group: Group
     config: Any
     places: Sequence[Place]
     home_LE: Array
-    cluster: Cluster
     weight_bytes: int
     device: torch.device
 
@@ -71,8 +53,8 @@ class Planning:
         homes = self.home_LE if home_LE is None else home_LE
         ((task, load_MLE, tokens_M),) = self._agree([(work, stage)], homes, num_threads)
         planned = plan_together(
-            self.group, self.options.planner, task, load_MLE, tokens_M,
-            device=self.device, num_threads=num_threads, limit_s=self.options.limit_s,
+            self.group, self.settings.planner, task, load_MLE, tokens_M,
+            device=self.device, num_threads=num_threads, plan_limit_s=self.settings.plan_limit_s,
         )  # fmt: skip
         return dataclasses.replace(planned, routing=self._routing(work))
 
@@ -126,10 +108,10 @@ class Planning:
                 f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
                 "which this rank runs; make the plan with schedule=attached.schedule_of(num_micro_steps, forward_only=...)."
             )
-        if (head.redundant, head.slots) != (self.options.redundant, self.options.slots):
+        if (head.redundant, head.slots) != (self.settings.redundant, self.settings.slots):
             return (
                 f"the plan is for redundant={head.redundant}, {head.slots!r}; this model was attached with "
-                f"redundant={self.options.redundant}, {self.options.slots!r}. Plan with these."
+                f"redundant={self.settings.redundant}, {self.settings.slots!r}. Plan with these."
             )
         moved = bool((plan.home_LE != self.home_LE).any())
         if moved and stage == "update" and overlaps_reduction:
@@ -142,14 +124,17 @@ class Planning:
     def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
         """See `Attached.homes`."""
         tasks, loads, tokens = zip(*self._agree(stages, self.home_LE, num_threads), strict=True)
-        return homes_together(self.group, self.options.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads)
+        return homes_together(
+            self.group, self.settings.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads
+        )
 
     def _task(self, stage: str, num_micro_steps: int, home_LE: Array) -> PlanningTask:
+        settings = self.settings
+        assert settings.cluster is not None
         return PlanningTask(
-            model=model_of(self.config, float(self.weight_bytes)), cluster=self.cluster, stage=stage,
+            model=model_of(self.config, float(self.weight_bytes)), cluster=settings.cluster, stage=stage,
             schedule=schedule_of(self.config, self.places, num_micro_steps, forward_only=stage == "recompute"),
-            redundant=self.options.redundant, slots=self.options.slots, cost=self.options.cost, replicas=self.options.replicas,
-            home_LE=home_LE,
+            redundant=settings.redundant, slots=settings.slots, cost=settings.cost, replicas=settings.replicas, home_LE=home_LE,
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 

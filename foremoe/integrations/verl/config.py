@@ -27,8 +27,8 @@ class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "foremoe", Settings.of(self.foremoe))
         if self.foremoe is not None:
+            object.__setattr__(self, "foremoe", Settings.of(self.foremoe))
             _warn_if_passed_by()
 
 

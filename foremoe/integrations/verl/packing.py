@@ -37,19 +37,19 @@ class Packer:
     Args:
         engine: VeRL's, initialized.
         num_experts: E.
-        timeout_s: Seconds to wait for another rank.
+        group_timeout_s: Seconds to wait for another rank.
     """
 
-    def __init__(self, engine: Any, num_experts: int, timeout_s: float) -> None:
+    def __init__(self, engine: Any, num_experts: int, group_timeout_s: float) -> None:
         from megatron.core import parallel_state as ps
 
         self._config, self._num_experts = engine.tf_config, num_experts
         self._ep_size, self._ep_rank = ps.get_expert_model_parallel_world_size(), ps.get_expert_model_parallel_rank()
         self._ep_first = min(_ranks(ps.get_expert_model_parallel_group()))
-        self._data = TorchGroup(engine.get_data_parallel_group(), timeout_s=timeout_s)
+        self._data = TorchGroup(engine.get_data_parallel_group(), timeout_s=group_timeout_s)
         # The ranks that hold the same samples.
         self._alike = [
-            TorchGroup(group, timeout_s=timeout_s)
+            TorchGroup(group, timeout_s=group_timeout_s)
             for group in (ps.get_tensor_and_context_parallel_group(), ps.get_pipeline_model_parallel_group())
             if group.size() > 1
         ]

@@ -11,6 +11,7 @@ from typing import Any
 from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
+from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import TorchGroup
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.integrations.megatron import attach
@@ -41,12 +42,13 @@ class Session:
         self.places = find_layers(engine.module)
         self.replay = bool(engine.enable_routing_replay)  # else what rollout tells is a hint
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        limits = {"timeout_s": settings.group_timeout_s, "limit_s": settings.compile_limit_s}
+        limits = {"group_timeout_s": settings.group_timeout_s, "compile_limit_s": settings.compile_limit_s}
         self.compile_s = compile_in_turn(model_copy, **limits)
         # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
         self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
         try:
-            self.attached = attach(engine.module, cluster=settings.cluster_of(), **settings.options())
+            require_same(self.copy, settings.agreed())  # what is collective over the copy follows from them
+            self.attached = attach(engine.module, settings)
             made = self.attached.num_experts, settings.group_timeout_s
             self.packer = Packer(engine, *made) if settings.packing else None
         except BaseException as error:  # an InputError too: the packer's is of this rank alone
