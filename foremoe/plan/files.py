@@ -35,7 +35,9 @@ TRANSFERS = _names("micro_step_C layer_C phase_C expert_C src_C dst_C slot_C lin
 COST = _names("window_s dispatch_s compute_s combine_s transfer_s gradient_s")
 SCHEDULE_ARRAYS = _names("micro_step_X phase_X chunk_X chunk_L block_L")
 HEADER_ARRAYS = _names("moe_layer_L")
-HEADER = _names("planner redundant replicas keeps_homes trace_id")
+HEADER = _names("planner redundant replicas keeps_homes trace_id foremoe")
+# Of files of format 1 that were written before 22 November 2026.
+_OLD_LINKS = "transfers.path_C"
 KEY = _names("step stage mini_batch ep_group")
 SCHEDULE = _names("num_chunks reforward")
 COST_MODEL = _names("objective overlap")
@@ -90,6 +92,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             or range than the format says.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
+    if header["format"] == 1 and _OLD_LINKS in tensors:
+        tensors.setdefault("transfers.link_C", tensors.pop(_OLD_LINKS))
     with naming_fields(path, header):
         fault = next(faults(header, header_schema()), None)
         if fault is not None:

@@ -17,7 +17,7 @@ from foremoe.problem.slots import Slots
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.workload import STAGES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """What a plan was made from. No clock, host name or weight version: a plan is a function of its input.
+    """What a plan was made from, and by which foremoe. No clock, host name or weight version: a plan is a function of these.
 
     Attributes:
         planner: Text of the planner, its repr.
@@ -54,6 +54,7 @@ class PlanHeader(ArrayValue):
         moe_layer_L: int32 [L], the model's own layer numbers.
         trace_id: Id of the trace that was counted, or empty.
         dealt: How whole sequences were dealt, or None.
+        foremoe: Version that made the plan; empty where it is not known, as in files of format 1.
     """
 
     key: PlanKey
@@ -69,6 +70,7 @@ class PlanHeader(ArrayValue):
     moe_layer_L: Array = array(np.int32)
     trace_id: str
     dealt: Dealt | None
+    foremoe: str = ""
 
     def __post_init__(self) -> None:
         self.freeze()
@@ -82,5 +84,5 @@ class PlanHeader(ArrayValue):
 
 _KINDS: dict[str, Any] = {
     "key": PlanKey, "model": Model, "cluster": Cluster, "cost": CostModel, "slots": Slots, "schedule": Schedule,
-    "planner": str, "trace_id": str, "dealt": Dealt | None,
+    "planner": str, "trace_id": str, "dealt": Dealt | None, "foremoe": str,
 }  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
+from foremoe.base.version import __version__
 from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.header import PlanHeader, PlanKey
@@ -236,7 +237,7 @@ class Planner:
             key=key if key is not None else PlanKey(stage=problem.stage),
             planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost, slots=problem.slots,
             schedule=problem.schedule, redundant=problem.R, replicas=problem.replicas, keeps_homes=self.keeps_homes,
-            moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
+            moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt, foremoe=__version__,
         )  # fmt: skip
 
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:

@@ -1,8 +1,8 @@
 """A plan that uses every tensor and every header key, each with a value that is not its default.
 
-The golden file of format 1 was written from it. A new format gets a golden file of its own::
+Golden files were written from it. A new format gets one of its own::
 
-    PYTHONPATH=tests/plan python -c "import complete_plan as c; c.complete_plan().save('tests/plan/golden/plan_v2.safetensors')"
+    PYTHONPATH=tests/plan python -c "import complete_plan as c; c.complete_plan().save('tests/plan/golden/plan_v3.safetensors')"
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from complete_plan import complete_plan
 from safetensors.numpy import load
 
 import foremoe
+from foremoe.base.errors import InputError
 from foremoe.base.schema import faults
 from foremoe.base.tensor_file import read_tensors, write_tensors
 from foremoe.plan import files
@@ -24,7 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plan-format.md").read_text()
 SCHEMA = files.header_schema()
 # A golden file is never written again: the digest says so.
-GOLDEN = {1: "d73a9b72b6e95f0c11c499aeeb5b40b43e1f33f747ba400a9d34b26fb9c2a8bf"}
+GOLDEN = {
+    "plan_v1_path_C": "110c4e05d9eba4f22f88885d1aa52e4ad7ce179002c6024ec3bd7ef7c27260ed",  # written by 0af4274, where links had another name
+    "plan_v1": "d73a9b72b6e95f0c11c499aeeb5b40b43e1f33f747ba400a9d34b26fb9c2a8bf",
+    "plan_v1_last": "a69ba96e20df512297e97ce64811223a48f06da8c96796815758eaa5cd5dceba",  # by 077556a, with all that format 1 had gained
+    "plan_v2": "144f30fd33dd8cd21ded4ce5319f999ee88d145962dcfa1c18c97d208b3acdfa",
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,7 @@ def test_the_page_lists_every_value_of_every_enumeration():
 def test_written_headers_obey_the_schema(plans, tmp_path, case):
     header, _ = written(plans[case], tmp_path / "plan")
     assert list(faults(header, SCHEMA)) == []
-    for key in header:
+    for key in header.keys() - {"foremoe"}:  # which format 1 lacks
         assert list(faults({k: v for k, v in header.items() if k != key}, SCHEMA)), key
         assert list(faults({**header, key: 1.5}, SCHEMA)), key
 
@@ -125,10 +131,14 @@ def test_the_tables_of_names_cover_every_field():
         assert set(names.values()) == {field.name for field in dataclasses.fields(kind)}, kind
 
 
-@pytest.mark.parametrize("version", GOLDEN)
-def test_golden_files_load_and_check(version, tmp_path):
-    path = Path(__file__).parent / "golden" / f"plan_v{version}.safetensors"
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == GOLDEN[version], "golden files are never written again"
+def golden(name: str) -> Path:
+    return Path(__file__).parent / "golden" / f"{name}.safetensors"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_files_load_and_check(name, tmp_path):
+    path = golden(name)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == GOLDEN[name], "golden files are never written again"
     plan = Plan.load(path)
     plan.check()
     assert plan.executable and len(plan.transfers) == 26
@@ -138,7 +148,31 @@ def test_golden_files_load_and_check(version, tmp_path):
 
 
 def test_every_version_has_a_golden_file():
-    assert list(GOLDEN) == list(range(1, files.FORMAT_VERSION + 1))
+    stored = {name: read_tensors(golden(name), "plan", files.FORMAT_VERSION) for name in GOLDEN}
+    assert {header["format"] for header, _ in stored.values()} == set(range(1, files.FORMAT_VERSION + 1))
+    assert [name for name, (_, tensors) in stored.items() if "transfers.path_C" in tensors] == ["plan_v1_path_C"]
+    assert sorted(path.stem for path in golden("plan_v1").parent.iterdir()) == sorted(GOLDEN)
+
+
+def test_page_schema_and_files_say_the_same_version(plans, tmp_path):
+    assert ["format", "integer", str(files.FORMAT_VERSION)] in lines_of("Header")
+    assert SCHEMA["properties"]["format"]["enum"] == list(range(1, files.FORMAT_VERSION + 1))
+    assert f"formats 1 and {files.FORMAT_VERSION}" in SCHEMA["title"]
+    header, tensors = written(plans["plain"], tmp_path / "plan")
+    assert header["format"] == files.FORMAT_VERSION and "transfers.link_C" in tensors and "transfers.path_C" not in tensors
+    assert header["foremoe"] == foremoe.__version__
+    assert {name: Plan.load(golden(name)).header.foremoe for name in GOLDEN} == dict.fromkeys(GOLDEN, "") | {
+        "plan_v2": "0.1.0.dev0"
+    }
+
+
+def test_links_under_their_old_name_are_the_same_links_in_format_1_alone(tmp_path):
+    header, tensors = read_tensors(golden("plan_v1_path_C"), "plan", 1)
+    np.testing.assert_array_equal(Plan.load(golden("plan_v1_path_C")).transfers.link_C, tensors["transfers.path_C"])
+    assert len(set(tensors["transfers.path_C"].tolist())) > 1
+    write_tensors(tmp_path / "plan", "plan", 2, {key: x for key, x in header.items() if key != "checksum"}, tensors)
+    with pytest.raises(InputError, match=r"lacks or misnames a field of plan format 2: .*link_C"):
+        Plan.load(tmp_path / "plan")
 
 
 def test_unknown_tensors_and_keys_are_ignored(plans, tmp_path):
@@ -147,7 +181,7 @@ def test_unknown_tensors_and_keys_are_ignored(plans, tmp_path):
     for part in (header, *(value for value in header.values() if isinstance(value, dict))):
         part["of_a_later_foremoe"] = [1, {"a": None}]
     later = {**tensors, "of_a_later_foremoe": np.zeros(3), "transfers.of_a_later_foremoe": np.zeros((2, 2), np.int64)}
-    write_tensors(tmp_path / "later", "plan", 1, header, later)
+    write_tensors(tmp_path / "later", "plan", files.FORMAT_VERSION, header, later)
     assert Plan.load(tmp_path / "later").same_as(plans["complete"])
 
 
