@@ -98,8 +98,7 @@ def plan_together(
         split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
         if workload is not None:
             try:
-                work = partial(_plan_layers, planner, task, workload, mine, num_threads)
-                made, split_GLMP = _within(plan_limit_s, work)
+                made, split_GLMP = _within(plan_limit_s, partial(_plan_layers, planner, task, workload, mine, num_threads))
                 text, part = made.header.planner, _arrays_of(made)
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}"
