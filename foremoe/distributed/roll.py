@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from foremoe.base.errors import TransferError
 from foremoe.base.threads import call_in_thread
-from foremoe.distributed.store import ANSWER_S, StoreClient, StoreLost, reason
+from foremoe.distributed.store import ANSWER_S, StoreClient, StoreLost, torch_reason
 
 # Letters: G ranks.
 
@@ -155,9 +155,9 @@ class Roll:
                 mute -= {*reported, *alive}
                 time.sleep(0.02)
         except StoreLost as lost:
-            return self.without_store(verb, lost, reason(error))
+            return self.without_store(verb, lost, torch_reason(error))
         reported.pop(self.rank, None)
-        return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, reason(error))
+        return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, torch_reason(error))
 
     def without_store(self, verb: str, lost: StoreLost, why: str = "") -> TransferError:
         """The error where the store cannot be asked; it names its host."""

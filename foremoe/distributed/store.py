@@ -64,7 +64,7 @@ class StoreClient:
         try:
             return answer.result()
         except RuntimeError as error:  # of torch
-            raise StoreLost(f"is gone ({reason(error)})") from error
+            raise StoreLost(f"is gone ({torch_reason(error)})") from error
 
     def host(self) -> tuple[int | None, str]:
         """Words for the host of the store, and which of all ranks it is, if that is known."""
@@ -118,6 +118,6 @@ def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:
             thread.join(1.0)
 
 
-def reason(error: Exception) -> str:
+def torch_reason(error: Exception) -> str:
     """What torch says of a failed exchange, without the place in its source and its advice."""
     return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]

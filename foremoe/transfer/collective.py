@@ -12,7 +12,8 @@ import torch.distributed as dist
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, TorchGroup
 from foremoe.distributed.private import private_nccl
-from foremoe.distributed.roll import reason, timed_out
+from foremoe.distributed.roll import timed_out
+from foremoe.distributed.store import torch_reason
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
 
@@ -154,7 +155,7 @@ class Collective(TransferBackend):
 
 def _failure(ranks: tuple[int, ...], num_copies: int, timeout_s: float | None, error: Exception) -> TransferError:
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
-    why = reason(error)
+    why = torch_reason(error)
     if timeout_s is None:
         return TransferError(f"copies to or from {who} broke off ({why}); look at its log and restart the step.", ranks)
     lack = f"did not do its part within {timeout_s:g} s, in a handle of {num_copies} ({why})"
