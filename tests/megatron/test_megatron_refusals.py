@@ -11,7 +11,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed; mak
 from megatron.core.transformer.transformer_config import TransformerConfig
 from program import Layout, Program
 
-from foremoe.base.errors import InputError
+from foremoe.base.errors import InputError, TransferError
 
 # From 0.18 on it has another name, and the old one is always None.
 GRAPHS = "cuda_graph_modules" if hasattr(TransformerConfig, "cuda_graph_modules") else "cuda_graph_scope"
@@ -118,3 +118,32 @@ def test_experts_with_biases(pool):
 
 def test_an_unknown_kind_of_experts(pool):
     refused(pool, Layout(), {"experts": True}, "experts of type OtherExperts are not supported")
+
+
+def one_sided(group, fault):
+    """What the ranks are told when rank 1 alone has a fault in its arguments; then all attach."""
+    from foremoe.integrations.megatron import attach
+
+    program = Program(Layout())
+    options = {"planner": {"planner": "hierarchial"}, "keyword": {"redundnt": 1}}[fault] if group.rank == 1 else {}
+    said = ""
+    try:
+        attach(program.chunks, group_timeout_s=60.0 if fault == "planner" else 1.0, **options)
+    except (InputError, TransferError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+    group.barrier()
+    attach(program.chunks).detach()
+    return said
+
+
+def test_a_typo_of_one_rank_is_told_on_all(pool):
+    other, own = pool.run(one_sided, "planner", num_ranks=2)
+    assert own.startswith("InputError: ") and "'hierarchial'" in own
+    assert other.startswith("InputError: rank 1: ") and "'hierarchial'" in other
+
+
+def test_ranks_meet_again_after_one_did_not_come(pool):
+    """Python itself refuses the call, so nobody can be told why."""
+    other, own = pool.run(one_sided, "keyword", num_ranks=2)
+    assert own.startswith("TypeError: ")
+    assert other.startswith("TransferError: rank 1 did not come to set up the group within 1.0 s")
