@@ -1,5 +1,7 @@
 """Drills: one of three processes dies, is stopped, ends, or fails somewhere; how soon the others end, and whom they name.
 
+In some the culprit hosts the store that links the ranks, as rank 0 does under env://, or torchrun's agent.
+
 python -m bench.drills [--out bench/results/drills_HARDWARE_DATE.md]
 """
 
@@ -8,18 +10,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from bench import cache_drills
+from bench.drill_worlds import end_after, hosted_by_rank_0, under_launcher
 from bench.output import command_line, emit, hardware
 from foremoe.base.errors import InputError, TransferError
-from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.group import TorchGroup, agreed
 from foremoe.distributed.planning import PlanningTask, plan_together
 from foremoe.distributed.private import private_group
 from foremoe.machine.cluster import Cluster
@@ -67,11 +73,11 @@ FAULTS: dict[str, Callable[[], None]] = {"killed": dies, "stopped": stops, "Syst
 class Fault:
     """Happens on one rank alone, when it is called there."""
 
-    rank: int
+    happens: bool
     act: Callable[[], None]
 
     def __call__(self) -> None:
-        if self.rank == CULPRIT:
+        if self.happens:
             self.act()
 
 
@@ -189,56 +195,117 @@ REPORTED = ("planning", "planning with a limit", "stage", "stage, host stores")
 _kept: list[TorchGroup] = []
 
 
-def drill(group: TorchGroup, place: str, fault: str) -> tuple[float, str] | None:
-    """Seconds from the start to the error, and the error, on the ranks that live on."""
-    own = TorchGroup(group.process_group, timeout_s=LIMIT_S)  # the harness does not report on it
+# Where rank 0 hosts the store and is the culprit.
+BY_HOST = ("group set-up", "a backend's set-up", "message", "exchange of tokens", "planning", "stage", "stage, host stores")
+
+
+def drill(group: TorchGroup, place: str, fault: str, culprit: int, folder: Path) -> tuple[float, str] | None:
+    """Seconds from the start to the error, and the error, on the ranks that live on; they leave a file when they end."""
+    process_group, cut = (group.process_group, None) if culprit else hosted_by_rank_0(group, PATIENCE_S)
+    own = TorchGroup(process_group, timeout_s=PATIENCE_S)  # the harness does not report on it
     _kept.append(own)  # nor are its connections closed when a rank comes back from here
     if place not in SET_UPS:
-        own.timeout_s = PATIENCE_S
-        PLACES[place](own, Fault(-1, dies))  # compiles what there is to compile
-        own.timeout_s = LIMIT_S
+        PLACES[place](own, Fault(False, dies))  # compiles what there is to compile
+    own.timeout_s = LIMIT_S
     own.barrier()
+
+    def is_cut_off() -> None:
+        assert cut is not None
+        cut()
+        time.sleep(PATIENCE_S)
+
+    here = group.rank == culprit
+    if here and fault in ("stopped", "cut off"):
+        end_after(folder, group.size - 1)
     begin = time.monotonic()
     try:
-        PLACES[place](own, Fault(group.rank, FAULTS[fault]))
+        PLACES[place](own, Fault(here, is_cut_off if fault == "cut off" else FAULTS[fault]))
     except (InputError, TransferError) as error:
         return time.monotonic() - begin, str(error)
     except BaseException:
         return None  # the culprit
+    finally:
+        (folder / str(group.rank)).touch()
     return None
 
 
-def line(place: str, fault: str) -> str:
+def line(place: str, fault: str, culprit: int = CULPRIT) -> str:
     """One drill."""
-    results = run_processes(drill, RANKS, place, fault, timeout_s=PATIENCE_S, limit_s=PATIENCE_S + 9 * LIMIT_S, errors=True)
-    ended = [result for g, result in enumerate(results) if g != CULPRIT and isinstance(result, tuple)]
+    limits = {"timeout_s": PATIENCE_S, "limit_s": 2 * PATIENCE_S + 9 * LIMIT_S}
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_processes(drill, RANKS, place, fault, culprit, Path(folder), errors=True, **limits)
+    others = [result for g, result in enumerate(results) if g != culprit]
+    ended = [result for result in others if isinstance(result, tuple)]
+    act = fault if fault.islower() else f"raises {fault}"
+    what = f"rank {culprit} {act}" if culprit else f"rank {culprit} {act}, which hosts the store"
     if len(ended) < RANKS - 1:
-        lost = next(result for g, result in enumerate(results) if g != CULPRIT and not isinstance(result, tuple))
-        return f"| {place} | {fault} | **{RANKS - 1 - len(ended)} did not come to it, or did not end** | | {lost} |"
+        lost = next(result for result in others if not isinstance(result, tuple))
+        return f"| {place} | {what} | **{RANKS - 1 - len(ended)} did not come to it, or did not end** | | {lost} |"
+    return row(place, what, f"rank {culprit}", ended)
+
+
+def row(place: str, what: str, name: str, ended: list[tuple[float, str]]) -> str:
+    """A line of the table."""
     seconds = max(seconds for seconds, _ in ended)
-    named = sum(f"rank {CULPRIT}" in text for _, text in ended)
+    named = sum(name in text for _, text in ended)
     text = min((text for _, text in ended), key=len)
-    return f"| {place} | {fault} | {seconds:.1f} | {named} of {RANKS - 1} | {text.replace('|', '/')} |"
+    return f"| {place} | {what} | {seconds:.1f} | {named} of {len(ended)} | {text.replace('|', '/')} |"
+
+
+def launcher_line() -> str:
+    """Torchrun's agent, which hosts the store, is stopped."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = under_launcher(Path(folder), LIMIT_S)
+    ended = [(answer["seconds"], answer["error"]) for answer in found]
+    return row("group set-up", "torchrun's agent stopped, which hosts the store", "the launcher", ended)
+
+
+def refuses(group: TorchGroup) -> tuple[float, str] | None:
+    """Rank 1 alone refuses its input; then a group of all is made."""
+    begin = time.monotonic()
+
+    def make() -> None:
+        if group.rank == CULPRIT:
+            raise InputError("did you mean 'hierarchical'?")
+
+    try:
+        agreed(group, make)
+    except InputError as error:
+        found = time.monotonic() - begin, str(error)
+    TorchGroup(group.process_group, timeout_s=PATIENCE_S).gather("here")
+    return None if group.rank == CULPRIT else found
+
+
+def refusal_line() -> str:
+    """A one-sided refusal."""
+    results = run_processes(refuses, RANKS, timeout_s=PATIENCE_S, limit_s=PATIENCE_S)
+    return row("attach, its arguments", f"rank {CULPRIT} refuses", f"rank {CULPRIT}", [r for r in results if r is not None])
 
 
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--place", choices=list(PLACES), help="drill there alone")
+    parser.add_argument("--host", action="store_true", help="only those in which the culprit hosts the store")
     args = parser.parse_args()
     about = (
-        f"Measured on: {hardware()}. Command: `python -m bench.drills`. {RANKS} processes over gloo; rank {CULPRIT} has the"
-        f" fault. Limits: {LIMIT_S:g} s for another rank, {LIMIT_S / 2:g} s for a copy."
+        f"Measured on: {hardware()}. Command: `python -m bench.drills`. {RANKS} processes over gloo."
+        f" Limits: {LIMIT_S:g} s for another rank, {LIMIT_S / 2:g} s for a copy."
     )
     lines = [
-        about, "", "| where | rank 1 is, or raises | the others end after, s | they name it | what they say |",
+        about, "", "| where | what happens | the others end after, s | they name it | what they say |",
         "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    for place in PLACES if args.place is None else [args.place]:
-        for fault in FAULTS if place in REPORTED else ("killed", "stopped"):
-            lines.append(line(place, fault))
-            print(lines[-1], file=sys.stderr, flush=True)
+    places = list(PLACES) if args.place is None else [args.place]
+    drills = [partial(line, at, fault) for at in places for fault in (FAULTS if at in REPORTED else ("killed", "stopped"))]
+    drills = [] if args.host else drills
+    drills += [partial(line, at, fault, 0) for at in places if at in BY_HOST for fault in ("killed", "stopped", "cut off")]
     if args.place is None:
+        drills += [launcher_line, refusal_line]
+    for one in drills:
+        lines.append(one())
+        print(lines[-1], file=sys.stderr, flush=True)
+    if args.place is None and not args.host:
         lines += ["", *cache_drills.table()]
     emit("# Drills\n\n" + "\n".join(lines) + "\n", args.out)
 
