@@ -65,7 +65,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"replicas": "nodes"}, "replicas must be"),
     ({"cluster": {"num_ranks": 2}}, "cluster must be a Cluster"),
     ({"cluster": "/no/such/file.toml"}, "there is no file"),
-    ({"backends": "colective"}, r"no transfer backend 'colective'; did you mean 'collective'\?"),
+    ({"backends": "collectiv"}, r"no transfer backend 'collectiv'; did you mean 'collective'\?"),
     ({"backends": ()}, "at least one transfer backend"),
     ({"backends": (Local,)}, "must be names or instances"),
     ({"prefetch": -1}, "prefetch must be a whole number from 0"),

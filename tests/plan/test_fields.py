@@ -25,7 +25,13 @@ from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.dealing import Dealt
 
 # Text for people, and numbers that callers choose.
-FREE = {("header", "planner"), ("header", "key", "step"), ("header", "key", "mini_batch"), ("header", "key", "ep_group")}
+FREE = {
+    ("header", "planner"),
+    ("header", "foremoe"),
+    ("header", "key", "step"),
+    ("header", "key", "mini_batch"),
+    ("header", "key", "ep_group"),
+}
 # What the executor shows; whether a search proved a bound or a stop cannot be seen from outside.
 SHOWN = ("transfers", "expert_MLGS", "quota_MLGS", "resident_LGS")
 CLAIMED = {("bound_ML",), ("load_bound_ML",), ("stop_ML",)}

@@ -24,11 +24,12 @@ from foremoe.plan.plan import Plan
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plan-format.md").read_text()
 SCHEMA = files.header_schema()
-# A golden file is never written again: the digest says so.
+# A golden file is never written again: the digest says so. In the first, written by 0af4274, links have their old name; the last
+# one of format 1, written by 077556a, has all that this format had gained.
 GOLDEN = {
-    "plan_v1_path_C": "110c4e05d9eba4f22f88885d1aa52e4ad7ce179002c6024ec3bd7ef7c27260ed",  # written by 0af4274, where links had another name
+    "plan_v1_path_C": "110c4e05d9eba4f22f88885d1aa52e4ad7ce179002c6024ec3bd7ef7c27260ed",
     "plan_v1": "d73a9b72b6e95f0c11c499aeeb5b40b43e1f33f747ba400a9d34b26fb9c2a8bf",
-    "plan_v1_last": "a69ba96e20df512297e97ce64811223a48f06da8c96796815758eaa5cd5dceba",  # by 077556a, with all that format 1 had gained
+    "plan_v1_last": "a69ba96e20df512297e97ce64811223a48f06da8c96796815758eaa5cd5dceba",
     "plan_v2": "144f30fd33dd8cd21ded4ce5319f999ee88d145962dcfa1c18c97d208b3acdfa",
 }
 
