@@ -173,7 +173,7 @@ class TorchGroup(Group):
 
     def _answered(self, start: Callable[[], Any], verb: str, own: bool = True) -> None:
         """Waits for an exchange, on the control link if `own`; looks every second whether another rank has reported a failure."""
-        begin = time.monotonic()
+        begin, reported = time.monotonic(), False
         try:
             work = start()
             while True:
@@ -185,8 +185,9 @@ class TorchGroup(Group):
                     if work.is_completed():
                         work.wait()  # it may have come in just after the second was over; what failed raises again
                         return
-                    if left_s <= 0 or self._roll.reported():
+                    if left_s <= 0 or reported:
                         raise
+                    reported = self._roll.reported()  # what it sent before may be on its way: one more second
         except RuntimeError as error:
             blamed = self._roll.blame(verb, self._waited_s(begin, error), error)
             if own:  # whoever gave the link back would wait for what is in flight, as long as gloo's limit is
@@ -289,8 +290,7 @@ def agreed(group: Group, make: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def reporting(group: Group) -> Iterator[None]:
-    """Reports what ends the block to the other ranks, so that none waits for this one; not an `InputError`, which all ranks raise
-    alike."""
+    """Reports what ends the block to the other ranks, so that none waits; not an `InputError`, which all ranks raise alike."""
     try:
         yield
     except InputError:

@@ -21,6 +21,7 @@ from foremoe.base import stored as stored_arrays
 from foremoe.base.errors import InputError, PlanError
 from foremoe.base.tensor_file import read_tensors, write_tensors
 from foremoe.cli.main import main
+from foremoe.plan.header import FORMAT_VERSION
 from foremoe.plan.plan import Plan
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload import Workload, from_routed_experts
@@ -46,7 +47,7 @@ def plan() -> Plan:
 def changed(plan: Plan, path: Path, **values: object) -> Path:
     """The plan's file with header keys (``schedule__num_chunks``) or tensors (arrays) changed and the checksum made again."""
     plan.save(path)
-    header, tensors = read_tensors(path, "plan", 1)
+    header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     tensors = dict(tensors)
     for key, value in values.items():
         *folders, name = key.split("__")
@@ -59,7 +60,7 @@ def changed(plan: Plan, path: Path, **values: object) -> Path:
         table[name] = value
     for key in ("kind", "format", "checksum"):
         header.pop(key)
-    write_tensors(path, "plan", 1, header, tensors)
+    write_tensors(path, "plan", FORMAT_VERSION, header, tensors)
     return path
 
 

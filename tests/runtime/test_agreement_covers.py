@@ -22,7 +22,7 @@ ELSEWHERE = {  # function -> file of tests, and the test
     "distributed/group.py:TorchGroup.gather": (
         "distributed/test_messages.py", "test_a_size_beyond_the_limit_is_refused_before_anything_is_allocated",
     ),
-    "distributed/group.py:TorchGroup.private_gloo": ("distributed/test_waits.py", "test_a_rank_that_dies_in_set_up_is_named"),
+    "transfer/engine.py:Engine.__init__": ("transfer/test_engine_refusals.py", "test_what_ranks_must_agree_on_is_compared"),
     "integrations/megatron/attach.py:Attached._attach": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
     "integrations/megatron/job.py:Job.run": (JOB, "test_work_that_one_group_cannot_plan_is_refused_on_all"),
     "integrations/megatron/layout.py:_given_or_found": (JOB, "test_a_rank_that_refuses_refuses_for_all"),

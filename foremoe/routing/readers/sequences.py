@@ -108,16 +108,18 @@ def num_ids(ids: Any) -> int | None:
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
 
 
-def payload_bytes(items: Sequence[Any]) -> int:
+def payload_bytes(items: Sequence[Any], depth: int = 0) -> int:
     """Bytes of payloads as they came, envelopes left out; of nested lists about what their numbers take."""
-    total = 0
+    if depth > _MAX_DEPTH:
+        return 0  # it is refused where it is read
+    total, inner = 0, depth + 1
     for item in items:
         if isinstance(item, Routed):
-            total += payload_bytes((item.data, item.prompt, *item.segments))
+            total += payload_bytes((item.data, item.prompt, *item.segments), inner)
         elif isinstance(item, Mapping):
-            total += payload_bytes(list(item.values()))
+            total += payload_bytes(list(item.values()), inner)
         elif isinstance(item, list | tuple):
-            total += len(item) * max(payload_bytes([next((x for x in item if x is not None), 0)]), 8)
+            total += len(item) * max(payload_bytes([next((x for x in item if x is not None), 0)], inner), 8)
         else:
             total += getattr(item, "nbytes", len(item) if isinstance(item, str | bytes | bytearray) else 8)
     return total
