@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-oldest dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -27,11 +27,19 @@ types: .venv/.test
 	$(BIN)/mypy
 
 # Files side by side, one on every core up to four, in the order of tests/conftest.py; skips are named at the end (-rs).
-# `pytest` alone runs one after the other, and the heavy stages too if they can. Compiled first, or each process would compile the same.
+# `pytest` alone runs one after the other, and the heavy stages too if they can.
+SIDE_BY_SIDE = HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -p tests.cpu_times -rs -n auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
+
+# Compiled first, or each process would compile the same.
 unit: .venv/.test
 	@$(BIN)/python -m foremoe warm-up
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -p tests.cpu_times -rs -n auto --maxprocesses 4 --dist loadfile \
-		--no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
+	$(SIDE_BY_SIDE) -m "not heavy"
+
+# Heavy stage: core tests that take over 10 CPU seconds each.
+test-heavy: .venv/.test
+	@$(BIN)/python -m foremoe warm-up
+	$(SIDE_BY_SIDE) -m heavy
 
 # Core tests on the lowest versions that pyproject.toml allows, without torch, in an environment of their own.
 test-oldest:
@@ -64,7 +72,7 @@ fuzz: .venv/.test
 
 # Every night: 20 times the examples of `make test` for all property tests, hours on few cores.
 nightly: fuzz
-	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit
+	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.gpu.__main__ import PARTS, Part, run_parts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +30,7 @@ def test_all_parts_together_take_at_most_eight_minutes():
     assert sum(part.limit_s for part in PARTS.values()) <= 480
 
 
+@pytest.mark.heavy
 def test_every_part_runs_dry(tmp_path):
     out = tmp_path / "dry.md"
     command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from page_blocks import blocks_of, is_suite, run_blocks, run_suites
 
 BLOCKS = blocks_of("docs/extending.md")
@@ -14,5 +15,6 @@ def test_the_page_prints_what_it_shows() -> None:
     run_blocks(BLOCKS, lambda line: None)
 
 
+@pytest.mark.heavy
 def test_its_solvers_keep_their_laws(tmp_path: Path) -> None:
     run_suites(BLOCKS, tmp_path, r"import dataclasses|from foremoe.(levels|plan)")

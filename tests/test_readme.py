@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from page_blocks import blocks_of, run_blocks
 
@@ -26,6 +27,7 @@ def test_the_example_prints_what_the_readme_shows():
     run_blocks(example, lambda line: None)
 
 
+@pytest.mark.heavy
 def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     """What a reader would do: put the solver and its three-line test into files and run pytest on them."""
     (tmp_path / "recipe.py").write_text(PYTHON[1])

@@ -35,6 +35,7 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.heavy
 def test_the_solver_and_the_backend_keep_their_laws(tmp_path: Path) -> None:
     run_suites(BLOCKS, tmp_path, r"def |from foremoe.transfer")
 

@@ -96,6 +96,7 @@ def by_backend(measured):
     return {p.backend: {q.kind for q in measured.points if q.backend == p.backend} for p in measured.points if p.backend}
 
 
+@pytest.mark.heavy
 def test_ranks_of_two_nodes_measure_the_links_between_them_over_every_backend():
     case = Case(model=TINY, num_ranks=2, tokens=32, sequence_length=8, seconds=0.3)
     (measured, said), (again, _) = get_pool(2).run(measured_on, case, [0, 1])
@@ -135,6 +136,7 @@ def test_copies_stay_inside_nodes_or_leave_them(nodes, inside, across):
     assert (next_rank(nodes, False), next_rank(nodes, True)) == (inside, across)
 
 
+@pytest.mark.heavy
 def test_a_calibrated_file_serves_the_other_commands(tmp_path):
     file = tmp_path / "here.toml"
     command = [sys.executable, "-m", "foremoe", "calibrate", *SIZE_OPTIONS, "--dtype", "float32", "--tokens", "256"]

@@ -124,6 +124,7 @@ def on_uneven_nodes(group, case):
     return measure(group, case, torch.device("cpu"), lambda *_: None, node_of_rank=[0, 0, 1])
 
 
+@pytest.mark.heavy
 def test_a_rank_alone_in_its_node():
     measured = get_pool(3).run(on_uneven_nodes, a_case())[0]
     assert {"exchange", "exchange across nodes"} <= {p.kind for p in measured.points}

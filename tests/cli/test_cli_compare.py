@@ -32,6 +32,7 @@ def rows_of(result: Any) -> dict[str, dict[str, Any]]:
     return {row["solver"]: row for row in parsed(result.stdout)["rows"]}
 
 
+@pytest.mark.heavy
 def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str]) -> None:
     result = good(["compare", trace, *dealing])
     lines = result.stdout.splitlines()
@@ -212,6 +213,7 @@ def test_a_missing_package_is_a_note_not_an_error(trace: str, dealing: list[str]
     assert "exact: left out: needs pyscipopt" in text
 
 
+@pytest.mark.heavy
 def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str]) -> None:
     words = ["ablate", trace, *dealing, "--redundant", "0,1", "--foresight", "exact,previous,Noisy(0.2)"]
     payload = parsed(good([*words, "--json"]).stdout)

@@ -107,6 +107,7 @@ def test_check_finds_other_prices_and_another_trace(plan_and_workload: tuple[str
             assert result.exit_code == 1 and result.stdout.startswith(text)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "options",
     [

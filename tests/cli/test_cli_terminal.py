@@ -105,6 +105,7 @@ def typed(trace: str, plan_and_workload: tuple[str, str], tmp_path_factory: pyte
     return {shlex.join(word): text for word, text in zip(words, texts, strict=True)}
 
 
+@pytest.mark.heavy
 def test_no_line_of_any_command_is_wider_than_the_terminal(typed: dict[str, str]) -> None:
     for words, text in typed.items():
         assert "Traceback" not in text, text
@@ -113,11 +114,13 @@ def test_no_line_of_any_command_is_wider_than_the_terminal(typed: dict[str, str]
             assert len(line) <= 80 or len(line.split()) == 1, (words, line)
 
 
+@pytest.mark.heavy
 def test_every_command_is_typed(typed: dict[str, str]) -> None:
     """What takes minutes (calibrate, warm-up) is typed wrongly, and with --help."""
     assert {words.split()[0] for words in typed if "--help" not in words and words} >= set(COMMANDS)
 
 
+@pytest.mark.heavy
 def test_numbers_are_whole(typed: dict[str, str]) -> None:
     """Each number of a narrow terminal is one that a pipe gets; times of planning differ from run to run."""
     for words, text in typed.items():

@@ -26,6 +26,7 @@ def children(pid):
     return found + [below for child in found for below in children(child)]
 
 
+@pytest.mark.heavy
 def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     file = tmp_path / "demo.json"
     run = subprocess.run([*COMMAND, "--steps", "2", "--json", str(file)], capture_output=True, text=True, timeout=600)
@@ -46,6 +47,7 @@ def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     assert "Traceback" not in run.stderr and "Warning" not in run.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
 def test_a_rank_that_dies_ends_the_demo_in_one_sentence():
     with subprocess.Popen([*COMMAND, "--steps", "10000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:

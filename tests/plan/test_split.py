@@ -65,6 +65,7 @@ def test_equals_pairs_laid_out_one_by_one(case: tuple[Problem, Array, Placement]
         np.testing.assert_array_equal(split_NGP[n], expected)
 
 
+@pytest.mark.heavy
 @given(st.data())
 def test_any_mapping_of_ranks_to_nodes_and_sums_known_before(data: st.DataObject) -> None:
     """Nodes need not be neighbours in rank order, and what nodes ask for may be given."""

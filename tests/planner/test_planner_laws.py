@@ -156,6 +156,7 @@ def test_a_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, dat
         Plan.load(path)
 
 
+@pytest.mark.heavy
 @needs_scip
 @pytest.mark.parametrize("objective", ["balance", "time"])
 @examples(15)

@@ -151,7 +151,7 @@ FAULTS = {
     "a plan that is refused": Fault(
         engine, "refusal", returns("made to fail"), "made to fail", ("transfer/admission.py:require_agreement",)
     ),
-    "another plan": Fault(admission, "fingerprint", returns("other"), "was given another plan than rank 0, or another same_weights"),
+    "another plan": Fault(admission, "fingerprint", returns("other"), "was given another plan than rank 0"),
     "a replica that is lacking": Fault(
         stage.PlannedStage, "weights", incomplete, "TransferError: .*could not be had, and its routing was known", alone=True
     ),

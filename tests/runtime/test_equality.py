@@ -128,6 +128,7 @@ def test_plans_with_relays_equal_the_dense_model(case: Case, prefetch: int) -> N
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
 
+@pytest.mark.heavy
 @given(busy_cases(relays=True, max_ranks=3))
 @examples(5)
 def test_on_processes_with_relays(case: Case) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from profiles import examples
@@ -44,6 +45,7 @@ class Pulls(TransferBackend):
         pass
 
 
+@pytest.mark.heavy
 @given(busy_cases(unplanned=0.05), st.data())
 @examples(25)
 def test_rows_that_lack_a_replica_run_at_home_and_compute_the_same(case: Case, data: st.DataObject) -> None:

@@ -69,6 +69,7 @@ def unplanned_rows(case: Case) -> np.ndarray:
     return (work_MLG.any(2)) | np.reshape(short_MLG, work_MLG.shape).any(2)
 
 
+@pytest.mark.heavy
 @given(busy_cases(), st.data())
 @examples(25)
 def test_known_rows_compute_the_same_bits_and_exchange_no_counts(case: Case, data: st.DataObject) -> None:
@@ -81,6 +82,7 @@ def test_known_rows_compute_the_same_bits_and_exchange_no_counts(case: Case, dat
     assert {num for *_, num in ranks} == {passes * len(exchanged)}
 
 
+@pytest.mark.heavy
 @given(busy_cases(unplanned=0.05))
 @examples(15)
 def test_rows_with_drift_exchange_counts_on_all_ranks(case: Case) -> None:
@@ -90,6 +92,7 @@ def test_rows_with_drift_exchange_counts_on_all_ranks(case: Case) -> None:
     assert {num for *_, num in ranks} == {passes * int(unplanned_rows(case).sum())}
 
 
+@pytest.mark.heavy
 @given(busy_cases(unplanned=0.1, dropped=0.2, max_ranks=3))
 @examples(5)
 def test_on_processes(case: Case) -> None:

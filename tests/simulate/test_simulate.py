@@ -49,6 +49,7 @@ def faster(problem, factor=4.0):
     return dataclasses.replace(problem, cluster=cluster)
 
 
+@pytest.mark.heavy
 @examples(60)
 @given(cases())
 def test_exchanges_are_those_of_the_split_law(case):
@@ -58,6 +59,7 @@ def test_exchanges_are_those_of_the_split_law(case):
         assert np.allclose((sent.peer_N[n], sent.rdma_N[n]), exchange_seconds(problem, plan, n), rtol=1e-12, atol=1e-18)
 
 
+@pytest.mark.heavy
 @examples(80)
 @given(st.one_of(cases(), cases(min_ranks=2, min_redundant=1)), PREFETCH, KNOWN, st.sampled_from([0.0, 1e-4]))
 def test_equals_the_slow_simulator(case, prefetch, known, plan_s):

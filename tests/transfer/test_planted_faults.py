@@ -7,9 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
+@pytest.mark.heavy
 def test_every_planted_fault_is_caught():
     faults = tomllib.loads((HERE / "planted_faults.toml").read_text())["fault"]
     sound = {**faults[0], "fault": faults[0]["text"]}
