@@ -114,7 +114,7 @@ def _launched(folder: str, timeout_s: float) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120.0))
     first = TorchGroup(timeout_s=120.0)
     first.barrier()
-    found = {"error": ""}
+    found: dict[str, Any] = {"error": ""}
     if first.rank == 0:
         os.kill(os.getppid(), signal.SIGSTOP)
     else:

@@ -297,8 +297,9 @@ def main() -> None:
         "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     places = list(PLACES) if args.place is None else [args.place]
-    drills = [partial(line, at, fault) for at in places for fault in (FAULTS if at in REPORTED else ("killed", "stopped"))]
-    drills = [] if args.host else drills
+    drills: list[Callable[[], str]] = []
+    if not args.host:
+        drills = [partial(line, at, fault) for at in places for fault in (FAULTS if at in REPORTED else ("killed", "stopped"))]
     drills += [partial(line, at, fault, 0) for at in places if at in BY_HOST for fault in ("killed", "stopped", "cut off")]
     if args.place is None:
         drills += [launcher_line, refusal_line]
