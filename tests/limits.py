@@ -17,7 +17,7 @@ class TooLong(BaseException):
 
 @contextlib.contextmanager
 def limited(megabytes: float = 256, seconds: float = 60) -> Iterator[None]:
-    """Runs the block with this much more address space than the process has now, and for this long."""
+    """Runs the block with this much more address space than the process has now, and for this many CPU seconds of it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     room = pages * resource.getpagesize() + int(megabytes * MEGABYTE)
@@ -25,12 +25,12 @@ def limited(megabytes: float = 256, seconds: float = 60) -> Iterator[None]:
     def end(*_: object) -> None:
         raise TooLong(f"more than {seconds} s")
 
-    handler = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGPROF, handler)
