@@ -1,5 +1,6 @@
 """Every built-in solver passes the conformance suite of its level, and the suite catches solvers that break a law."""
 
+import ctypes
 import dataclasses
 from typing import Any, ClassVar
 
@@ -56,9 +57,7 @@ class LosesTokens(RankSolver):
 @dataclasses.dataclass(frozen=True)
 class WritesToItsInput(RankSolver):
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        quota_NGS = start.quotas_NGS.base
-        assert quota_NGS is not None
-        quota_NGS[...] = 7
+        ctypes.memset(start.quotas_NGS.ctypes.data, 7, start.quotas_NGS.nbytes)  # as compiled code could
         return start
 
 
