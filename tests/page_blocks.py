@@ -38,10 +38,17 @@ def run_blocks(blocks: list[tuple[str, str]], shell: Callable[[str], None]) -> N
             shell(line)
 
 
+def run_pytest(folder: Path, environment: dict[str, str]) -> None:
+    """Runs the test files in `folder` in pytest; with few examples, as all solvers that the pages build on run with many."""
+    profile = 'settings.register_profile("few", max_examples=15)\nsettings.load_profile("few")\n'
+    (folder / "conftest.py").write_text(f"from hypothesis import settings\n\n{profile}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0 and " passed" in run.stdout, run.stdout + run.stderr
+
+
 def run_suites(blocks: list[tuple[str, str]], folder: Path, definitions: str) -> None:
     """Runs the page's suites in pytest, below its imports and the blocks whose first line matches `definitions`."""
     kept = [text for kind, text in blocks if kind == "python" and (is_suite(text) or re.match(definitions, text))]
     (folder / "test_mine.py").write_text("\n".join(["import foremoe", *kept]))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    run = subprocess.run(command, env=PYTHONPATH, cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_pytest(folder, PYTHONPATH)

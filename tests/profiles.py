@@ -5,4 +5,4 @@ from hypothesis import settings
 
 def examples(number: int) -> settings:
     """Settings with that many examples in the profiles ``dev`` and ``ci``, and as many times more as `nightly` has more."""
-    return settings(max_examples=number * max(1, settings.default.max_examples // 100), deadline=None)
+    return settings(max_examples=number * max(1, settings.default.max_examples // 50), deadline=None)

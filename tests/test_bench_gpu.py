@@ -34,6 +34,6 @@ def test_all_parts_together_take_at_most_eight_minutes():
 def test_every_part_runs_dry(tmp_path):
     out = tmp_path / "dry.md"
     command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
     assert all(f"## {part.title}\n" in out.read_text() for part in PARTS.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from page_blocks import blocks_of, run_blocks
+from page_blocks import blocks_of, run_blocks, run_pytest
 
 from foremoe.cli.main import main
 
@@ -33,10 +33,7 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     (tmp_path / "recipe.py").write_text(PYTHON[1])
     (tmp_path / "test_recipe.py").write_text("from recipe import HalveHottest\n" + PYTHON[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_pytest(tmp_path, env)
     case = [
         "--synthetic",
         "gpt-oss-20b",

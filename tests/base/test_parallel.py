@@ -58,7 +58,7 @@ def test_without_a_runner_rows_run_on_the_calling_thread() -> None:
 
 
 def test_several_threads_really_run() -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=600)
     with row_runner(2):
         for_rows(lambda low, high: both.wait(), 2, rows_per_block=1)
 

@@ -146,7 +146,7 @@ def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, deali
             if "here" in line:
                 break
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (130, "")
     assert err.endswith("interrupted\n") and "Traceback" not in err
 

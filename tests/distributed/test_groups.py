@@ -118,7 +118,7 @@ def leaves_one_out(group, silent, verb):
 @pytest.mark.parametrize("verb", ["gather", "all_to_all"])
 def test_a_silent_rank_is_named_after_the_timeout(run, verb):
     silent = 1
-    results = run(leaves_one_out, 3, silent, verb, errors=True, timeout_s=0.5)
+    results = run(leaves_one_out, 3, silent, verb, errors=True, timeout_s=3.0)
     for g, error in enumerate(results):
         assert (error is None) if g == silent else isinstance(error, TransferError)
         if g != silent:

@@ -74,7 +74,7 @@ def python(folder, *arguments, **options):
     """Output and errors of a Python that finds the stand-in."""
     environment = os.environ | {"PYTHONPATH": f"{Path(foremoe.__file__).parents[1]}{os.pathsep}{folder}"}
     command = [sys.executable, "-W", "error::RuntimeWarning", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False, **options)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False, **options)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip(), done.stderr
 

@@ -110,7 +110,7 @@ def test_planning_runs_while_samples_arrive() -> None:
     with PlanStream(Planner(rank=(Signals(planned),)), CLUSTER, model=MODEL) as stream:
         work = workload()
         stream.add(work[:1])
-        assert planned.wait(timeout=60)
+        assert planned.wait(timeout=600)
         stream.add(work[1:])
         plan, _ = stream.finish()
     assert plan.M == work.M

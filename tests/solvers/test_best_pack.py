@@ -96,7 +96,7 @@ class Meets(AsGiven):
     """Waits until as many packers are at work."""
 
     def solve(self, trace, **limits):
-        MEETING.wait(timeout=30.0)
+        MEETING.wait(timeout=600.0)
         return AsGiven.solve(self, trace, **limits)
 
 

@@ -156,7 +156,9 @@ def test_the_suite_catches_a_broken_solver(suite: type, solver: Any, test: str, 
     if hasattr(run, "hypothesis"):
         inner = run.hypothesis.inner_test
         # The first failure will do: shrinking it takes seconds.
-        run = settings(phases=(Phase.generate,), database=None)(given(st.data())(lambda data: inner(mine, data)))
+        run = settings(phases=(Phase.generate,), database=None, max_examples=200)(
+            given(st.data())(lambda data: inner(mine, data))
+        )
     with pytest.raises((AssertionError, PlanError), match=sentence) as caught:
         run()
     notes = "\n".join(getattr(caught.value, "__notes__", []))

@@ -59,7 +59,7 @@ def test_an_early_layer_is_pulled_before_a_later_one_is_filled(node_G):
     gate = threading.Event()
 
     def rank(group):
-        backend = gated(group, node_G, 2, lambda: gate.wait(30))
+        backend = gated(group, node_G, 2, lambda: gate.wait(600))
         other = (group.rank + 1) % 3
         try:
             backend.publish(in_need_of(3), 1)
@@ -68,6 +68,7 @@ def test_an_early_layer_is_pulled_before_a_later_one_is_filled(node_G):
             group.barrier()
             late = threading.Timer(0.2, gate.set) if group.rank == 0 else None
             assert not gate.is_set() and backend._filling.is_alive()
+            group.barrier()
             if late is not None:
                 late.start()
             found.append(holds(pull(backend, 2, other), 2, other, 1))
@@ -85,7 +86,7 @@ def test_a_use_waits_for_this_ranks_part_of_what_it_needs():
     gate = threading.Event()
 
     def rank(group):
-        backend = gated(group, (0, 1), 1, lambda: gate.wait(30))
+        backend = gated(group, (0, 1), 1, lambda: gate.wait(600))
         backend.publish(in_need_of(2), 1)
         backend.advance(9)
         passed = []
@@ -161,7 +162,7 @@ def test_a_filling_that_fails_halfway_fails_on_all_ranks_and_the_next_one_is_who
 
     def rank(group):
         def act():
-            gate.wait(30)
+            gate.wait(600)
             if broken and group.rank == 1:
                 raise cause("gone")
 
@@ -228,7 +229,7 @@ def test_close_ends_a_filling_on_all_ranks(closes, node_G):
     gate = threading.Event()
 
     def rank(group):
-        backend = gated(group, node_G, 2, lambda: gate.wait(30))
+        backend = gated(group, node_G, 2, lambda: gate.wait(600))
         backend.publish(in_need_of(3), 1)
         group.barrier()
         if group.rank == 0:
@@ -251,7 +252,7 @@ def test_an_early_end_waits_for_the_filling_so_that_weights_may_change():
     class Slow(ToyBuffers):
         def home(self, layer, expert):
             if filling() and layer == plan.L - 1:
-                gate.wait(30)
+                gate.wait(600)
             return super().home(layer, expert)
 
     def rank(group):
