@@ -38,7 +38,7 @@ class Roll:
         self._num_parts = 0
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """What `question` returns of this group's part of the store; see `StoreClient.ask`."""
+        """Asks this group's part of the store; see `StoreClient.ask`."""
         return self.client.ask(lambda store: question(PrefixStore(self.name, store)), patience_s)
 
     def meet(self, timeout_s: float) -> Roll:
@@ -63,7 +63,7 @@ class Roll:
             raise self.without_store("set up their group", lost) from lost
 
     def connect(self, make: Callable[[PrefixStore], T], timeout_s: float) -> T:
-        """What `make` returns: a communicator that finds its peers in a new part of the store, all of which have come for it.
+        """Makes a communicator that finds its peers in a new part of the store, once all have come for it.
 
         Torch's own waits for the store have no limit; so it is made in a thread.
         """
@@ -94,8 +94,18 @@ class Roll:
         return bool(self.ask(lambda store: store.check(here_G), max(left_s, ANSWER_S)))
 
     def missing(self) -> list[int]:
-        """Ranks that have not come."""
-        return self.ask(lambda store: [g for g in range(self.size) if not store.check([f"here/{g}"])])
+        """Ranks that have not come; if there are none, those that came and left."""
+
+        def read(store: Any) -> list[int]:
+            absent = [g for g in range(self.size) if not store.check([f"here/{g}"])]
+            return [g for g in absent if not store.check([f"left/{g}"])] or absent
+
+        return self.ask(read)
+
+    def leave(self) -> None:
+        """Says that this rank came and waits no longer: nobody may go on with it, nor blame it for those that did not come."""
+        self.ask(lambda store: store.set(f"left/{self.rank}", ""))
+        self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
         """The error where these ranks have not come in time, and a report of it: others came later, and would wait as long."""
@@ -123,7 +133,7 @@ class Roll:
             return False
 
     def reports(self) -> dict[int, str]:
-        """What ranks have reported.
+        """Reports of ranks, by rank.
 
         Raises:
             StoreLost: The store does not answer.
@@ -226,7 +236,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
     if joined is None:
         raise silent([0], "come to set up the group", timeout_s)
     missing = joined.missing() or [0]
-    joined.ask(lambda store: store.delete_key(f"here/{roll.rank}"))  # nobody may go on with a rank that has left
+    joined.leave()
     raise joined.late(missing, timeout_s)
 
 

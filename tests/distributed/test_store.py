@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from bench.drill_worlds import end_after, hosted_by_rank_0, under_launcher
 from foremoe.base.errors import InputError, TransferError
-from foremoe.distributed.group import TorchGroup, agreed
+from foremoe.distributed.group import TorchGroup, make_on_all
+from foremoe.distributed.roll import Roll
+from foremoe.distributed.store import client_of
 from foremoe.testing.ranks import RankDied, get_pool, run_processes
 
 LIMIT_S = 2.0  # what the drills give a rank; all others are generous, for busy machines
@@ -106,9 +108,9 @@ def one_refuses(group: TorchGroup) -> list[str]:
             return "made"
 
         with pytest.raises(InputError) as caught:
-            agreed(group, make)
+            make_on_all(group, make)
         found.append(str(caught.value))
-    return [*found, agreed(group, lambda: "made")]
+    return [*found, make_on_all(group, lambda: "made")]
 
 
 def test_what_one_rank_refuses_ends_all() -> None:
@@ -179,3 +181,16 @@ def own_threads() -> list[threading.Thread]:
 def test_groups_leave_no_threads_behind() -> None:
     for found in get_pool(2).run(threads_of, num_ranks=2):
         assert found[0] >= 1 and found == found[:1] * 4  # one asks the store, for all groups of the process
+
+
+def test_a_rank_that_waited_in_vain_is_not_blamed() -> None:
+    """It leaves when its limit is over, perhaps just before another rank looks who is missing."""
+    client = client_of(HashStore())
+    first, _, last = (Roll(client, "a group", rank, (0, 1, 2)) for rank in range(3))
+    for roll in (first, last):
+        roll.come()
+    assert first.missing() == [1]
+    last.leave()
+    assert first.missing() == [1]
+    Roll(client, "a group", 1, (0, 1, 2)).come()  # too late for rank 2
+    assert first.missing() == [2] and not first.all_came()
