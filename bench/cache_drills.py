@@ -48,7 +48,7 @@ DAMAGES: tuple[Callable[[bytes], bytes], ...] = (
 
 
 def copy_cache(folder: Path) -> None:
-    """This installation's compiled kernels, where numba looks for them if NUMBA_CACHE_DIR is `folder`."""
+    """Copies this installation's compiled kernels to where numba looks for them if NUMBA_CACHE_DIR is `folder`."""
     for file in PACKAGE.rglob("__pycache__/*.nb[ci]"):
         place = folder / _CacheLocator.get_suitable_cache_subpath(str(file.parent.parent / "any.py"))
         place.mkdir(parents=True, exist_ok=True)

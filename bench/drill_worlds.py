@@ -64,7 +64,7 @@ class Link:
 
 
 def hosted_by_rank_0(group: TorchGroup, timeout_s: float) -> tuple[dist.ProcessGroup, Callable[[], None]]:
-    """The same ranks in a new process group, whose store rank 0 hosts as torch's env:// has it; the others use a `Link` to it.
+    """Makes a new process group of the same ranks. Rank 0 hosts its store, as under env://; the others reach it over a `Link`.
 
     Returns:
         The process group, and what cuts the link, for rank 0 to call.
@@ -91,7 +91,7 @@ def end_after(folder: Path, num_files: int) -> None:
 
 
 def under_launcher(folder: Path, timeout_s: float, num_ranks: int = 2) -> list[dict[str, Any]]:
-    """What ranks say of a group's set-up once torchrun's agent, which hosts their store, is stopped; by rank.
+    """Stops torchrun's agent, which hosts the ranks' store, and returns each rank's error of setting up a group.
 
     Args:
         folder: Empty, for their answers.

@@ -25,7 +25,7 @@ from bench import cache_drills
 from bench.drill_worlds import end_after, hosted_by_rank_0, under_launcher
 from bench.output import command_line, emit, hardware
 from foremoe.base.errors import InputError, TransferError
-from foremoe.distributed.group import TorchGroup, agreed
+from foremoe.distributed.group import TorchGroup, make_on_all
 from foremoe.distributed.planning import PlanningTask, plan_together
 from foremoe.distributed.private import private_group
 from foremoe.machine.cluster import Cluster
@@ -269,7 +269,7 @@ def refuses(group: TorchGroup) -> tuple[float, str] | None:
             raise InputError("did you mean 'hierarchical'?")
 
     try:
-        agreed(group, make)
+        make_on_all(group, make)
     except InputError as error:
         found = time.monotonic() - begin, str(error)
     TorchGroup(group.process_group, timeout_s=PATIENCE_S).gather("here")

@@ -1,4 +1,4 @@
-"""Published figures and their settings: `published_rows.toml` next to this file, read strictly."""
+"""Reads published figures and their settings from `published_rows.toml`, strictly."""
 
 from __future__ import annotations
 

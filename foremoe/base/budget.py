@@ -1,4 +1,4 @@
-"""The byte budget: memory is taken in proportion to the bytes that came, never to sizes that a few of them claim."""
+"""Byte budget: arrays made from a file or an answer are limited by its size, not by the sizes that its header claims."""
 
 import os
 

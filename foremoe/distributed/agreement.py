@@ -1,4 +1,4 @@
-"""Agreement: whether all ranks were given the same values, before anything is made from them."""
+"""Agreement: checks that all ranks were given the same values, before anything is made from them."""
 
 from __future__ import annotations
 

@@ -275,8 +275,8 @@ def first_fault(faults: Sequence[str]) -> str:
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
 
 
-def agreed(group: Group, make: Callable[[], T]) -> T:
-    """What `make` returns; an `InputError` that it raises on one rank ends all, which would wait for that rank. Collective."""
+def make_on_all(group: Group, make: Callable[[], T]) -> T:
+    """Calls `make` and returns its result; an `InputError` that it raises on one rank is raised on all. Collective."""
     fault: InputError | None = None
     try:
         made = make()

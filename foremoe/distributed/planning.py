@@ -238,7 +238,7 @@ def _plan_layers(
 
 
 def _within(plan_limit_s: float | None, plan: Callable[[Event], T]) -> T:
-    """What `plan` returns, or `TimeoutError` after `plan_limit_s` in which nothing was compiled."""
+    """Calls `plan` and returns its result; raises `TimeoutError` after `plan_limit_s`, not counting compilation."""
     cancel = Event()
     if plan_limit_s is None:
         return plan(cancel)

@@ -44,7 +44,7 @@ class StoreClient:
         weakref.finalize(self, _end, self._calls, self._thread)
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """What `question` returns, called with the store in the thread; nothing in it may wait for another rank.
+        """Calls `question` with the store in the thread and returns its result; nothing in it may wait for another rank.
 
         Args:
             patience_s: Seconds within which the store must answer a question, be it an earlier one.
@@ -119,5 +119,5 @@ def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:
 
 
 def torch_reason(error: Exception) -> str:
-    """What torch says of a failed exchange, without the place in its source and its advice."""
+    """Torch's message of a failed exchange, without the place in its source and its advice."""
     return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]

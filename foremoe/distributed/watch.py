@@ -83,7 +83,7 @@ class _Inside:
 
 
 def heard_by(roll: Roll) -> dict[int, str]:
-    """What other ranks have reported, as far as the store says so at once."""
+    """Reports of other ranks, as far as the store answers at once."""
     try:
         reports = roll.reports() if roll.reported() else {}
     except StoreLost:

@@ -48,7 +48,7 @@ class Stage(abc.ABC):
         return None
 
     def verdict(self) -> str:
-        """Why no rank may use what the stage computed, the same on all ranks; empty if nothing speaks against it.
+        """Returns the reason why no rank may use what the stage computed, the same on all ranks; empty if there is none.
 
         Collective with a plan.
         """

@@ -158,7 +158,7 @@ class BackendSet:
         return lost
 
     def _instead_of(self, lost: int) -> str:
-        """What becomes of a retired backend's copies."""
+        """Says how copies of a retired backend travel from now on."""
         links = self.backends[lost].links
         left = [self.names[b] for b, x in enumerate(self.backends) if b not in self.retired and x.links & links]
         weights = f"{' or '.join(left)} brings its copies from now on" if left else "no backend is left for its copies"

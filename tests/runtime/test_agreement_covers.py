@@ -26,7 +26,7 @@ ELSEWHERE = {  # function -> file of tests, and the test
     "distributed/agreement.py:require_same": (
         "distributed/test_same_settings.py", "test_equal_values_say_nothing_and_the_first_difference_is_named_to_all",
     ),
-    "distributed/group.py:agreed": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
+    "distributed/group.py:make_on_all": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
     "transfer/engine.py:Engine.__init__": ("transfer/test_engine_refusals.py", "test_what_ranks_must_agree_on_is_compared"),
     "integrations/megatron/attach.py:Attached._attach": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
     "integrations/megatron/job.py:Job.run": (JOB, "test_work_that_one_group_cannot_plan_is_refused_on_all"),

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.agreement import require_same
-from foremoe.distributed.group import TorchGroup, agreed, reporting
+from foremoe.distributed.group import TorchGroup, make_on_all, reporting
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
@@ -85,9 +85,9 @@ class Attached:
     def _attach(self, chunks: list[Any], settings: Callable[[], AttachSettings]) -> None:
         """What comes after the group is made; collective."""
         try:
-            agreed(self.job.group, settings)
+            make_on_all(self.job.group, settings)
             require_same(self.job.group, self.settings.agreed())
-            agreed(self.job.group, lambda: self._set_up(chunks))
+            make_on_all(self.job.group, lambda: self._set_up(chunks))
         except InputError:
             self.job.close()
             raise

@@ -45,7 +45,7 @@ class Job:
         return error or (InputError(other) if other else None)
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns; an `InputError` that it raises on an EP group is raised on all ranks. Collective."""
+        """Calls `work` and returns its result; an `InputError` of one EP group is raised on all ranks. Collective."""
         error = None
         with self.reporting():
             try:
@@ -63,13 +63,10 @@ class Job:
         with reporting(self.group), reporting(self._ep_group):
             yield
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> contextlib.AbstractContextManager[None]:
         """Within, this rank may wait in collectives of Megatron; see `foremoe.distributed.watch.Watcher`. Not collective."""
-        with contextlib.ExitStack() as stack:
-            for group in self._groups:
-                stack.enter_context(group.watched(self._ep_group.process_group))
-            yield
+        # What ends a stage is reported to all ranks of the job, so one watcher hears of it.
+        return self.group.watched(self._ep_group.process_group)
 
     def report(self, message: str) -> None:
         """Leaves word that this rank ends the step, for all ranks; not collective, never raises."""
