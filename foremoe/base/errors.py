@@ -50,6 +50,9 @@ class PlanError(Error, ValueError):
         self.law, self.where, self.message = law, _sentence(where), _sentence(message)
         super().__init__(f"[{law}] {self.where}: {self.message}" if where else f"[{law}] {self.message}")
 
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.law, self.where, self.message)
+
 
 class TransferError(Error, RuntimeError):
     """Weights, gradients or tokens did not arrive: the step cannot go on, and its result must not be used.

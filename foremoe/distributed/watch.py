@@ -23,6 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two looks
 _GRACE_S = 2.0  # ranks that hear of it in a wait of foremoe's own keep their connections
+_OWN_TAG = 2**31 - 7  # no message has it: one of another size, waiting under the same tag, would end the process
 
 
 class Watcher:
@@ -141,4 +142,4 @@ def cut_gloo(link: Any) -> None:
     for g in range(link.size()):
         with contextlib.suppress(RuntimeError):
             if g != link.rank():
-                link.recv([torch.empty(1)], g, 0).wait(timedelta(milliseconds=1))
+                link.recv([torch.empty(1)], g, _OWN_TAG).wait(timedelta(milliseconds=1))

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_shared_planning import a_task, counts
 
 from foremoe.base.errors import InputError, TransferError
@@ -19,6 +20,7 @@ from foremoe.distributed import planning
 from foremoe.distributed.group import TorchGroup, reporting
 from foremoe.distributed.planning import plan_together
 from foremoe.distributed.private import private_group
+from foremoe.distributed.watch import end_waits
 from foremoe.integrations.compiling import compile_in_turn
 from foremoe.planner.planner import Planner
 from foremoe.testing.ranks import RankDied, get_pool, run_processes
@@ -214,3 +216,25 @@ def test_only_an_input_error_is_not_reported() -> None:
     """All ranks raise it alike and go on; here one alone does, and the other only sees that it left."""
     assert "rank 1: SystemExit: 2" in get_pool(2).run(says, SystemExit(2), num_ranks=2)[0]
     assert "rank 1 broke off and did not answer" in get_pool(2).run(says, InputError("x"), num_ranks=2)[0]
+
+
+def cuts_with_mail(group: TorchGroup) -> str:
+    """What rank 0's wait ends with when its connections are cut while a message of rank 1 lies there that nobody asked for."""
+    if group.rank == 1:
+        sent = dist.isend(torch.zeros(384), 0, group=group.process_group)
+        group.barrier()
+        sent.wait()
+        return ""
+    group.barrier()
+    waits = dist.irecv(torch.empty(1), 1, group=group.process_group, tag=3)
+    assert end_waits(group.process_group)
+    with pytest.raises(RuntimeError) as caught:
+        waits.wait()
+    return str(caught.value)
+
+
+def test_connections_are_cut_with_a_message_that_nobody_asked_for() -> None:
+    """As between pipeline stages: with a receive of another size under its tag, gloo would end the process."""
+    first, last = run_processes(cuts_with_mail, 2, errors=True, timeout_s=60.0)
+    assert isinstance(first, str) and first, first
+    assert not isinstance(last, RankDied), last

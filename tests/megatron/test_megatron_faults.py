@@ -132,12 +132,12 @@ def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
 
 
 def raises_and_lives(group, case):
-    """Rank 1 raises in a pass and its process lives on, all its connections open. What rank 0 is told, which sits in a collective
-    of Megatron's dispatcher, and what its log says."""
+    """The last rank raises in a pass and its process lives on, all its connections open. What a rank is told that sits in a
+    collective of Megatron's dispatcher or waits for another pipeline stage, and what its log says."""
     program = Program(case.layout)
     topk_MTLK = program.routing(0)
     work = [x.numpy() for x in topk_MTLK]
-    if group.rank == 1:
+    if group.rank == group.size - 1:
         program.loss = raises
     lines = []
     handler = logging.Handler()
@@ -158,16 +158,17 @@ def raises(_):
     raise ArithmeticError("the loss is not a number")
 
 
-@pytest.mark.parametrize("case", [PLAIN, Case(2, Layout(dispatcher="deepep"))], ids=str)
+@pytest.mark.parametrize("case", [PLAIN, Case(2, Layout(dispatcher="deepep")), Case(4, Layout(pp=2, num_layers=2))], ids=str)
 def test_a_rank_that_fails_and_lives_holds_nobody(case):
     """Nobody of foremoe looks there: the process group of Megatron's own collective would wait for half an hour."""
-    other, own = run_processes(raises_and_lives, 2, case, timeout_s=900.0, limit_s=300.0, errors=True)
-    cause = "rank 1: ArithmeticError: the loss is not a number"
+    *others, own = run_processes(raises_and_lives, case.num_ranks, case, timeout_s=900.0, limit_s=300.0, errors=True)
+    last = case.num_ranks - 1
     assert own[0] == "ArithmeticError"
-    kind, text, ranks, torchs, lines, _ = other
-    assert kind == "TransferError" and cause in text and ranks == (1,), other
-    assert torchs.endswith("Error") and torchs != "TransferError"
-    assert "rank 1 has ended the step: ArithmeticError: the loss is not a number" in lines, lines
+    for kind, text, ranks, torchs, lines, _ in others:
+        assert kind == "TransferError" and f"rank {last}: ArithmeticError: the loss is not a number" in text, text
+        assert ranks == (last,)
+        assert torchs.endswith("Error") and torchs != "TransferError"
+        assert f"rank {last} has ended the step: ArithmeticError: the loss is not a number" in lines, lines
 
 
 def fails_in_set_up(group, case, error):
