@@ -11,7 +11,8 @@ from foremoe.base.errors import InputError, PlanError, StaleWeights, TransferErr
     "error",
     [
         InputError("redundant must be at least 0; got -1."), PlanError("quota", "layer 3", "a slot without an expert has pairs."),
-        PlanError("header", "", "no schedule."), TransferError("rank 1 did not answer.", (1,)), StaleWeights("weights changed.", (0,)),
+        PlanError("header", "", "no schedule."), TransferError("rank 1 did not answer.", (1,)),
+        StaleWeights("weights changed.", (0,)),
     ],
 )  # fmt: skip
 def test_errors_pickle(error):
