@@ -38,7 +38,7 @@ def choose_links(
     seconds[[link for link in Link if link not in allowed]] = np.inf
     if not relay and np.isinf(seconds[Link.HOST]):
         return transfers.replace(link_C=link_C, src_C=src_C)  # there is nothing to choose
-    round_C = rounds_of(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, cluster.node_of_rank_G)
+    round_C = rounds_of(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, cluster)
     wanted = _Wanted(np.lexsort((round_C, transfers.need_C)), transfers.need_C, home_C, transfers.dst_C)
     free_2G = np.zeros((2, cluster.num_ranks))
     links = _Links(cluster.node_of_rank_G, seconds, free_2G, np.zeros_like(free_2G), np.zeros(cluster.num_ranks))

@@ -68,7 +68,7 @@ class Programme:
         # Where relays cannot be used any more, copies come from home.
         mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank) | (t.src_C == rank))
         here_C = np.flatnonzero(t.dst_C == rank)
-        round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster.node_of_rank_G)
+        round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
         in_order = mine_C[np.lexsort((mine_C, round_C[mine_C], need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(

@@ -1,53 +1,104 @@
 """Rounds: in which order what is sent at once goes over its links, so that none waits for another that could go later."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import kernel
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.machine.cluster import Cluster
 
-# Letters: I messages, G ranks.
+# Letters: I messages, G ranks, Y NICs, P ports (ranks, then NICs), X rounds.
 
 _MOST = 63  # rounds that are told apart; what comes later shares the last one
 
 
-def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, node_of_rank_G: Array) -> Array:
+def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster: Cluster) -> Array:
     """int64 [I]: the round of every message, from 0.
 
-    In a round, a rank sends one message of a group and receives one, on peer links and on RDMA links each. A group takes hardly
-    more rounds than its busiest rank has messages: each gets the first round that is free at both ends, by `turn_I`, then in the
-    order given. Messages of no rank (`src_I` -1) are in round 0.
+    In a round, a rank sends one message of a group to its node and receives one from it, and a NIC sends one and receives one. A
+    group takes exactly as many rounds as the busiest of them has messages: as many as it must (D. König, "Über Graphen und ihre
+    Anwendung", 1916: edges of a bipartite graph can be coloured with as many colours as the largest degree). Messages are taken
+    by `turn_I`, then in the order given. Messages of no rank (`src_I` -1) are in round 0.
 
     Args:
         group_I: What is sent at once, ints; messages of a group need not be side by side.
         turn_I: Ints that order a group.
         src_I: Rank that sends, or -1.
         dst_I: Rank that receives.
-        node_of_rank_G: Node of every rank.
+        cluster: The links.
     """
-    round_I, taken_4G = np.zeros(len(group_I), np.int64), np.zeros((4, len(node_of_rank_G)), np.uint64)
     # Of one type, whatever columns they come from: the kernel compiles once.
-    int_I = (array_I.astype(np.int64) for array_I in (group_I, src_I, dst_I))
-    _fit(np.lexsort((turn_I, group_I)), *int_I, node_of_rank_G, taken_4G, round_I)
-    return round_I
+    src_I, dst_I, nic_G = src_I.astype(np.int64), dst_I.astype(np.int64), cluster.nic_of_rank_G
+    near_I = cluster.node_of_rank_G[src_I] == cluster.node_of_rank_G[dst_I]
+    out_I = np.where(src_I < 0, -1, np.where(near_I, src_I, cluster.num_ranks + nic_G[src_I]))
+    in_I = np.where(near_I, dst_I, cluster.num_ranks + nic_G[dst_I])
+    num_ports = cluster.num_ranks + int(nic_G.max()) + 1
+    held_2PX, path_P = np.full((2, num_ports, _MOST + 1), -1, np.int64), np.empty(2 * num_ports, np.int64)
+    messages = _Messages(out_I, in_I, np.zeros(len(src_I), np.int64), held_2PX, path_P)
+    _colour(np.lexsort((turn_I, group_I)), group_I.astype(np.int64), messages)
+    return messages.round_I
+
+
+class _Messages(NamedTuple):
+    """Messages as edges from port to port."""
+
+    out_I: Array
+    in_I: Array
+    round_I: Array
+    held_2PX: Array  # the message that a port sends and the one that it receives in a round, -1: none
+    path_P: Array  # scratch
+
+
+@inner_kernel
+def _first_free(held_X):
+    """The first round without a message; the last one if there is none."""
+    x = 0
+    while x < _MOST and held_X[x] >= 0:
+        x += 1
+    return x
+
+
+@inner_kernel
+def _put(i, x, m):
+    m.round_I[i] = x
+    m.held_2PX[0, m.out_I[i], x] = i
+    m.held_2PX[1, m.in_I[i], x] = i
+
+
+@inner_kernel
+def _swap(port, x, y, m):
+    """Messages of rounds `x` and `y` change places along the path that begins with round `x` of a receiving port."""
+    num, side, wanted = 0, 1, x
+    while m.held_2PX[side, port, wanted] >= 0:
+        i = m.held_2PX[side, port, wanted]
+        m.path_P[num] = i
+        num, side, wanted = num + 1, 1 - side, x + y - wanted
+        port = m.in_I[i] if side == 1 else m.out_I[i]
+    for j in range(num):
+        i = m.path_P[j]
+        m.held_2PX[0, m.out_I[i], m.round_I[i]] = -1
+        m.held_2PX[1, m.in_I[i], m.round_I[i]] = -1
+    for j in range(num):
+        _put(m.path_P[j], x + y - m.round_I[m.path_P[j]], m)
 
 
 @kernel
-def _fit(order_I, group_I, src_I, dst_I, node_G, taken_4G, round_I):
-    """`taken_4G` has a bit for every round in which a rank sends or receives, on peer links, then on RDMA links."""
-    group = np.int64(-1)
-    for i in order_I:
-        if group_I[i] != group:
-            group = group_I[i]
-            taken_4G[:] = 0
-        src, dst = src_I[i], dst_I[i]
-        if src < 0:
+def _colour(order_I, group_I, m):
+    """Messages of a group one after the other: in a round that is free at both ends, after a swap if there is none."""
+    first = 0
+    for k in range(order_I.size):
+        i = order_I[k]
+        if group_I[i] != group_I[order_I[first]]:
+            for j in range(first, k):
+                before = order_I[j]
+                if m.out_I[before] >= 0:
+                    m.held_2PX[0, m.out_I[before]] = -1
+                    m.held_2PX[1, m.in_I[before]] = -1
+            first = k
+        if m.out_I[i] < 0:
             continue
-        link = 0 if node_G[src] == node_G[dst] else 2
-        taken = taken_4G[link, src] | taken_4G[link + 1, dst]
-        round_, bit = 0, np.uint64(1)
-        while round_ < _MOST and taken & bit:
-            round_ += 1
-            bit <<= np.uint64(1)
-        taken_4G[link, src] |= bit
-        taken_4G[link + 1, dst] |= bit
-        round_I[i] = round_
+        x, y = _first_free(m.held_2PX[0, m.out_I[i]]), _first_free(m.held_2PX[1, m.in_I[i]])
+        if x != y and x < _MOST and y < _MOST and m.held_2PX[1, m.in_I[i], x] >= 0:
+            _swap(m.in_I[i], x, y, m)
+        _put(i, x if y < _MOST else y, m)

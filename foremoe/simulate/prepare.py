@@ -62,7 +62,7 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
     start_C = start_positions(t, relays, prefetch, late_C)
     depth_C = chain_depth(relays.parent_C)
-    round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, problem.cluster.node_of_rank_G)
+    round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, problem.cluster)
     order_C = np.lexsort((round_C, depth_C, need_C, start_C))
     ahead_C = order_C[~late_C[order_C]]
     by_need_C = np.lexsort((round_C, depth_C, need_C))
@@ -80,8 +80,7 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
     """The gradients of all replicas, row by row in the order in which they leave, and the replicas that they are of."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
-    node_G = plan.header.cluster.node_of_rank_G
-    round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, node_G)
+    round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
     order_Z = np.lexsort((round_Z, replicas.row_Z))
     replicas = Replicas(*(column_Z[order_Z] for column_Z in replicas))
     first_N, times = np.searchsorted(replicas.row_Z, np.arange(plan.N + 1)), np.zeros((2, len(replicas.row_Z)))

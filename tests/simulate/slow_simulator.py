@@ -3,9 +3,9 @@
 from collections import defaultdict
 
 import numpy as np
-from slow_rounds import rounds_by_hand
 
 from foremoe.plan.split import split_over_sources
+from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
@@ -220,7 +220,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         if feed[c] is not None:
             begin[c] = max(begin[c], min(begin[feed[c]] + 1, t.need_C[c]))
     fills = fills_of(plan, cluster)
-    round_of = rounds_by_hand(list(zip(t.need_C, t.slot_C, t.src_C, t.dst_C, strict=True)), node_G)
+    round_of = rounds_of(t.need_C, t.slot_C, t.src_C, t.dst_C, cluster)  # its laws have tests of their own
     in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], round_of[c], c))
     begins = defaultdict(list)
     for c in in_order:
@@ -277,7 +277,8 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 )
             done_G = now + swap_s + cluster.backward_ratio * compute_G
             leaving = [(0, s, g, int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)) for g, s in away]
-            for _, (_, s, g, home) in sorted(zip(rounds_by_hand(leaving, node_G), leaving, strict=True), key=lambda x: x[0]):
+            rounds = rounds_of(*np.array(leaving, np.int64).reshape(-1, 4).T, cluster).tolist()
+            for _, (_, s, g, home) in sorted(zip(rounds, leaving, strict=True), key=lambda x: x[0]):
                 path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
                 _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
                 gone[g, s, 0 if shared else l].append(end)

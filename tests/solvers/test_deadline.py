@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, note, target
 from hypothesis import strategies as st
-from slow_rounds import rounds_by_hand
 from solver_util import make_problem
 
 from foremoe.base.errors import InputError
 from foremoe.plan.links import choose_links
+from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
@@ -104,9 +104,8 @@ class Timeline:
 def in_rounds(problem, transfers):
     """Copies by use, then by the round in which they would come from their homes."""
     home_C = problem.home_LE[transfers.layer_C, transfers.expert_C] // problem.B
-    messages = list(zip(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, strict=True))
-    round_C = rounds_by_hand(messages, problem.cluster.node_of_rank_G)
-    return sorted(range(len(messages)), key=lambda c: (transfers.need_C[c], round_C[c], c))
+    round_C = rounds_of(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, problem.cluster)
+    return sorted(range(len(round_C)), key=lambda c: (transfers.need_C[c], round_C[c], c))
 
 
 def paths_by_hand(problem, transfers):
