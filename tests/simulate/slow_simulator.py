@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from foremoe.plan.split import split_over_sources
 from foremoe.plan.rounds import rounds_of
+from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
