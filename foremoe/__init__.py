@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foremoe.problem import Cost, CostModel, Noisy, Phase, Placement, Problem, Rerouted, Schedule, Stop
 
     # isort: split
-    from foremoe.problem import ResidentSlots, SharedSlots
+    from foremoe.problem import ResidentSlots, SharedSlots, price
     from foremoe.routing import RoutingTrace
     from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
     from foremoe.warm import warm_up
@@ -40,7 +40,7 @@ _NAMES = {
     ),
     "problem": (
         "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "ResidentSlots", "Schedule", "SharedSlots",
-        "Stop",
+        "Stop", "price",
     ),
     "routing": ("RoutingTrace",),
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
@@ -55,7 +55,7 @@ __all__ = [
     "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer",
     "TransferError", "TransferList", "Workload", "ablate",
     "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
-    "parse", "plan", "planner", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
+    "parse", "plan", "planner", "price", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
     "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up",
     "workload",
 ]  # fmt: skip

@@ -11,12 +11,13 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.plan.plan import Plan
 from foremoe.plan.split import split_over_sources
+from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
 
-# Letters: T tokens, L layers, K top-k, N rows, G ranks, V nodes, I ranks of a node, E experts, P physical slots, X cells.
+# Letters: T tokens, L layers, K top-k, N rows, G ranks, V nodes, E experts, P physical slots, X cells.
 
 
-def counted_messages(problem: Problem, plan: Plan, place_G: Array) -> tuple[Array, Array]:
+def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     """int32 [N, 2, G] each: messages out of and into every rank by peer link and by RDMA, in one dispatch of every row.
 
     As `foremoe.runtime.remap` does, the first tokens of a source that chose an expert go to its first slot.
@@ -25,14 +26,13 @@ def counted_messages(problem: Problem, plan: Plan, place_G: Array) -> tuple[Arra
         InputError: The tokens are not those of the problem's load.
     """
     routed, node_G = problem.routed, problem.cluster.node_of_rank_G
+    forward_VG = problem_rows(problem).ranks.forward_VG
     if routed is None or problem.load_NGE is None:
         raise InputError("counting messages needs the problem's routed tokens and its counts by source rank; give both.")
     column_L = np.searchsorted(routed.moe_layer_L, problem.moe_layer_L)
     if (routed.moe_layer_L[column_L.clip(max=len(routed.moe_layer_L) - 1)] != problem.moe_layer_L).any():
         raise InputError("the routed tokens lack some of the problem's layers; give those of the trace that was counted.")
     order_T, first_X = routed.cells(problem.M, problem.G)
-    rank_VI = np.full((problem.cluster.num_nodes, place_G.max() + 1), -1, np.int64)
-    rank_VI[node_G, place_G] = np.arange(problem.G)
     # Empty slots after all experts.
     expert_NP = np.where(plan.expert_NGS < 0, problem.E, plan.expert_NGS).reshape(problem.N, -1)
     slot_NP = np.argsort(expert_NP, axis=1, kind="stable")
@@ -45,7 +45,7 @@ def counted_messages(problem: Problem, plan: Plan, place_G: Array) -> tuple[Arra
             problem.load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, source, problem.counts().demand_NVE
         )  # fmt: skip
         rows = _Rows(
-            routed.topk_TLK, column_L, order_T, first_X, split_NP, slot_NP, bounds_NX, node_G, place_G, rank_VI,
+            routed.topk_TLK, column_L, order_T, first_X, split_NP, slot_NP, bounds_NX, node_G, forward_VG,
             peer_N2G, rdma_N2G, missed_N,
         )  # fmt: skip
         for_rows(functools.partial(_count_rows, source, rows), problem.N, whole=True)
@@ -65,8 +65,7 @@ class _Rows(NamedTuple):
     slot_NP: Array  # physical slots by expert
     bounds_NX: Array  # where the slots of each expert begin in `slot_NP`
     node_G: Array
-    place_G: Array
-    rank_VI: Array
+    forward_VG: Array
     peer_N2G: Array
     rdma_N2G: Array
     missed_N: Array
@@ -113,12 +112,8 @@ def _send(n, source, rank_K, rows):
     here, peer_2G, rdma_2G = rows.node_G[source], rows.peer_N2G[n], rows.rdma_N2G[n]
     for k in range(rank_K.size):
         g, v = rank_K[k], rows.node_G[rank_K[k]]
-        sender = source
+        sender = rows.forward_VG[v, source]
         if v != here:
-            num_there = 0
-            while num_there < rows.rank_VI.shape[1] and rows.rank_VI[v, num_there] >= 0:
-                num_there += 1
-            sender = rows.rank_VI[v, rows.place_G[source] % num_there]
             first = True
             for j in range(k):
                 first = first and rows.node_G[rank_K[j]] != v

@@ -1,0 +1,272 @@
+"""Seconds of a row, from its traffic: one formula for plans, simulation and search.
+
+A row's tokens go out, are computed and come back: each takes as long as the busiest rank, link or NIC. Its copies run beside
+that, on links that exchanges leave free. What its neighbours send over the same links is not known to a row: they count as if
+they had what this one has, on ranks that are as likely any others. Copies may start two rows ahead, so a link with `b` seconds of
+this row's copies and `a` of its neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.kernels.traffic import (
+    BUSY,
+    BY_PAIR,
+    COPY_IN,
+    COPY_OUT,
+    FAR_COPIES,
+    PADDED,
+    PAIRS,
+    PEER_IN,
+    PEER_OUT,
+    RDMA_COPY_IN,
+    RDMA_COPY_OUT,
+    RDMA_IN,
+    RDMA_OUT,
+    SPREAD_BY_PAIR,
+    padded,
+    put,
+    settle,
+    spread,
+)
+
+# Letters: G ranks, S slots per rank, X sums.
+
+
+class Prices(NamedTuple):
+    """Seconds of what a row does, once each; plain numbers, so that compiled functions take them as they are."""
+
+    gemm_s: float  # of a padded pair, one forward
+    pair_s: float  # of a pair besides its GEMMs
+    slot_s: float  # of a busy slot
+    compute_passes: float  # forwards, and how many of them a backward takes
+    latency_s: float  # of an exchange
+    peer_s: float  # of a pair, or a message, over a rank's peer link
+    rdma_s: float  # of the same over a NIC
+    exchange_passes: float  # pairs of exchanges: dispatch and combine
+    copy_peer_s: float
+    copy_rdma_s: float
+    gradient_peer_s: float
+    gradient_rdma_s: float
+    sends_backward: float  # 1 where weights are copied again for backward, else 0
+    returns: float  # 1 where gradients of replicas go home, else 0
+    contention: float  # compute lost per second of a copy
+    overlap: float  # share of the time of a row that copies hide under
+    rows_ahead: int  # rows before the one that needs them in which copies may run: 0, 1 or more
+    backward_ratio: float  # backward over forward, of experts
+    reforward: float  # 1 where a backward runs its forward again, else 0
+
+
+class Windows(NamedTuple):
+    """Seconds before the experts of a row, on its slowest rank."""
+
+    all_s: float  # in all passes
+    forward_s: float
+    backward_s: float  # with the re-forward
+
+
+class Seconds(NamedTuple):
+    """Parts of a row's time."""
+
+    compute_s: float  # all passes
+    exchange_s: float  # all passes
+    forward_s: float  # copies that do not hide in forward
+    backward_s: float  # copies and gradients that do not hide in backward
+    slowed_s: float  # compute lost while copies run
+
+
+@inner_kernel
+def exchange_s(prices, t):
+    """Seconds of one exchange, and those that peer links and NICs are busy in it."""
+    peer = rdma = 0.0
+    for g in range(t.quota_EG.shape[1]):
+        peer = max(peer, max(t.sum_XG[PEER_OUT, g], t.sum_XG[PEER_IN, g]))
+    for y in range(t.sum_XG.shape[1]):
+        rdma = max(rdma, max(t.sum_XG[RDMA_OUT, y], t.sum_XG[RDMA_IN, y]))
+    peer, rdma = peer * prices.peer_s, rdma * prices.rdma_s
+    return prices.latency_s + max(peer, rdma) if t.quota_EG.shape[1] > 1 else 0.0, peer, rdma
+
+
+@inner_kernel
+def compute_s(prices, t):
+    """Seconds of one forward of the experts, on the slowest rank."""
+    slowest = 0.0
+    for g in range(t.quota_EG.shape[1]):
+        pairs, tiles, busy = t.sum_XG[PAIRS, g], t.sum_XG[PADDED, g], t.sum_XG[BUSY, g]
+        slowest = max(slowest, prices.gemm_s * tiles + prices.pair_s * pairs + prices.slot_s * busy)
+    return slowest
+
+
+class _Link(NamedTuple):
+    """Copies over one link class: rows of the sums, how many places those have, and seconds of one."""
+
+    out: int
+    into: int
+    num: int
+    copy_s: float
+    gradient_s: float
+
+
+@inner_kernel
+def _late_s(link, out_s, into_s, hide_s, prices, t):
+    """What does not hide where a copy takes `out_s` of the link that it leaves by and `into_s` of the one that it reaches."""
+    top = late = 0.0
+    for y in range(link.num):
+        top = max(top, out_s * t.sum_XG[link.out, y] + into_s * t.sum_XG[link.into, y])
+    if top <= hide_s or prices.rows_ahead < 2:
+        return max(0.0, top - hide_s)
+    for y in range(link.num):
+        late += max(0.0, (top + out_s * t.sum_XG[link.out, y] + into_s * t.sum_XG[link.into, y]) / 2.0 - hide_s)
+    return late / link.num
+
+
+@inner_kernel
+def _copies_s(link, hide_forward_s, hide_backward_s, prices, t):
+    """What of one link class does not hide, in forward and in backward. A gradient goes against its weights."""
+    out_s = _late_s(link, link.copy_s, 0.0, hide_forward_s, prices, t)
+    forward_s = max(out_s, _late_s(link, 0.0, link.copy_s, hide_forward_s, prices, t))
+    again_s, home_s = prices.sends_backward * link.copy_s, prices.returns * link.gradient_s
+    if again_s + home_s == 0.0:
+        return forward_s, 0.0
+    out_s = _late_s(link, again_s, home_s, hide_backward_s, prices, t)
+    return forward_s, max(out_s, _late_s(link, home_s, again_s, hide_backward_s, prices, t))
+
+
+@inner_kernel
+def _slowed_s(prices, t):
+    """Seconds that copies, each way and in all passes, keep the links of the busiest rank busy."""
+    sends, slowed = 1.0 + prices.sends_backward, 0.0
+    near_s = sends * prices.copy_peer_s + prices.returns * prices.gradient_peer_s
+    far_s = sends * prices.copy_rdma_s + prices.returns * prices.gradient_rdma_s
+    for g in range(t.quota_EG.shape[1]):
+        near = t.sum_XG[COPY_OUT, g] + t.sum_XG[COPY_IN, g]
+        slowed = max(slowed, near * near_s + t.sum_XG[FAR_COPIES, g] * far_s)
+    return slowed
+
+
+@inner_kernel
+def row_seconds(prices, windows, row, t):
+    """The `Seconds` of a row; what precedes its experts, ``windows.all_s``, comes on top."""
+    if row.ranks.travel >= SPREAD_BY_PAIR:
+        spread(row, t)
+    once_s, peer_s, rdma_s = exchange_s(prices, t)
+    experts_s = compute_s(prices, t)
+    # The time that copies for a use have, without exchanges: with no buffer to spare, that of the use before is over.
+    ahead = 1.0 if prices.rows_ahead > 0 else 0.0
+    forward_s = windows.forward_s + ahead * experts_s
+    backward_s = windows.backward_s + ahead * (prices.backward_ratio + prices.reforward) * experts_s
+    exchanges, back, free_peer_s, free_rdma_s = (
+        1.0 + ahead,
+        1.0 + ahead + 2.0 * prices.reforward,
+        once_s - peer_s,
+        once_s - rdma_s,
+    )
+    peer = _Link(COPY_OUT, COPY_IN, t.quota_EG.shape[1], prices.copy_peer_s, prices.gradient_peer_s)
+    rdma = _Link(RDMA_COPY_OUT, RDMA_COPY_IN, row.ranks.num_nics, prices.copy_rdma_s, prices.gradient_rdma_s)
+    share = prices.overlap
+    near = _copies_s(peer, share * (forward_s + exchanges * free_peer_s), share * (backward_s + back * free_peer_s), prices, t)
+    far = _copies_s(rdma, share * (forward_s + exchanges * free_rdma_s), share * (backward_s + back * free_rdma_s), prices, t)
+    return Seconds(
+        prices.compute_passes * experts_s, 2.0 * prices.exchange_passes * once_s, max(near[0], far[0]), max(near[1], far[1]),
+        prices.contention * _slowed_s(prices, t),
+    )  # fmt: skip
+
+
+@inner_kernel
+def count_copy(e, g, num, row, t):
+    """Counts `num` copies, 1 or -1, of an expert to rank `g`."""
+    home, node_G, nic_G, total_XG = row.home_E[e], row.ranks.node_G, row.ranks.nic_G, t.sum_XG
+    if node_G[home] == node_G[g]:
+        total_XG[COPY_OUT, home] += num
+        total_XG[COPY_IN, g] += num
+    else:
+        total_XG[RDMA_COPY_OUT, nic_G[home]] += num
+        total_XG[RDMA_COPY_IN, nic_G[g]] += num
+        total_XG[FAR_COPIES, home] += num
+        total_XG[FAR_COPIES, g] += num
+
+
+@inner_kernel
+def set_quota(e, g, quota, row, t):
+    """Makes rank `g` serve `quota` pairs of an expert whose traffic was taken away; a replica comes or goes with its pairs.
+
+    A home is busy as long as its expert has any pairs: its gradient is needed.
+    """
+    had, tile, home, total_XG = t.quota_EG[e, g], row.ranks.tile, row.home_E[e], t.sum_XG
+    total_XG[PAIRS, g] += quota - had
+    total_XG[PADDED, g] += padded(quota, tile) - padded(had, tile)
+    t.quota_EG[e, g] = quota
+    if g == home or (had > 0) == (quota > 0):
+        return
+    num = 1 if quota > 0 else -1
+    total_XG[BUSY, g] += num
+    count_copy(e, g, num, row, t)
+    if num > 0:
+        t.holder_EG[e, t.num_E[e]] = g
+        t.num_E[e] += 1
+        return
+    i = 1
+    while t.holder_EG[e, i] != g:
+        i += 1
+    t.num_E[e] -= 1
+    t.holder_EG[e, i] = t.holder_EG[e, t.num_E[e]]
+
+
+@inner_kernel
+def hold_homes(row, t):
+    """All pairs of every expert go home: sums that were zero become those of the row without replicas, but for `put`."""
+    ranks = row.ranks
+    if ranks.travel == BY_PAIR:
+        for g in range(ranks.node_G.size):
+            t.sum_XG[RDMA_OUT, ranks.nic_G[g]] += row.pairs_G[g]
+    for e in range(row.load_E.size):
+        g, load = row.home_E[e], row.load_E[e]
+        t.holder_EG[e, 0], t.num_E[e], t.quota_EG[e, g] = g, 1, load
+        t.sum_XG[PAIRS, g] += load
+        t.sum_XG[PADDED, g] += padded(load, ranks.tile)
+        t.sum_XG[BUSY, g] += load > 0
+
+
+@kernel
+def clear_traffic(row, t):
+    """Empties a row's traffic again."""
+    for e in range(row.load_E.size):
+        for i in range(t.num_E[e]):
+            t.quota_EG[e, t.holder_EG[e, i]] = 0
+        t.num_E[e] = 0
+    t.sum_XG[:] = 0.0
+    t.flow_GG[:] = 0.0
+    t.flow_VG[:] = 0.0
+    t.sent_GG[:] = 0.0
+    t.sent_VG[:] = 0.0
+
+
+@kernel
+def fill_traffic(expert_GS, quota_GS, num_base, row, t):
+    """The traffic of a placement, from an empty one."""
+    hold_homes(row, t)
+    for g in range(expert_GS.shape[0]):
+        for s in range(expert_GS.shape[1]):
+            e = expert_GS[g, s]
+            if e >= 0 and quota_GS[g, s] > 0 and g != row.home_E[e]:
+                set_quota(e, row.home_E[e], t.quota_EG[e, row.home_E[e]] - quota_GS[g, s], row, t)
+                set_quota(e, g, np.int64(quota_GS[g, s]), row, t)
+        busy = 0  # counted anew: a solver may have moved homes
+        for s in range(expert_GS.shape[1]):
+            e = expert_GS[g, s]
+            busy += e >= 0 and (quota_GS[g, s] > 0 or (s < num_base and row.load_E[e] > 0))
+        t.sum_XG[BUSY, g] = busy
+    for e in range(row.load_E.size):
+        put(e, 1, row, t)
+    settle(row, t)
+
+
+@inner_kernel
+def move_pairs(e, src, dst, num, row, t):
+    """Rank `dst` serves `num` pairs of an expert that rank `src` served; `settle` brings messages up to date."""
+    put(e, -1, row, t)
+    set_quota(e, src, t.quota_EG[e, src] - num, row, t)
+    set_quota(e, dst, t.quota_EG[e, dst] + num, row, t)
+    put(e, 1, row, t)

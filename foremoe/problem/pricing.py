@@ -1,0 +1,92 @@
+"""The price of rows: seconds of every placement, part by part, by the model that simulation uses too.
+
+Dispatch and combine last as long as the busiest rank, link or NIC under the split law, experts as long as the slowest rank, and
+copies cost what does not hide beside them (`foremoe.problem.kernels.row_price`). What couples rows is left to simulation.
+"""
+
+import numpy as np
+
+from foremoe.base.parallel import for_rows
+from foremoe.machine.cluster import Cluster
+from foremoe.problem.cost import Cost
+from foremoe.problem.kernels.row_price import Prices
+from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
+from foremoe.problem.laws import require_slots
+from foremoe.problem.objective import window_seconds
+from foremoe.problem.placement import Placement
+from foremoe.problem.problem import Problem, once
+from foremoe.problem.rows import Rows, price_rows
+from foremoe.problem.slots import SharedSlots
+
+# Letters: N rows, G ranks, V nodes, E experts, L layers.
+
+# Of the rows before the one that needs them, copies run beside two at most: the default of engines.
+_AHEAD = 2
+
+
+@once
+def problem_prices(problem: Problem) -> Prices:
+    """What rows of a problem pay; worked out once and kept."""
+    model, cluster, slots = problem.model, problem.cluster, problem.slots
+    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+    shared = isinstance(slots, SharedSlots)
+    message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
+    copy_s, gradient_s = (
+        (num / cluster.peer_bytes_per_s + cluster.peer_latency_s, num / cluster.rdma_bytes_per_s + cluster.rdma_latency_s)
+        for num in (model.expert_bytes, model.gradient_bytes)
+    )
+    return Prices(
+        gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=cluster.pair_overhead_s, slot_s=cluster.slot_overhead_s,
+        compute_passes=1.0 + cluster.backward_ratio * backward + reforward, latency_s=cluster.exchange_latency_s,
+        peer_s=float(message_s[0]), rdma_s=float(message_s[1]), exchange_passes=1.0 + backward + reforward,
+        copy_peer_s=copy_s[0], copy_rdma_s=copy_s[1], gradient_peer_s=gradient_s[0], gradient_rdma_s=gradient_s[1],
+        sends_backward=backward * shared, returns=backward, contention=cluster.copy_contention, overlap=problem.cost.overlap,
+        rows_ahead=min(slots.depth - 1, _AHEAD) if isinstance(slots, SharedSlots) else _AHEAD,
+        backward_ratio=cluster.backward_ratio, reforward=reforward,
+    )  # fmt: skip
+
+
+@once
+def problem_rows(problem: Problem) -> Rows:
+    """The rows of a problem; worked out once and kept."""
+    cluster, home_LE = problem.cluster, (problem.home_LE // problem.B).astype(np.int64)
+    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+    once_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
+    back = cluster.window_backward_ratio + reforward
+    window_N3 = once_N[:, None] * np.array([1.0 + cluster.window_backward_ratio * backward + reforward, 1.0, back])
+    spread = problem.load_NGE is None
+    travel = (SPREAD_BY_PAIR if spread else BY_PAIR) if cluster.dispatch == "pairs" else SPREAD_BY_NODE if spread else BY_NODE
+    ranks = ranks_of(cluster, travel, problem.model.num_topk)
+    return Rows(problem.counts(), home_LE, problem.B, ranks, problem_prices(problem), window_N3)
+
+
+def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
+    """The ranks of a cluster, whose tokens travel as `foremoe.problem.kernels.traffic` numbers it."""
+    node_G, nic_G = cluster.node_of_rank_G.astype(np.int64), cluster.nic_of_rank_G.astype(np.int64)
+    order_G = np.argsort(node_G, kind="stable")
+    first_V = np.searchsorted(node_G[order_G], np.arange(cluster.num_nodes + 1))
+    place_G = np.empty(len(node_G), np.int64)
+    place_G[order_G] = np.arange(len(node_G)) - first_V[node_G[order_G]]
+    forward_VG = order_G[first_V[:-1, None] + place_G % np.diff(first_V)[:, None]]
+    forward_VG[node_G, np.arange(len(node_G))] = np.arange(len(node_G))
+    return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, 1)
+
+
+def price(problem: Problem, placement: Placement) -> Cost:
+    """Seconds of every row of a placement, [N], whatever the objective.
+
+    Example:
+        >>> static = foremoe.price(problem, problem.static())
+        >>> planned = foremoe.price(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+        >>> bool((planned.compute_s < static.compute_s).all())
+        True
+    """
+    expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
+    require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    rows, out_N5 = problem_rows(problem), np.zeros((problem.N, 5))
+    for_rows(lambda low, high: price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5), problem.N, whole=True)
+    compute_N, exchange_N, forward_N, backward_N, slowed_N = out_N5.T
+    return Cost(
+        window_s=rows.window_N3[:, 0], dispatch_s=exchange_N / 2.0, compute_s=compute_N, combine_s=exchange_N / 2.0,
+        transfer_s=forward_N + slowed_N, gradient_s=backward_N,
+    )  # fmt: skip
