@@ -4,7 +4,8 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `NodeChain`, `Chain`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Certify`, `Exact`
+            `MoonEp`, `NodeChain`, `Chain`, `Search`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Certify`,
+            `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -40,6 +41,7 @@ from foremoe.solvers.rank.prune import Prune
 from foremoe.solvers.rank.quota import Quota
 from foremoe.solvers.rank.robust import Robust
 from foremoe.solvers.rank.static import Static
+from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.solvers.split.water_fill import WaterFill
@@ -49,5 +51,5 @@ __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Certify", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
     "NodeChain", "OrderSolver", "Overlapped", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver",
-    "Robust", "RowSolver", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

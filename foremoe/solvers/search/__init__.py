@@ -1,0 +1,1 @@
+"""Local search on the price of rows."""

@@ -1,0 +1,181 @@
+"""What a search holds of a row: its traffic, the replicas of every rank, and the changes of the move that it tries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.kernels.row_price import Prices, Windows, hold_homes, row_seconds, set_quota
+from foremoe.problem.kernels.traffic import (
+    BUSY,
+    PADDED,
+    PAIRS,
+    PEER_IN,
+    PEER_OUT,
+    RDMA_IN,
+    RDMA_OUT,
+    Row,
+    Traffic,
+    put,
+    settle,
+)
+
+# Letters: G ranks, E experts, B base slots, R redundant slots, I changes of a move.
+
+_MOST_CHANGES = 8
+
+
+class State(NamedTuple):
+    """A row in search."""
+
+    row: Row
+    prices: Prices
+    windows: Windows
+    num_slots: int  # R
+    node_only: bool
+    mean: float  # pairs that a rank serves on average
+    t: Traffic
+    home_GB: Array  # experts at home on every rank
+    replica_GR: Array  # experts of which a rank holds a replica; one place more, for trades
+    num_G: Array  # how many those are
+    change_4I: Array  # of the move that is tried: expert, from, to, pairs
+    num_changes: Array  # int64 [1]
+    random: Array  # uint64 [1]
+
+
+@kernel
+def empty_arrays(num_ranks, num_base, num_slots):
+    """Memory of a `State` besides its traffic."""
+    return (
+        np.zeros((num_ranks, num_base), np.int64), np.zeros((num_ranks, num_slots + 1), np.int64), np.zeros(num_ranks, np.int64),
+        np.zeros((4, _MOST_CHANGES), np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64),
+    )  # fmt: skip
+
+
+@kernel
+def list_homes(row, home_GB, num_G):
+    """Lists the experts at home on every rank."""
+    num_G[:] = 0
+    for e in range(row.load_E.size):
+        g = row.home_E[e]
+        home_GB[g, num_G[g]] = e
+        num_G[g] += 1
+
+
+@kernel
+def list_replicas(s):
+    """Lists the replicas of every rank."""
+    s.num_G[:] = 0
+    for e in range(s.row.load_E.size):
+        for i in range(1, s.t.num_E[e]):
+            g = s.t.holder_EG[e, i]
+            s.replica_GR[g, s.num_G[g]] = e
+            s.num_G[g] += 1
+
+
+@kernel
+def hold(s):
+    """The traffic of the row with all experts at home, from an empty one."""
+    hold_homes(s.row, s.t)
+    for e in range(s.row.load_E.size):
+        put(e, 1, s.row, s.t)
+    settle(s.row, s.t)
+
+
+@inner_kernel
+def chance(s):
+    """A random number in [0, 1)."""
+    x = s.random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    s.random[0] = x
+    return np.float64(x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@inner_kernel
+def below(s, num):
+    """A random whole number in [0, num)."""
+    return np.int64(chance(s) * num)
+
+
+@inner_kernel
+def _set(e, g, quota, s):
+    """`set_quota`, with the list of the rank's replicas."""
+    had = s.t.quota_EG[e, g]
+    set_quota(e, g, quota, s.row, s.t)
+    if g == s.row.home_E[e] or (had > 0) == (quota > 0):
+        return
+    if quota > 0:
+        s.replica_GR[g, s.num_G[g]] = e
+        s.num_G[g] += 1
+        return
+    i = 0
+    while s.replica_GR[g, i] != e:
+        i += 1
+    s.num_G[g] -= 1
+    s.replica_GR[g, i] = s.replica_GR[g, s.num_G[g]]
+
+
+@inner_kernel
+def shift(e, src, dst, pairs, s):
+    """Moves pairs of an expert from one rank to another, which becomes a holder if it must."""
+    put(e, -1, s.row, s.t)
+    _set(e, src, s.t.quota_EG[e, src] - pairs, s)
+    _set(e, dst, s.t.quota_EG[e, dst] + pairs, s)
+    put(e, 1, s.row, s.t)
+
+
+@inner_kernel
+def give(e, src, dst, pairs, s):
+    """`shift`, as a change of the move that is tried."""
+    i = s.num_changes[0]
+    s.change_4I[0, i], s.change_4I[1, i], s.change_4I[2, i], s.change_4I[3, i] = e, src, dst, pairs
+    s.num_changes[0] = i + 1
+    shift(e, src, dst, pairs, s)
+
+
+@inner_kernel
+def undo(s):
+    """Takes the move back."""
+    for i in range(s.num_changes[0] - 1, -1, -1):
+        shift(s.change_4I[0, i], s.change_4I[2, i], s.change_4I[1, i], s.change_4I[3, i], s)
+    settle(s.row, s.t)
+
+
+@inner_kernel
+def total_s(parts):
+    """What a row costs, up to what is the same for all its placements."""
+    return parts.compute_s + parts.exchange_s + parts.forward_s + parts.backward_s + parts.slowed_s
+
+
+@inner_kernel
+def seconds(s):
+    """`total_s` of the row as it is."""
+    return total_s(row_seconds(s.prices, s.windows, s.row, s.t))
+
+
+@inner_kernel
+def smoothed(soft, s):
+    """`seconds`, and `soft` times what ranks and links other than the busiest do: mean squares over the maximum."""
+    prices, total_XG, num_ranks, num_nics = s.prices, s.t.sum_XG, s.t.quota_EG.shape[1], s.row.ranks.num_nics
+    parts = row_seconds(prices, s.windows, s.row, s.t)
+    total = total_s(parts)
+    if soft == 0.0:
+        return total
+    work = peer = rdma = 0.0
+    for g in range(num_ranks):
+        out, into = total_XG[PEER_OUT, g], total_XG[PEER_IN, g]
+        compute = prices.gemm_s * total_XG[PADDED, g] + prices.pair_s * total_XG[PAIRS, g] + prices.slot_s * total_XG[BUSY, g]
+        work += compute * compute
+        peer += out * out + into * into
+    for y in range(num_nics):
+        out, into = total_XG[RDMA_OUT, y], total_XG[RDMA_IN, y]
+        rdma += out * out + into * into
+    slowest = max(parts.compute_s / prices.compute_passes, 1e-30)
+    busiest = max(parts.exchange_s / (2.0 * prices.exchange_passes) - prices.latency_s, 1e-30)
+    links = peer * prices.peer_s * prices.peer_s / (2 * num_ranks) + rdma * prices.rdma_s * prices.rdma_s / (2 * num_nics)
+    return total + soft * (prices.compute_passes * work / (num_ranks * slowest) + 2.0 * prices.exchange_passes * links / busiest)
