@@ -46,6 +46,9 @@ class Rank:
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """They stay here."""
 
+    def launch(self) -> None:
+        """Nothing leaves."""
+
     def row(self, num_S: list[int], math: ExpertMath) -> Row:
         """The row of a route, as the runtime makes it."""
         num_S = num_S + [0] * (len(self.weights_S) - len(num_S))

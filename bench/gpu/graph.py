@@ -50,7 +50,7 @@ class Layer:
 
     def step(self, x_TH: torch.Tensor, weight_TK: torch.Tensor, route: Route, row: Row) -> tuple[torch.Tensor, ...]:
         """Output, and gradients of tokens and probabilities; the output is its own gradient."""
-        x_YH = Dispatch.apply(x_TH, self.anchor, route.by_token_Z, route.by_arrival_Y, route)
+        x_YH = Dispatch.apply(x_TH, self.anchor, route.by_token_Z, route.by_arrival_Y, route, self.rank.launch)
         y_YH = GroupedExperts.apply(x_YH, row, Phase.FORWARD)
         y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
         y_TH = (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)

@@ -5,7 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
+
 MOST_RESIDUAL, MOST_SPREAD = 0.25, 0.10
+MOST_TAKEN = 1.0  # residual beyond which a fit decides nothing: its seconds are wrong by more than they are long
 LEAST_RATIO = 0.1  # of backward over forward
 FAST = 1e15  # bytes/s of a link that takes no measurable time
 # Where the fit stops. Copy engines may take nothing from compute, so that 0 is a figure for `copy_contention`, not a limit.
@@ -47,6 +51,23 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.names}: {self.what}; {self.cure}."
+
+
+def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
+    """Refuses a cluster file that is about to decide something although its fit explains nothing.
+
+    Args:
+        cluster: What the file holds.
+        file: Its name.
+        otherwise: How to take it all the same, in words.
+
+    Raises:
+        InputError: Its residual is above `MOST_TAKEN`.
+    """
+    if cluster.residual is not None and cluster.residual > MOST_TAKEN:
+        fault = f"the fit in {file} has a residual of {cluster.residual:.0%}, above {MOST_TAKEN:.0%}"
+        cure = "measure again with foremoe calibrate and nothing else running, or take a preset"
+        raise InputError(f"{fault}, so its seconds say nothing; {cure}. {otherwise}")
 
 
 def at_limit(constant: Constant) -> bool:

@@ -12,9 +12,10 @@ import click
 from foremoe.base.errors import InputError, TransferError, printable
 from foremoe.base.files import write_file
 from foremoe.calibrate import Case, Fit, Measured, fit
+from foremoe.calibrate.gate import MOST_TAKEN
 from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
-from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, option, table_options
+from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, accept_fit_option, option, table_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, percent, plural
 from foremoe.cli.texts import Seconds, is_count
@@ -68,6 +69,7 @@ Examples:
     "--cluster", metavar="NAME|FILE.toml", default="8xh100",
     help=f"Whose figures to keep of links that are not there to be measured: {CLUSTERS}.",
 )  # fmt: skip
+@accept_fit_option
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
 @table_options
 def calibrate(
@@ -84,7 +86,8 @@ def calibrate(
     if reports:  # other nodes need not have its folders
         outputs = {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}
         require_writable(outputs, [sizes["model"], cluster if is_file(cluster) else None])
-    chosen, base = _sizes(**sizes), cluster_of(cluster, None, None)
+    base = cluster_of(cluster, None, None, accept_fit=sizes.pop("accept_fit"))
+    chosen = _sizes(**sizes)
     try:
         from foremoe.calibrate.launch import default_ranks, join_started, launch
     except ModuleNotFoundError:
@@ -156,6 +159,8 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
         f"constants: {found.cluster.standing}", *map(str, found.faults),
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]  # fmt: skip
+    if found.cluster.residual is not None and found.cluster.residual > MOST_TAKEN:
+        lines.append(f"its residual is above {MOST_TAKEN:.0%}: no command takes {output} unless it is given --accept-fit")
     return lines
 
 

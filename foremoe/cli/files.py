@@ -11,6 +11,7 @@ from foremoe.base import tensor_file
 from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError, printable
+from foremoe.calibrate.gate import require_taken
 from foremoe.cli.options import DEFAULT_RANKS
 from foremoe.cli.texts import require_known
 from foremoe.machine.cluster import Cluster
@@ -35,17 +36,20 @@ def model_of(text: str) -> Model:
 
 
 def cluster_of(
-    text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False
-) -> Cluster:
+    text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False,
+    accept_fit: bool = False,
+) -> Cluster:  # fmt: skip
     """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default).
 
-    A file says itself whether there are host stores.
+    A file says itself whether there are host stores. One whose fit explains nothing is refused unless `accept_fit` is set.
     """
     if not is_file(text):
         require_known(text.lower(), Cluster.preset_names(), "cluster preset")
         ranks = DEFAULT_RANKS if ranks is None else ranks
         return Cluster.preset(text, ranks, ranks_per_node, dispatch=dispatch or "pairs", host_store=host_store)
     cluster = Cluster.from_toml(text)
+    if not accept_fit:
+        require_taken(cluster, text, "With --accept-fit it is taken all the same.")
     cluster = dataclasses.replace(cluster, dispatch=dispatch or cluster.dispatch)
     # Another number of ranks would lose the file's own mapping to nodes.
     if ranks in (None, cluster.num_ranks) and ranks_per_node is None:

@@ -10,7 +10,7 @@ GROUPS = {
         "synthetic", "regime", "model", "ranks", "tokens_per_rank", "micro_steps", "layers", "stage", "shuffle", "seed",
         "seeds", "history",
     ),
-    "Machine": ("cluster", "ranks_per_node", "nodes", "dispatch", "host_store"),
+    "Machine": ("cluster", "accept_fit", "ranks_per_node", "nodes", "dispatch", "host_store"),
     "What plans may do": ("redundant", "replicas", "slots", "schedule", "objective"),
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
     "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),

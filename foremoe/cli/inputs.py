@@ -82,7 +82,7 @@ def _case(options: CaseOptions, source: _Dealt) -> Case:
         work = work.layers(layer_range(options.layers, work.L))
     # A cluster file decides on the ranks where no option does.
     ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
-    cluster = cluster_of(options.cluster, ranks, options.ranks_per_node, options.dispatch, options.host_store)
+    cluster = cluster_of(options.cluster, ranks, options.ranks_per_node, options.dispatch, options.host_store, options.accept_fit)
     default = "accumulate" if work.stage == "update" else "forward"
     schedule = default if options.schedule is None else options.schedule
     problem = Problem.of(
@@ -229,7 +229,9 @@ def source_ranks(options: CaseOptions) -> int:
     """--ranks, or what a cluster file says, or the default."""
     if options.ranks is not None:
         return options.ranks
-    return cluster_of(options.cluster, None, None).num_ranks if is_file(options.cluster) else DEFAULT_RANKS
+    if not is_file(options.cluster):
+        return DEFAULT_RANKS
+    return cluster_of(options.cluster, None, None, accept_fit=options.accept_fit).num_ranks
 
 
 def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:

@@ -79,6 +79,7 @@ class CaseOptions:
     history: str | None
     model: str | None
     cluster: str
+    accept_fit: bool = False
     dispatch: str | None
     host_store: bool
     stage: str | None
@@ -102,6 +103,9 @@ def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Calla
     return click.option(*names, **({"show_default": True} | settings))
 
 
+accept_fit_option = option(
+    "--accept-fit", is_flag=True, help="Take a --cluster file even if its fit has a residual above 100 %, so explains nothing."
+)
 _TOML = "NAME|FILE.toml"
 _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
@@ -144,6 +148,7 @@ _CASE = {
         help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
+    "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),
         help="How tokens travel: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"

@@ -11,6 +11,7 @@ from typing import Any
 
 from foremoe.base.errors import InputError
 from foremoe.base.fields import check_fields, flag, shown, text, whole
+from foremoe.calibrate.gate import require_taken
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
@@ -111,7 +112,8 @@ def _slots(value: Any, name: str) -> Slots:
 
 def _cluster(value: Any, name: str) -> Cluster:
     if isinstance(value, str | os.PathLike):
-        value = Cluster.from_toml(Path(value))
+        file, value = str(value), Cluster.from_toml(Path(value))
+        require_taken(value, file, f"{name}=Cluster.from_toml(...) takes it all the same.")
     if not isinstance(value, Cluster):
         raise InputError(f"{name} must be a Cluster or the path of its TOML; got {shown(value)}.")
     return value

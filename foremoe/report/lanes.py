@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_LANE_CELLS = 8_000_000  # uses x ranks; beyond it the page would be slow to open
 MAX_COPIES = 2_000_000
-BOUNDARIES = ("start", "window", "ready", "dispatched", "computed", "end")
+BOUNDARIES = ("start", "window", "dispatched", "ready", "computed", "end")
 OUTCOMES = ("done", "failed over", "missing")
 
 
@@ -42,7 +42,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
     packer.add("use_start_U", at["start"], "int32", differences=True)
     for before, name in pairwise(BOUNDARIES):
         packer.add(f"use_{name}_U", at[name] - at[before], "int32")
-    for name in ("window", "compute"):
+    for name in ("window", "wait", "compute"):
         part_UG = ticks(getattr(simulation, f"{name}_UG"))
         packer.add(f"use_{name}_UG", part_UG, "uint16" if part_UG.max(initial=0) < 2**16 else "int32")
     facts = {

@@ -4,6 +4,7 @@ Router probabilities are applied after combine, on the source: they need not tra
 gradient is made where the router is. The price is that a source keeps the outputs of its own pairs for backward.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -104,15 +105,17 @@ class Dispatch(torch.autograd.Function):
     """x_TH -> rows_YH of the pairs that this rank serves, sorted by its slots.
 
     `anchor` is a tensor that requires a gradient and never gets one: it puts the function into the graph of a rank whose x needs
-    no gradient, because backward is collective and expert weights still want theirs.
+    no gradient, because backward is collective and expert weights still want theirs. Backward calls `launch` behind its exchange,
+    the last one of the row.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_TH: torch.Tensor, anchor: torch.Tensor, by_token_Z: torch.Tensor, by_arrival_Y: torch.Tensor, route: Route
-    ) -> torch.Tensor:
+        ctx: Any, x_TH: torch.Tensor, anchor: torch.Tensor, by_token_Z: torch.Tensor, by_arrival_Y: torch.Tensor, route: Route,
+        launch: Callable[[], None],
+    ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(by_token_Z, by_arrival_Y)
-        ctx.exchange, ctx.num_topk = route.exchange, route.num_topk
+        ctx.exchange, ctx.num_topk, ctx.launch = route.exchange, route.num_topk, launch
         arrived_YH = route.exchange.there(x_TH.index_select(0, route.by_slot_Z // route.num_topk))
         return arrived_YH.index_select(0, route.by_slot_Y)
 
@@ -121,9 +124,9 @@ class Dispatch(torch.autograd.Function):
     def backward(ctx: Any, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_token_Z, by_arrival_Y = ctx.saved_tensors
         back_ZH = ctx.exchange.back(grad_YH.index_select(0, by_arrival_Y))
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None
-        return sum_of_tokens(back_ZH, by_token_Z, ctx.num_topk), None, None, None, None
+        ctx.launch()
+        grad_TH = sum_of_tokens(back_ZH, by_token_Z, ctx.num_topk) if ctx.needs_input_grad[0] else None
+        return grad_TH, None, None, None, None, None
 
 
 class Combine(torch.autograd.Function):

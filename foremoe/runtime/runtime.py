@@ -151,11 +151,12 @@ class Runtime:
         with torch.autocast(x_TH.device.type, enabled=False):
             route = self._route(stage, m, layer, phase, topk_TK)
             row = Row.of(self.bank, stage, self._time, m, layer, route.num_S, route.end_S)
-            x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route)
+            x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route, stage.launch)
             y_YH = GroupedExperts.apply(x_YH, row, phase)
             if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
                 stage.release(m, layer, phase)
             y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
+            stage.launch()
             return (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)
 
     def end(self, *, partial: bool = False) -> StageSummary:
@@ -206,7 +207,7 @@ class Runtime:
 
     def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> Route:
         """Where the row's pairs go."""
-        complete = stage.weights(m, layer, phase).complete
+        complete = stage.prepare(m, layer, phase)
         try:
             route = stage.replayed(m, layer, topk_TK)
             if route is None:

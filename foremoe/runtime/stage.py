@@ -54,9 +54,13 @@ class Stage(abc.ABC):
         """
         return ""
 
+    def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
+        """Gets weights ready as far as the host does, before the row's tokens are exchanged; False if a replica is missing."""
+        return True
+
     @abc.abstractmethod
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What the slots hold."""
+        """What the slots hold; asked for just before the products."""
 
     def gradients(self, micro_step: int, layer: int) -> None:  # noqa: B027 (without a plan they were added at home)
         """Backward of the row's experts is done."""
@@ -64,6 +68,9 @@ class Stage(abc.ABC):
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """The use is over."""
         self._num_done[Phase(phase)][layer] += 1
+
+    def launch(self) -> None:  # noqa: B027 (without a plan nothing waits for it)
+        """The last exchange of the use is queued."""
 
     def fall_back(self, micro_step: int, layer: int) -> None:
         """All ranks agreed that the row runs at home."""
@@ -166,6 +173,9 @@ class PlannedStage(Stage):
         fault = "" if self._replay is None else self._replay.verdict()
         return f"{fault}, and went to these; drop this step, and leave rows out that are not replayed." if fault else ""
 
+    def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
+        return self._engine.prepare(micro_step, layer, phase)
+
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         return self._engine.weights(micro_step, layer, phase)
 
@@ -175,6 +185,9 @@ class PlannedStage(Stage):
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         self._engine.release(micro_step, layer, phase)
         super().release(micro_step, layer, phase)
+
+    def launch(self) -> None:
+        self._engine.launch()
 
     def fall_back(self, micro_step: int, layer: int) -> None:
         self._engine.fall_back(micro_step, layer)

@@ -1,5 +1,7 @@
 """The clockwork of the simulator: uses one after the other, exchanges in step, copies meanwhile.
 
+What a use sets free leaves behind its last exchange, and ranks wait for copies between the first one and their experts.
+
 Copies have clocks of their own, one for each link class, that stop while an exchange keeps the class busy: exchanges go first on
 a link, and copies use what is left. On a link, copies go one after the other in the order in which they are needed.
 """
@@ -21,27 +23,27 @@ NOW, PEER_CLOCK, RDMA_CLOCK = range(3)
 @kernel
 def run_uses(low, high, stage, copies, returns, state, record):
     """Runs uses [low, high); ranks are free at `state.free_at_G`."""
-    clock, release_G = state.clock, np.empty(stage.node_G.size)
+    clock = state.clock
     for u in range(low, high):
         if u == 0:
-            _issue(0, state.free_at_G, stage, copies, state)
+            _issue(0, stage, copies, state)
         record.time_6U[0, u] = clock[NOW]
         backward = stage.phase_U[u] == _BACKWARD
         if not backward or stage.again_U[u]:
-            _run_forward(u, not backward, release_G, stage, copies, state, record)
+            _run_forward(u, stage, copies, returns, state, record)
         if backward:
-            _run_backward(u, release_G, stage, copies, returns, state, record)
+            _run_backward(u, stage, copies, returns, state, record)
         record.time_6U[5, u] = clock[NOW]
 
 
 @kernel
-def _run_forward(u, issues, release_G, stage, copies, state, record):
-    """Attention, then the experts; with `issues`, copies of the next use start."""
+def _run_forward(u, stage, copies, returns, state, record):
+    """Attention, then the experts; copies for later uses start unless backward of the layer follows in this one."""
     n, m, phase = stage.row_U[u], stage.micro_step_U[u], stage.phase_U[u]
     clock, parts = state.clock, state.parts
     begin = clock[NOW]
     plain, late = begin, begin
-    for g in range(release_G.size):
+    for g in range(state.free_at_G.size):
         window = stage.window_MG[m, g]
         record.window_UG[u, g] += window
         plain = max(plain, state.free_at_G[g] + window)
@@ -49,49 +51,39 @@ def _run_forward(u, issues, release_G, stage, copies, state, record):
     state.slow_G[:] = 0.0
     parts[WINDOW] += plain - begin
     parts[TRANSFER] += late - plain
-    record.time_6U[1, u] = late
     if phase == _FORWARD and stage.plan_s > 0.0:
         late += stage.plan_s
         parts[PLANNING] += stage.plan_s
     clock[NOW] = late
+    record.time_6U[1, u] = late
     _issue_late(u, stage, copies, state)
-    _await_weights(u, copies, state)
-    record.time_6U[2, u] = clock[NOW]
     _exchange(n, DISPATCH, stage, state, record)
-    record.time_6U[3, u] = clock[NOW]
-    _compute(u, n, 1.0, stage, state, record, release_G)
-    record.time_6U[4, u] = clock[NOW]
-    if issues:
-        _issue(u + 1, release_G, stage, copies, state)
+    _compute(u, False, stage, copies, returns, state, record)
     _exchange(n, COMBINE, stage, state, record)
+    if phase != _BACKWARD:
+        _issue(u + 1, stage, copies, state)
     state.free_at_G[:] = clock[NOW]
 
 
 @kernel
-def _run_backward(u, release_G, stage, copies, returns, state, record):
-    """The experts, then attention; gradients of replicas leave."""
-    n, m, again = stage.row_U[u], stage.micro_step_U[u], stage.again_U[u]
+def _run_backward(u, stage, copies, returns, state, record):
+    """The experts, then attention; gradients of replicas leave, and copies for later uses start."""
+    n, m = stage.row_U[u], stage.micro_step_U[u]
     clock, parts = state.clock, state.parts
     begin, late = clock[NOW], clock[NOW]
-    for g in range(release_G.size):
+    for g in range(state.free_at_G.size):
         late = max(late, state.free_at_G[g] + state.slow_G[g])
     state.slow_G[:] = 0.0
     parts[TRANSFER] += late - begin
     clock[NOW] = late
     record.time_6U[1, u] = late
-    if not again:
-        _await_weights(u, copies, state)
-    _await_buffers(n, stage, returns, state)
-    record.time_6U[2, u] = clock[NOW]
     _exchange(n, COMBINE, stage, state, record)
-    record.time_6U[3, u] = clock[NOW]
-    _compute(u, n, stage.backward_ratio, stage, state, record, release_G)
-    record.time_6U[4, u] = clock[NOW]
-    _send_gradients(n, release_G, stage, returns, state)
-    _issue(u + 1, release_G, stage, copies, state)
+    _compute(u, True, stage, copies, returns, state, record)
     _exchange(n, DISPATCH, stage, state, record)
+    _send_gradients(n, stage, returns, state)
+    _issue(u + 1, stage, copies, state)
     begin = clock[NOW]
-    for g in range(release_G.size):
+    for g in range(state.free_at_G.size):
         window = stage.window_ratio * stage.window_MG[m, g]
         record.window_UG[u, g] += window
         state.free_at_G[g] = begin + window
@@ -119,14 +111,39 @@ def _exchange(n, part, stage, state, record):
 
 
 @kernel
-def _compute(u, n, factor, stage, state, record, release_G):
-    begin = state.clock[NOW]
-    for g in range(release_G.size):
-        took = factor * stage.compute_NG[n, g]
-        record.compute_UG[u, g] += took
-        release_G[g] = begin + took
-        state.clock[NOW] = max(state.clock[NOW], release_G[g])
-    state.parts[COMPUTE] += state.clock[NOW] - begin
+def _compute(u, back, stage, copies, returns, state, record):
+    """The experts of all ranks, `back` or forward. A rank's first products of a use wait for its weights and, in a backward use,
+    until its gradient buffers can be zeroed: for nothing of another rank."""
+    n, clock, parts = stage.row_U[u], state.clock, state.parts
+    begin, begin_G = clock[NOW], np.full(state.free_at_G.size, clock[NOW])
+    factor = stage.backward_ratio if back else 1.0
+    plain = _slowest(n, factor, begin_G, stage)
+    late = last = plain
+    if not (back and stage.again_U[u]):
+        _await_weights(u, copies, state, begin_G)
+        late = last = _slowest(n, factor, begin_G, stage)
+        if stage.phase_U[u] == _BACKWARD:
+            _await_buffers(n, stage, returns, state, begin_G)
+            last = _slowest(n, factor, begin_G, stage)
+    parts[COMPUTE] += plain - begin
+    parts[TRANSFER] += late - plain
+    parts[GRADIENT] += last - late
+    record.time_6U[2, u] = begin
+    record.time_6U[3, u] = begin_G.max()
+    record.time_6U[4, u] = last
+    for g in range(begin_G.size):
+        record.wait_UG[u, g] = begin_G[g] - begin
+        record.compute_UG[u, g] += factor * stage.compute_NG[n, g]
+    clock[NOW] = last
+
+
+@kernel
+def _slowest(n, factor, begin_G, stage):
+    """When the last rank's experts are done."""
+    last = 0.0
+    for g in range(begin_G.size):
+        last = max(last, begin_G[g] + factor * stage.compute_NG[n, g])
+    return last
 
 
 @kernel
@@ -191,16 +208,12 @@ def _start_copy(c, ready_s, stage, copies, state):
 
 
 @kernel
-def _issue(u, release_G, stage, copies, state):
-    """Starts the copies that may start at the begin of use `u`: both ends are past the use before it."""
+def _issue(u, stage, copies, state):
+    """Starts the copies that may start at the begin of use `u`: the exchange that ended the use before it is over."""
     if u >= copies.ahead_U.size - 1:
         return
     for i in range(copies.ahead_U[u], copies.ahead_U[u + 1]):
-        c = copies.ahead_C[i]
-        ready_s = release_G[copies.dst_C[c]]
-        if copies.src_C[c] >= 0:
-            ready_s = max(ready_s, release_G[copies.src_C[c]])
-        _start_copy(c, ready_s, stage, copies, state)
+        _start_copy(copies.ahead_C[i], state.clock[NOW], stage, copies, state)
 
 
 @kernel
@@ -211,34 +224,32 @@ def _issue_late(u, stage, copies, state):
 
 
 @kernel
-def _await_weights(u, copies, state):
-    begin = state.clock[NOW]
+def _await_weights(u, copies, state, begin_G):
     for i in range(copies.need_U[u], copies.need_U[u + 1]):
         c = copies.need_C[i]
-        state.clock[NOW] = max(state.clock[NOW], copies.end_C[c] + _behind(copies.link_C[c], state))
-    state.parts[TRANSFER] += state.clock[NOW] - begin
+        g = copies.dst_C[c]
+        begin_G[g] = max(begin_G[g], copies.end_C[c] + _behind(copies.link_C[c], state))
 
 
 @kernel
-def _await_buffers(n, stage, returns, state):
+def _await_buffers(n, stage, returns, state, begin_G):
     """A gradient buffer is zeroed when what it held has left."""
-    begin, layer = state.clock[NOW], stage.slot_layer_N[n]
+    layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         g, r = returns.src_A[a], returns.slot_A[a]
         turn = state.turn[g, layer, r] % state.ring.shape[3]
         link = state.ring_link[g, layer, r, turn]
         if link >= 0:
-            state.clock[NOW] = max(state.clock[NOW], state.ring[g, layer, r, turn] + _behind(link, state))
-    state.parts[GRADIENT] += state.clock[NOW] - begin
+            begin_G[g] = max(begin_G[g], state.ring[g, layer, r, turn] + _behind(link, state))
 
 
 @kernel
-def _send_gradients(n, release_G, stage, returns, state):
+def _send_gradients(n, stage, returns, state):
     layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         src, dst, r = returns.src_A[a], returns.dst_A[a], returns.slot_A[a]
         link = _PEER if stage.node_G[src] == stage.node_G[dst] else _RDMA
-        ready = max(release_G[src], release_G[dst]) - _behind(link, state)
+        ready = state.clock[NOW] - _behind(link, state)
         returns.start_A[a] = _send(ready, src, dst, link, stage.gradient_s[link], stage, state)
         returns.end_A[a] = returns.start_A[a] + stage.gradient_s[link]
         turn = state.turn[src, layer, r] % state.ring.shape[3]

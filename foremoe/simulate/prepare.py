@@ -101,9 +101,9 @@ def empty_state(problem: Problem, stage: Stage) -> State:
 
 def empty_record(num_uses: int, num_ranks: int) -> Record:
     """Room for the timeline; a use has at most four exchanges."""
-    window_UG, compute_UG = np.zeros((2, num_uses, num_ranks), np.float32)
+    window_UG, wait_UG, compute_UG = np.zeros((3, num_uses, num_ranks), np.float32)
     at_2X, took_2X = np.zeros((2, 2, 4 * num_uses))
-    return Record(np.zeros((6, num_uses)), window_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
+    return Record(np.zeros((6, num_uses)), window_UG, wait_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
 
 
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:

@@ -23,7 +23,7 @@ class Parts:
         compute_s: Experts of the slowest rank.
         combine_s: Tokens on the way back.
         transfer_s: Waiting for weights, and compute lost to copies.
-        gradient_s: Waiting for replica gradients.
+        gradient_s: Waiting for replica gradients to leave their buffers, or to be home at the end.
         planning_s: Exposed planning (on-line balancing).
         outside_s: Work outside the MoE layers.
         bubble_s: Waiting for other pipeline ranks.
@@ -56,19 +56,20 @@ PARTS = tuple(part.name for part in dataclasses.fields(Parts))
 class Simulation(ArrayValue):
     """One stage of one EP group: what happened when, in seconds since the stage began.
 
-    A backward use that runs the layer's forward again has it in its window.
+    A backward use that runs the layer's forward again has it, and its waits, in its window.
 
     Attributes:
         micro_step_U: Micro-step of every use, in order of execution.
         layer_U: Layer of every use.
         phase_U: `Phase` of every use.
         start_U: The use begins on the group.
-        window_U: The late rank is ready to dispatch.
-        ready_U: Replicas are in place on all ranks, dispatch begins.
+        window_U: The late rank is ready to dispatch, and the group begins to.
         dispatched_U: Tokens are with the experts.
+        ready_U: Replicas are in place on all ranks; each has begun to compute as soon as its own were.
         computed_U: The slowest rank's experts are done.
         end_U: The use is over on all ranks.
         window_UG: Seconds of attention per rank, float32.
+        wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
         compute_UG: Seconds of expert compute per rank, float32.
         copy_start_C: Start of every copy of ``plan.transfers``.
         copy_end_C: End of every copy of ``plan.transfers``.
@@ -87,11 +88,12 @@ class Simulation(ArrayValue):
     phase_U: Array = array(np.uint8)
     start_U: Array = array(np.float64)
     window_U: Array = array(np.float64)
-    ready_U: Array = array(np.float64)
     dispatched_U: Array = array(np.float64)
+    ready_U: Array = array(np.float64)
     computed_U: Array = array(np.float64)
     end_U: Array = array(np.float64)
     window_UG: Array = array(np.float32)
+    wait_UG: Array = array(np.float32)
     compute_UG: Array = array(np.float32)
     copy_start_C: Array = array(np.float64)
     copy_end_C: Array = array(np.float64)

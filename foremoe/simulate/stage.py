@@ -25,10 +25,10 @@ def simulate(
 ) -> Simulation:  # fmt: skip
     """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
-    Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank and for replicas' weights,
-    tokens are exchanged, experts run, tokens come back. Copies start `prefetch` uses ahead if their buffer is free, one after the
-    other on a link, and pause while an exchange needs the link. Replica gradients go home during what follows. See
-    docs/simulator.md.
+    Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank, tokens are exchanged, each rank
+    waits for its replicas' weights, experts run, tokens come back. Behind that copies start, `prefetch` uses ahead if their
+    buffer is free, one after the other on a link, and pause while an exchange needs the link. Replica gradients go home during
+    what follows. See docs/simulator.md.
 
     Args:
         problem: Problem with counts by source rank.
@@ -155,18 +155,19 @@ class StageRun:
         kernel.hold(end_s, kernel.BUBBLE, state)
         copies, returned, uses = self._copies, self._returned, self._uses
         return_micro_step_A, return_layer_A = np.divmod(returned.row_Z, self.plan.L)
-        start_U, window_U, ready_U, dispatched_U, computed_U, end_U = record.time_6U
+        start_U, window_U, dispatched_U, ready_U, computed_U, end_U = record.time_6U
         end_C = wall_seconds(copies.end_C, copies.link_C, record)
         if len(end_C):
-            # A clock's rounding must not put the end of a copy behind the exchange that waited for it.
+            # A clock's rounding must not put the end of a copy behind the experts that waited for it.
             end_C = np.minimum(end_C, ready_U[self.plan.transfers.need_C])
         return Simulation(
             micro_step_U=uses.micro_step_U, layer_U=uses.layer_U, phase_U=uses.phase_U, start_U=start_U, window_U=window_U,
-            ready_U=ready_U, dispatched_U=dispatched_U, computed_U=computed_U, end_U=end_U, window_UG=record.window_UG,
-            compute_UG=record.compute_UG, copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True),
-            copy_end_C=end_C, return_micro_step_A=return_micro_step_A, return_layer_A=return_layer_A,
-            return_expert_A=returned.expert_Z, return_src_A=returned.rank_Z, return_dst_A=returned.home_Z, return_start_A=start_A,
-            return_end_A=end_A, link_busy_WG=state.busy_WG + self._exchange_busy_WG,
+            dispatched_U=dispatched_U, ready_U=ready_U, computed_U=computed_U, end_U=end_U, window_UG=record.window_UG,
+            wait_UG=record.wait_UG, compute_UG=record.compute_UG,
+            copy_start_C=wall_seconds(copies.start_C, copies.link_C, record, begin=True), copy_end_C=end_C,
+            return_micro_step_A=return_micro_step_A, return_layer_A=return_layer_A, return_expert_A=returned.expert_Z,
+            return_src_A=returned.rank_Z, return_dst_A=returned.home_Z, return_start_A=start_A, return_end_A=end_A,
+            link_busy_WG=state.busy_WG + self._exchange_busy_WG,
             parts=Parts(**dict(zip(PARTS, state.parts.tolist(), strict=True))),
         )  # fmt: skip
 

@@ -89,8 +89,9 @@ class State(NamedTuple):
 class Record(NamedTuple):
     """What is kept for the timeline."""
 
-    time_6U: Array  # start, window, ready, dispatched, computed, end
+    time_6U: Array  # start, window, dispatched, ready, computed, end
     window_UG: Array
+    wait_UG: Array
     compute_UG: Array
     at_2X: Array  # clock of each link class when an exchange begins
     took_2X: Array

@@ -18,8 +18,8 @@ from foremoe.simulate.result import Simulation
 # Letters: U uses, G ranks, C weight copies, A gradient returns.
 
 WAIT, WEIGHTS = "wait for other ranks", "wait for weights"
-FORWARD = ("attention", WAIT, WEIGHTS, "tokens to experts", "expert compute", WAIT, "tokens back")
-BACKWARD = (WEIGHTS, "tokens to experts", "expert compute", WAIT, "tokens back", "attention", WAIT)
+FORWARD = ("attention", WAIT, "tokens to experts", WEIGHTS, "expert compute", WAIT, "tokens back")
+BACKWARD = ("tokens to experts", WEIGHTS, "expert compute", WAIT, "tokens back", "attention", WAIT)
 
 
 class _Arrival(NamedTuple):
@@ -103,9 +103,9 @@ class _Run:
             self.out.slice(here, one.name, one.start_s, one.end_s)
             u, half_s = one.use, (one.end_s - one.start_s) / 2.0
             # An arrow begins and ends inside slices, else viewers drop it.
-            computes_s = min(float(s.compute_UG[u, rank]), float(s.computed_U[u] - s.dispatched_U[u])) if u >= 0 else 0.0
-            if computes_s > 1e-8 and half_s > 1e-8:
-                self.out.flow("copy", (here, one.start_s + half_s), (at, float(s.dispatched_U[u]) + computes_s / 2.0))
+            begin_s, done_s = (float(at_G[rank]) for at_G in _computing(s, u, s.compute_UG[u])) if u >= 0 else (0.0, 0.0)
+            if done_s - begin_s > 1e-8 and half_s > 1e-8:
+                self.out.flow("copy", (here, one.start_s + half_s), (at, (begin_s + done_s) / 2.0))
         return tid + max(level_X) + 1
 
     def _use(self, u: int, at_G: list[tuple[int, int]]) -> None:
@@ -128,21 +128,27 @@ class _Run:
 
 def _forward_times(s: Simulation, u: int) -> Array:
     """float64 [8, G]: where the parts of a forward use begin and end, rank by rank."""
-    G = s.compute_UG.shape[1]
     attended_G = np.minimum(s.start_U[u] + s.window_UG[u].astype(np.float64), s.window_U[u])
-    computed_G = np.minimum(s.dispatched_U[u] + s.compute_UG[u].astype(np.float64), s.computed_U[u])
-    before, middle = (s.start_U[u], attended_G), (s.window_U[u], s.ready_U[u], s.dispatched_U[u])
-    return np.stack([np.broadcast_to(at, G) for at in (*before, *middle, computed_G, s.computed_U[u], s.end_U[u])])
+    before, after = (s.start_U[u], attended_G, s.window_U[u], s.dispatched_U[u]), (s.computed_U[u], s.end_U[u])
+    return _each_rank(*before, *_computing(s, u, s.compute_UG[u]), *after)
 
 
 def _backward_times(s: Simulation, u: int, share: float) -> Array:
     """float64 [9, G]: the same of a backward use, of whose attention and compute `share` is backward and the rest re-forward."""
     window_G, compute_G = (part_UG[u].astype(np.float64) * share for part_UG in (s.window_UG, s.compute_UG))
-    computed_G = np.minimum(s.dispatched_U[u] + compute_G, s.computed_U[u])
     back = max(float(s.end_U[u]) - float(window_G.max()), float(s.computed_U[u]))
-    after = (computed_G, s.computed_U[u], back, np.minimum(back + window_G, s.end_U[u]), s.end_U[u])
-    before = (s.start_U[u], s.window_U[u], s.ready_U[u], s.dispatched_U[u])
-    return np.stack([np.broadcast_to(at, len(window_G)) for at in (*before, *after)])
+    after = (s.computed_U[u], back, np.minimum(back + window_G, s.end_U[u]), s.end_U[u])
+    return _each_rank(s.start_U[u], s.window_U[u], s.dispatched_U[u], *_computing(s, u, compute_G), *after)
+
+
+def _computing(s: Simulation, u: int, compute_G: Array) -> tuple[Array, Array]:
+    """When every rank's experts begin in a use, and when they are done."""
+    begin_G = np.minimum(s.dispatched_U[u] + s.wait_UG[u].astype(np.float64), s.ready_U[u])
+    return begin_G, np.minimum(begin_G + compute_G, s.computed_U[u])
+
+
+def _each_rank(*times: Array | float) -> Array:
+    return np.stack(np.broadcast_arrays(*times))
 
 
 def reforwarded_alone(plan: Plan) -> Array:

@@ -13,10 +13,12 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, reason
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.distributed.group import Group
+from foremoe.plan.plan import Plan
+from foremoe.plan.programme import Programme
 from foremoe.plan.transfers import Link
-from foremoe.transfer.base import Buffers, TransferBackend
+from foremoe.transfer.base import Buffers, Entry, TransferBackend
 
-# Letters: P links (`Link`).
+# Letters: P links (`Link`), C copies of the whole plan.
 
 _logger = logging.getLogger(__name__)
 
@@ -110,6 +112,17 @@ class BackendSet:
         serving = [[b for b, x in enumerate(self.backends) if link in x.links and b not in self.retired] for link in Link]
         return np.array([numbers[0] if numbers else NONE for numbers in serving])
 
+    def publish(self, plan: Plan, programme: Programme, route_C: Array, position: int, version: int) -> None:
+        """Publishes what copies will pull for uses from `position` on; `route_C` is their backend, or `NONE`. Collective."""
+        one_sided = np.array([x.one_sided for x in self.backends])
+        pulled_C = (programme.need_C >= position) & (route_C != NONE) & one_sided[route_C]
+        for b, backend in enumerate(self.backends):
+            # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
+            mine_C = pulled_C & (route_C == b) if Link.HOST in backend.links else pulled_C
+            if backend.one_sided:
+                # Also without entries: what it still holds of an earlier version must not pass for the present one.
+                backend.publish(_entries(plan, programme, mine_C), version)
+
     def return_backend(self) -> int:
         """The backend that brings gradients home, the first two-sided one that is not given up; `NONE` if there is none."""
         return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
@@ -167,3 +180,12 @@ class BackendSet:
     def close(self) -> None:
         """Closes all backends, whatever state they are in; safe to call twice."""
         self._closing.close()
+
+
+def _entries(plan: Plan, programme: Programme, mask_C: Array) -> list[Entry]:
+    """What the copies of a mask read, in the order in which uses need it."""
+    t = plan.transfers
+    parts = programme.need_C, t.layer_C, t.expert_C, programme.home_C, t.dst_C
+    rows = np.unique(np.stack([part_C[mask_C] for part_C in parts], axis=1), axis=0)
+    first = np.sort(np.unique(rows[:, 1:], axis=0, return_index=True)[1])
+    return [Entry(layer, expert, home, dst, need) for need, layer, expert, home, dst in rows[first].tolist()]

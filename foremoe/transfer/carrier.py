@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, StaleWeights
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
@@ -16,8 +15,9 @@ from foremoe.plan.programme import Programme
 from foremoe.plan.relays import copies_for, reschedule
 from foremoe.plan.transfers import Link
 from foremoe.transfer.backends import NONE, BackendSet
-from foremoe.transfer.base import HOST, Buffers, Copy, Entry, Tensors
+from foremoe.transfer.base import HOST, Buffers, Copy, Tensors
 from foremoe.transfer.host_fill import FillError, agreed
+from foremoe.transfer.streams import Landing, SideStream
 from foremoe.transfer.timeline import Event, Log, Wait
 
 # Letters: C copies of the whole plan.
@@ -35,6 +35,7 @@ class Batch:
     start_s: float
     done: bool = False
     error: Exception | None = None
+    landed: Sequence[torch.cuda.Event] = ()  # on a GPU, behind the wait for it
     waits: list[Wait] = field(default_factory=list)  # before the use that needs it, to pass copies on
 
 
@@ -48,6 +49,8 @@ class Carrier:
     A relay is sent from this rank's slot buffer, once its own copy is there, where both take the same two-sided backend; all
     others come from home, and after a backend was given up all copies do. A rank that has nothing to pass on does not start its
     end, which is a failure of the backend like any other.
+
+    On a GPU copies start on one side stream and are waited for on another, so that the model's waits at `landing` alone.
     """
 
     def __init__(self, backends: BackendSet, buffers: Buffers, group: Group, timeout_s: float) -> None:
@@ -55,6 +58,8 @@ class Carrier:
         self._batches: list[Batch] = []
         self._batch_C: dict[int, Batch] = {}
         self.device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
+        self.starts, self._arrivals = SideStream(self.device), SideStream(self.device)
+        self.landing = Landing(self.device)  # of the copies that `arrive` brought
 
     def begin(self, plan: Plan, prefetch: int, version: int) -> None:
         """Takes over a plan's copies; collective."""
@@ -75,29 +80,35 @@ class Carrier:
             lost, num = Link(int(self.link_C[np.argmin(self.route_C)])), int((self.route_C == NONE).sum())
             lack = f"link, which none of {', '.join(self.backends.names)} serves"
             raise InputError(f"{num} copies of the plan need the {lost.name.lower()} {lack}; add a backend for it.")
-        self._publish(0)
+        self.backends.publish(plan, self.programme, self.route_C, 0, version)
 
     def clock(self) -> float:
         """Seconds since `zero_s`, when the plan began to run."""
         return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
-        """Starts the copies of a position; waits for what this rank has to publish until this use and, up to `timeout_s`, for its
-        own copy of what it passes on."""
+        """Starts the copies of a position, behind what the current stream has been given so far; waits for what this rank has to
+        publish until this use and, up to `timeout_s`, for its own copy of what it passes on."""
         for backend in self.backends.backends:
             backend.advance(position)
+        self.starts.follow(self.landing.take())  # what nobody read must not land on top of the next copy
         self._launch(self.programme.starts.get(position, ()))
 
     def arrive(self, position: int) -> list[int]:
-        """Waits for the copies that the use at `position` needs here; returns those that could not be had."""
+        """Waits for the copies that the use at `position` needs here, on a GPU as `landing` says; returns those that could not be
+        had."""
         missing = []
         for c in self.programme.arrivals.get(position, ()):
             batch = self._batch_C.pop(c, None)
             with Wait(self.device) as wait:
-                delivered = batch.backend if batch is not None and self._wait(batch) else self._pull_elsewhere(c, batch)
+                if batch is not None and self._wait(batch, self._arrivals):
+                    delivered, landed = batch.backend, batch.landed
+                else:
+                    delivered, landed = self._pull_elsewhere(c, batch)
             waits = [wait]
             if batch is not None:
                 waits, batch.waits = waits + batch.waits, []  # a batch is waited for once
+            self.landing.add(landed, waits)
             outcome = "missing" if delivered == NONE else "done" if delivered == self.route_C[c] else "failed over"
             if delivered == NONE:
                 missing.append(c)
@@ -108,7 +119,7 @@ class Carrier:
     def release(self, position: int) -> None:
         """The use at `position` is over: waits until what was passed on for it has left this rank's buffers.
 
-        All ranks have the copies that a use needs before they exchange its tokens, so there is hardly anything to wait for.
+        All ranks have the copies that a use needs before its last exchange, so there is hardly anything to wait for.
         """
         for batch in self._passed_on.pop(position, ()):
             self._wait(batch)
@@ -149,39 +160,22 @@ class Carrier:
         self.link_C = np.where(later_C, chosen.link_C, self.link_C)
         self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
         self.route_C = np.where(later_C, backend_P[self.link_C], self.route_C)
-        self._publish(position)
+        self.backends.publish(self.plan, self.programme, self.route_C, position, self.version)
         for start in range(position + 1):
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
 
     def finish(self) -> None:
         """Waits for everything that is still in flight, so that the weights may change."""
         self._reap(len(self.programme.uses))
+        # Pulls read homes of other ranks, which may step once all ranks have come here.
+        self.starts.synchronize()
+        self._arrivals.synchronize()
         for backend in self.backends.backends:
             backend.finish()
 
     def in_flight(self) -> list[int]:
         """Copies to this rank that were started and that no use has taken yet."""
         return list(self._batch_C)
-
-    def _publish(self, position: int) -> None:
-        """Publishes what will be pulled for uses from `position` on. Collective."""
-        later_C = self.programme.need_C >= position
-        one_sided = np.array([x.one_sided for x in self.backends.backends])
-        pulled_C = later_C & (self.route_C != NONE) & one_sided[self.route_C]
-        for b, backend in enumerate(self.backends.backends):
-            # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
-            mine_C = pulled_C & (self.route_C == b) if Link.HOST in backend.links else pulled_C
-            if backend.one_sided:
-                # Also without entries: what it still holds of an earlier version must not pass for the present one.
-                backend.publish(self._entries(mine_C), self.version)
-
-    def _entries(self, mask_C: Array) -> list[Entry]:
-        """What the copies of a mask read, in the order in which uses need it."""
-        t = self.plan.transfers
-        parts = self.programme.need_C, t.layer_C, t.expert_C, self.programme.home_C, t.dst_C
-        rows = np.unique(np.stack([part_C[mask_C] for part_C in parts], axis=1), axis=0)
-        first = np.sort(np.unique(rows[:, 1:], axis=0, return_index=True)[1])
-        return [Entry(layer, expert, home, dst, need) for need, layer, expert, home, dst in rows[first].tolist()]
 
     def _launch(self, copies: Sequence[int]) -> None:
         """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
@@ -224,7 +218,8 @@ class Carrier:
                 raise RuntimeError(f"{self.backends.names[b]} has failed on this rank before")
             if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
                 raise RuntimeError("what this rank should pass on did not arrive here")
-            batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
+            with self.starts.current():
+                batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
         except (FillError, StaleWeights):
             raise
         except Exception as error:
@@ -246,13 +241,14 @@ class Carrier:
         into = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
         return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
-    def _wait(self, batch: Batch) -> bool:
-        """True once the batch's copies are done; a failure is kept in the batch."""
+    def _wait(self, batch: Batch, stream: SideStream | None = None) -> bool:
+        """True once the batch's copies are done for a side stream, by default that of starts; a failure is kept in the batch."""
         if not batch.done and batch.error is None:
             try:
                 timeout_s = _LAST_CALL_S if batch.backend in self.backends.sick else self.timeout_s
-                self.backends[batch.backend].wait(batch.handle, timeout_s)
-                batch.done = True
+                with (stream or self.starts).current():
+                    self.backends[batch.backend].wait(batch.handle, timeout_s)
+                batch.done, batch.landed = True, (stream or self.starts).mark()
             except (FillError, StaleWeights):
                 raise
             except Exception as error:
@@ -263,15 +259,17 @@ class Carrier:
         batch.error, batch.handle = error, None
         self.backends.failed_here(batch.backend, error)
 
-    def _pull_elsewhere(self, c: int, failed: Batch | None) -> int:
-        """Pulls one copy over another one-sided backend, at once; returns the backend, -1 if none could."""
+    def _pull_elsewhere(self, c: int, failed: Batch | None) -> tuple[int, Sequence[torch.cuda.Event]]:
+        """Pulls one copy over another one-sided backend, at once; returns the backend, or `NONE`, and the event behind it."""
+        self.starts.follow()
         for b in self.backends.other_pulls(failed.backend if failed is not None else NONE):
             try:
-                self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
+                with self.starts.current():
+                    self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
             except Exception:  # not published there, of an old version, or broken as well: the next one, then home placement
                 continue
-            return b
-        return NONE
+            return b, self.starts.mark()
+        return NONE, ()
 
     def _reap(self, position: int) -> None:
         """Waits for batches whose use is over; their sources need not have been waited for by now."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
@@ -19,7 +18,8 @@ from foremoe.transfer.admission import refusal, require_agreement, resident_buff
 from foremoe.transfer.backends import BackendSet, class_name, default_backends, resolve_backend
 from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
-from foremoe.transfer.contents import DebugContents, HomeWatch, spoil, watch_homes
+from foremoe.transfer.contents import DebugContents, HomeWatch, watch_homes
+from foremoe.transfer.departures import Departures
 from foremoe.transfer.residency import Residency, SlotContents, residency
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.settings import EngineSettings
@@ -31,10 +31,10 @@ from foremoe.transfer.timeline import Timeline
 class Engine:
     """Executes the transfers of one plan after the other on one rank.
 
-    Uses are asked for in the order of the plan's schedule: ``weights(m, l, phase)``, compute, in backward ``gradients(m, l)``,
-    then ``release(m, l, phase)``, which lets copies land in buffers that this use has read. With re-forward of single layers,
-    weights of the backward use are asked for before it and released after backward; in blocks of several layers, the re-forward
-    is a use of its own.
+    Uses are asked for in the order of the plan's schedule: ``prepare(m, l, phase)``, exchange, ``weights(m, l, phase)``, compute,
+    in backward ``gradients(m, l)``, ``release(m, l, phase)``, exchange, and ``launch()``, which lets copies land in buffers that
+    this use has read. With re-forward of single layers, weights of the backward use are asked for before it and released after
+    backward; in blocks of several layers, the re-forward is a use of its own.
 
     Args:
         buffers: The model's experts and the slots on this rank.
@@ -96,25 +96,26 @@ class Engine:
         require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
         self._slots = SlotContents(resident_buffers(plan, rank))
-        self._trains = plan.header.schedule.trains
         with self._step():
             self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
             self._contents = DebugContents(plan, self.buffers, self.group) if self.settings.debug else None
         self._returns = Returns(self._carrier, self.buffers, rank, self.settings)
-        self._plan, self._next, self._open = plan, 0, None
+        self._departures = Departures(self._carrier, self._returns, self.buffers, self._slots, debug=self.settings.debug)
+        self._plan, self._next, self._open, self._returned = plan, 0, None, False
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
-        self._returned = False  # gradients of the current backward use
         self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
-        self._homes_only = self._trains and self._backends.return_backend() < 0
+        self._homes_only = plan.header.schedule.trains and self._backends.return_backend() < 0
         if self._contents is not None:
             self._contents.spoil_free(self._slots.expert_of)
         self._begin_s, self._carrier.zero_s = time.perf_counter() - begin, time.perf_counter()
-        with self._step():
-            self._carrier.start(0)
+        self.launch()
 
-    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What this rank's slots hold for a use, once it is there; the same again until it is released.
+    def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
+        """What `weights` does on the host, so that a GPU may exchange tokens before its stream waits for copies.
+
+        Returns:
+            False if a replica cannot be had here (in forward): the row must run at home placement on all ranks.
 
         Raises:
             InputError: It is not this use's turn.
@@ -122,20 +123,29 @@ class Engine:
             StaleWeights: Home weights changed inside the plan.
         """
         plan, position = self._turn(micro_step, layer, phase)
-        if self._open is not None:
-            return self._open
-        t, pass_U = plan.transfers, self._programme.pass_U
+        if self._open is None:
+            self.launch()
+            with self._step():
+                if position and self._programme.pass_U[position] != self._programme.pass_U[position - 1]:
+                    self._agree(plan, position)
+                assert self._watch is not None
+                self._watch.check(layer)
+                missing = self._carrier.arrive(position)
+                self._slots.take(plan.transfers, self._programme.arrivals.get(position, ()), missing)
+                self._open = self._resident(plan, micro_step, layer, phase)
+        return self._open.complete
+
+    def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
+        """What this rank's slots hold for a use, once it is there; the same again until it is released.
+
+        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
+        gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
+        """
+        self.prepare(micro_step, layer, phase)
+        assert self._open is not None
         with self._step():
-            if position and pass_U[position] != pass_U[position - 1]:
-                self._agree(position)
-            assert self._watch is not None
-            self._watch.check(layer)
-            missing = self._carrier.arrive(position)
-            for c in self._programme.arrivals.get(position, ()):
-                self._slots.drop(int(t.buffer_C[c]))
-                if c not in missing:
-                    self._slots.land(int(t.buffer_C[c]), int(t.layer_C[c]), int(t.expert_C[c]))
-            self._open = self._resident(plan, micro_step, layer, phase)
+            self._carrier.landing.wait()
+            self._returns.renew()
         return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
@@ -146,38 +156,40 @@ class Engine:
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Backward of the row's experts is done here: sends replica gradients home, takes in those of others."""
+        """Backward of the row's experts is done here: `launch` sends replica gradients home and takes in those of others."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
         self._returned = True
         self._in_flight.discard((micro_step, layer))
         if (micro_step, layer) not in self._fell_back:
-            with self._step():
-                self._returns.send(micro_step, self._programme.returns.get(position, ()), self._slots.buffer_of)
+            self._departures.hold_gradients(micro_step, position)
 
     def settle(self) -> None:
         """Waits until the gradients of all rows whose backward is over are added at their homes; called on all ranks alike."""
         self._running()
         with self._step():
-            self._returns.settle()
+            self._departures.settle()
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """The use is over on this rank: its buffers may be filled again, and later copies start."""
+        """The use is over on this rank: its buffers are free, and `launch` may fill them again."""
         _, position = self._turn(micro_step, layer, phase)
-        use = use_text(micro_step, layer, phase)
         if self._open is None:
-            raise InputError(f"{use} is released before its weights were asked for.")
+            raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")
         if phase == Phase.BACKWARD and not self._returned:
             lost = f"gradients({micro_step}, {layer}), which would lose those of replicas"
-            raise InputError(f"{use} is released before {lost}; call it first.")
-        self._carrier.release(position)
-        if self.settings.debug:
-            for buffer in self._programme.frees.get(position, ()):
-                spoil(self.buffers.slot(buffer))
+            raise InputError(f"{use_text(micro_step, layer, phase)} is released before {lost}; call it first.")
+        self._departures.hold_buffers(position)
         self._open, self._next, self._returned = None, position + 1, False
+
+    def launch(self) -> None:
+        """Starts what a use has set free: gradients for home, then copies for later uses.
+
+        Call it once the use's last exchange is queued, which all ranks wait for; otherwise the next `prepare` does it.
+        """
+        self._running()
         with self._step():
-            self._carrier.start(position + 1)
+            self._departures.launch()
 
     def end(self, *, partial: bool = False) -> Timeline:
         """Finishes the plan: all gradients are home, nothing is in flight; collective.
@@ -195,11 +207,9 @@ class Engine:
             raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
         try:
-            self._returns.settle()
+            self._departures.launch()
+            self._departures.settle()
             self._carrier.finish()
-            if self._carrier.device.type == "cuda":
-                # Pulls that streams still wait for read homes of other ranks, which may step once all have come to the gather.
-                torch.cuda.current_stream().synchronize()
             if self._watch is not None:
                 self._watch.check()
             if self._contents is not None:
@@ -212,8 +222,7 @@ class Engine:
             self._slots.drop(int(plan.transfers.buffer_C[c]))  # it has been overwritten
         if failure is not None:
             self._fail(failure)
-        failures = {g: text for g, (text, _) in enumerate(answers) if text}
-        if failures:
+        if failures := {g: text for g, (text, _) in enumerate(answers) if text}:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
         self._plan = None
@@ -230,27 +239,28 @@ class Engine:
             self._carrier.close()
 
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
-        """The use's residency, with gradient buffers ready to be added to."""
+        """The use's residency."""
         at_home = (m, layer) in self._fell_back
         use = residency(plan, self.group.rank, self.buffers, self._slots, m, layer, phase, at_home)
         buffer_of = self._slots.buffer_of
         busy = [buffer_of[layer, e] for e in use.expert_S[plan.B :] if (layer, e) in buffer_of]
         if self._contents is not None:
+            self._carrier.landing.wait()
             for buffer in busy:
                 self._contents.check(*self._slots.expert_of[buffer], self.buffers.slot(buffer))
         if phase == Phase.BACKWARD:
-            self._returns.renew(busy)
+            self._returns.expect(busy)
         elif phase == Phase.FORWARD and not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
             if self._homes_only:
                 return dataclasses.replace(use, complete=False)
-            if self._trains:
+            if plan.header.schedule.trains:
                 self._in_flight.add((m, layer))
         return use
 
-    def _agree(self, position: int) -> None:
+    def _agree(self, plan: Plan, position: int) -> None:
         """A pass boundary: rows run at home from here on if no backend is left to bring gradients home."""
         lost = self._carrier.agree(position, self._returns.settle)
-        if lost and self._trains and self._backends.return_backend() < 0:
+        if lost and plan.header.schedule.trains and self._backends.return_backend() < 0:
             if self._in_flight:
                 rows = f"{len(self._in_flight)} rows that already ran on replicas"
                 lack = f"no two-sided backend is left to bring home the gradients of {rows}"

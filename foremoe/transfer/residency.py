@@ -1,13 +1,15 @@
 """Residency: what the slots of one rank hold during one use."""
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from foremoe.base.errors import TransferError
 from foremoe.plan.plan import Plan
+from foremoe.plan.transfers import TransferList
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.base import Buffers, Tensors
 
-# Letters: S slots of a rank, B base slots.
+# Letters: S slots of a rank, B base slots, C copies of the whole plan.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +33,13 @@ class SlotContents:
         """The buffer's contents are not known any more."""
         self.buffer_of.pop(self.expert_of.pop(buffer, (-1, -1)), None)
 
-    def land(self, buffer: int, layer: int, expert: int) -> None:
-        """An expert has arrived in a buffer."""
-        self.expert_of[buffer] = layer, expert
-        self.buffer_of[layer, expert] = buffer
+    def take(self, t: TransferList, copies: Iterable[int], missing: Container[int]) -> None:
+        """Copies to this rank have arrived in their buffers, all but the missing."""
+        for c in copies:
+            buffer, key = int(t.buffer_C[c]), (int(t.layer_C[c]), int(t.expert_C[c]))
+            self.drop(buffer)
+            if c not in missing:
+                self.expert_of[buffer], self.buffer_of[key] = key, buffer
 
 
 def residency(

@@ -30,10 +30,10 @@ class _Sent:
 class Returns:
     """Gradient returns of one rank.
 
-    A row's returns start when its backward is over and are added to `main_grad` when `prefetch` more rows have returned theirs,
-    at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would be staged. These points depend on
-    the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a row by replica
-    rank.
+    A row's returns start behind the last exchange of its backward. They are added to `main_grad` when `prefetch` more rows have
+    returned theirs, at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would be staged. These
+    points depend on the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a
+    row by replica rank.
 
     A row of which a home would stage more than the limit returns in rounds: both ends leave what is beyond it to the next one,
     which starts when the home has added the round before. Rounds are numbered over all ranks, and a rank waits only for earlier
@@ -45,6 +45,7 @@ class Returns:
         self._window, self._debug = max(settings.prefetch, 1), settings.debug
         self._limit_bytes, self.staged_bytes, self.most_staged_bytes = settings.return_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
+        self._stale = list[int]()  # buffers whose gradients are of an earlier use
         self.log = Log()
 
     def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
@@ -84,7 +85,9 @@ class Returns:
                 ends = None, arriving
             copies.append(Copy(*one[:5], *ends))
         try:
-            sent.handle = self._carrier.backends[backend].start(copies)
+            self._carrier.starts.follow()
+            with self._carrier.starts.current():
+                sent.handle = self._carrier.backends[backend].start(copies)
         except Exception as error:
             raise self._lost(sent, error) from error
         self._under_way.append(sent)
@@ -98,9 +101,14 @@ class Returns:
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 
-    def renew(self, buffers: Iterable[int]) -> None:
-        """Makes the gradients of buffers ready to be added to."""
-        for buffer in buffers:
+    def expect(self, buffers: Iterable[int]) -> None:
+        """The use at hand will add to the gradients of buffers."""
+        self._stale = list(buffers)
+
+    def renew(self) -> None:
+        """Makes the gradients of expected buffers ready to be added to; once."""
+        while self._stale:
+            buffer = self._stale.pop()
             self.settle(buffer)
             with torch.no_grad():
                 for grad in self._buffers.slot_grad(buffer):

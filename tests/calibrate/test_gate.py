@@ -11,6 +11,7 @@ from test_fit import BASE, MODEL, machine, seconds_of, truths
 
 from foremoe.calibrate import Constant, Fit, Measured, Point, fit
 from foremoe.calibrate.gate import MOST_RESIDUAL, MOST_SPREAD, at_limit, faults
+from foremoe.cli.calibrate import report
 from foremoe.machine.cluster import Cluster
 
 # What a point of each kind says something of; "planned" layers give no constant of a `Cluster`.
@@ -122,6 +123,9 @@ def test_the_case_that_passed_before_there_was_a_gate():
     assert not found.cluster.calibrated and found.cluster.standing == "fitted, not calibrated, residual 1035%"
     text = " ".join(map(str, found.faults))
     assert "host_bytes_per_s: at its limit, 1e+15 bytes/s" in text and "1035.0%, above 25%" in text
+    warned = "its residual is above 100%: no command takes new.toml unless it is given --accept-fit"
+    assert warned in report(found, measured, "8xh100", "new.toml")
+    assert warned not in report(fitted(measured), measured, "8xh100", "new.toml")
 
 
 def test_what_was_not_measured_cannot_fail():

@@ -159,7 +159,9 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
     by_name = {c["name"]: c["value"] for c in found["constants"]}
     assert by_name["peer_latency_s"] == cluster.peer_latency_s and len(found["points"]) > 30
     words = ["plan", "--synthetic", "mixtral-8x7b", "--layers", "0:1", "--micro-steps", "1", "--tokens-per-rank", "16"]
-    result = CliRunner().invoke(main, [*words, "--ranks", "2", "--cluster", str(file), "-o", str(tmp_path / "plan.safetensors")])
+    result = CliRunner().invoke(
+        main, [*words, "--ranks", "2", "--cluster", str(file), "--accept-fit", "-o", str(tmp_path / "plan.safetensors")]
+    )
     assert result.exit_code == 0, result.stderr
     assert f"in closed form ({cluster.standing})" in " ".join(result.stdout.split())
 

@@ -50,6 +50,15 @@ def test_a_cluster_may_be_a_file(tmp_path: Any) -> None:
     assert found is not None and found.same_as(cluster)
 
 
+def test_a_cluster_file_whose_fit_explains_nothing_decides_nothing(tmp_path: Any) -> None:
+    cluster = dataclasses.replace(Cluster.preset("8xh100", num_ranks=2), residual=12.58)
+    cluster.to_toml(tmp_path / "cluster.toml")
+    with pytest.raises(InputError, match=r"cluster\.toml has a residual of 1258%, above 100%"):
+        AttachSettings.of({"cluster": str(tmp_path / "cluster.toml")})
+    found = AttachSettings.of({"cluster": cluster}).cluster
+    assert found is not None and found.same_as(cluster)
+
+
 REFUSED: list[tuple[Any, str]] = [
     ({"redundent": 1}, r"there is no setting 'redundent'; did you mean 'redundant'\?"),
     ({"redundant": -1}, "redundant must be a whole number from 0"),

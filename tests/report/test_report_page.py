@@ -89,9 +89,10 @@ def test_the_timeline_comes_back_within_a_tick(schedule, tmp_path):
     arrays, t = arrays_of(text), facts_of(text)["timeline"]
     tick_s = t["tick_s"]
     at_U = arrays["use_start_U"].astype(float)
-    for name in ("start", "window", "ready", "dispatched", "computed", "end"):
+    for name in ("start", "window", "dispatched", "ready", "computed", "end"):
         at_U = at_U + (0 if name == "start" else arrays[f"use_{name}_U"])
         assert np.abs(at_U * tick_s - getattr(simulation, f"{name}_U")).max() <= tick_s
+    assert np.abs(arrays["use_wait_UG"] * tick_s - simulation.wait_UG).max() <= tick_s
     assert np.abs(arrays["use_compute_UG"] * tick_s - simulation.compute_UG).max() <= tick_s
     start_C = arrays["use_start_U"][arrays["copy_use_C"]] + arrays["copy_start_C"]
     assert np.abs(start_C * tick_s - simulation.copy_start_C).max() <= tick_s

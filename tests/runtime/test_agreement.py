@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import threading
 from collections.abc import Callable
@@ -126,8 +125,9 @@ def lacks_in_backward(original: Any, *args: Any) -> Any:
     return original(*args)
 
 
-def incomplete(original: Any, *args: Any) -> Any:
-    return dataclasses.replace(original(*args), complete=False)
+def lacking(original: Any, *args: Any) -> bool:
+    original(*args)
+    return False
 
 
 def fewer(original: Any, *args: Any) -> Any:
@@ -153,7 +153,7 @@ FAULTS = {
     ),
     "another plan": Fault(admission, "fingerprint", returns("other"), "was given another plan than rank 0"),
     "a replica that is lacking": Fault(
-        stage.PlannedStage, "weights", incomplete, "TransferError: .*could not be had, and its routing was known", alone=True
+        stage.PlannedStage, "prepare", lacking, "TransferError: .*could not be had, and its routing was known", alone=True
     ),
     "a replica that backward lacks": Fault(
         engine, "residency", lacks_in_backward, "TransferError: .*made to fail", alone=True

@@ -29,7 +29,7 @@ def there_and_back(group: Group, slots: list[torch.Tensor], num_slots: int) -> d
     x_TH = torch.stack([torch.full((T,), float(group.rank)), torch.arange(T).double()], dim=1).double().requires_grad_()
     anchor = torch.zeros((), requires_grad=True)
     counts, route = routed(group, slot_TK, num_slots)
-    x_YH = Dispatch.apply(x_TH, anchor, route.by_token_Z, route.by_arrival_Y, route)
+    x_YH = Dispatch.apply(x_TH, anchor, route.by_token_Z, route.by_arrival_Y, route, lambda: None)
     slot_Y = torch.repeat_interleave(torch.arange(num_slots), torch.tensor(counts.num_S))
     # A different linear map in every slot of every rank: y = (1 + slot) * x.
     factor_Y = 1.0 + group.rank * num_slots + slot_Y
@@ -87,7 +87,7 @@ def test_a_rank_whose_tokens_need_no_gradient_takes_part_in_backward() -> None:
         x_TH = torch.ones(2, 3, requires_grad=group.rank == 0)
         anchor = torch.zeros((), requires_grad=True)
         _, route = routed(group, torch.tensor([[0], [1]]), 1)
-        x_YH = Dispatch.apply(x_TH, anchor, route.by_token_Z, route.by_arrival_Y, route)
+        x_YH = Dispatch.apply(x_TH, anchor, route.by_token_Z, route.by_arrival_Y, route, lambda: None)
         (x_YH * (group.rank + 1)).sum().backward()
         assert anchor.grad is None
         return x_TH.grad

@@ -201,9 +201,8 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             slow[writer] += cluster.copy_contention * took
         return stored[place]
 
-    def copy(c, release_G):
+    def copy(c, ready):
         src, dst = int(t.src_C[c]), int(t.dst_C[c])
-        ready = max(release_G[g] for g in {src, dst} - {-1})
         if feed[c] is not None:
             ready = max(ready, times[feed[c]][1])
         if t.link_C[c] == Link.HOST:
@@ -231,7 +230,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     gone = defaultdict(list)  # buffer -> ends of gradients that left it
     returned = 0.0
     for c in begins[0]:
-        copy(c, ready_G)
+        copy(c, 0.0)
     for u in range(len(uses.use_U)):
         m, l, phase = int(plan.order_M[uses.micro_step_U[u]]), int(uses.layer_U[u]), int(uses.phase_U[u])  # noqa: E741
         n = m * problem.L + l
@@ -249,6 +248,18 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 if quota > 0 or (s < B and problem.load_NE[n, e] > 0):
                     compute_G[g] += cluster.slot_overhead_s
         needed = [c for c in in_order if t.need_C[c] == u]
+        own_G = {g: [c for c in needed if t.dst_C[c] == g] for g in range(G)}
+        away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
+
+        def begin_of(g, dispatched, phase=phase, own_G=own_G, away=away, l=l):  # noqa: E741
+            """When the first products of a rank may begin: its weights are there, its gradient buffers have been left."""
+            begin = max([dispatched, *(times[c][1] for c in own_G[g])])
+            for rank, s in away if phase == Phase.BACKWARD else ():
+                left = gone[rank, s, 0 if shared else l]
+                if rank == g and len(left) >= depth:
+                    begin = max(begin, left[-depth])
+            return begin
+
         again = phase == Phase.BACKWARD and problem.schedule.reforward and (int(uses.micro_step_U[u]), l) not in blocks
         if phase != Phase.BACKWARD or again:
             now = max(ready_G[g] + window_G[g] + slow.pop(g, 0.0) for g in range(G))
@@ -257,33 +268,24 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             if known == "router":
                 for c in needed:
                     if c not in times:
-                        copy(c, np.full(G, now))
-            now = max([now, *(times[c][1] for c in needed)])
-            done_G = now + swap_s + compute_G
+                        copy(c, now)
+            back = max(begin_of(g, now + swap_s) + compute_G[g] for g in range(G)) + swap_s
             if phase != Phase.BACKWARD:
                 for c in begins[u + 1]:
-                    copy(c, done_G)
-            ready_G[:] = done_G.max() + swap_s
+                    copy(c, back)
+            ready_G[:] = back
         if phase == Phase.BACKWARD:
-            now = max(ready_G[g] + slow.pop(g, 0.0) for g in range(G))
-            if not again:
-                now = max([now, *(times[c][1] for c in needed)])
-            away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
-            for g, s in away:
-                now = (
-                    max([now, *gone[g, s, 0 if shared else l][-depth:][:1]])
-                    if len(gone[g, s, 0 if shared else l]) >= depth
-                    else now
-                )
-            done_G = now + swap_s + cluster.backward_ratio * compute_G
+            now = max(ready_G[g] + slow.pop(g, 0.0) for g in range(G)) + swap_s
+            first_G = [now if again else begin_of(g, now) for g in range(G)]
+            back = max(first_G[g] + cluster.backward_ratio * compute_G[g] for g in range(G)) + swap_s
             leaving = [(0, s, g, int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)) for g, s in away]
             rounds = rounds_of(*np.array(leaving, np.int64).reshape(-1, 4).T, cluster).tolist()
             for _, (_, s, g, home) in sorted(zip(rounds, leaving, strict=True), key=lambda x: x[0]):
                 path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
-                _, end = send(g, home, path, model.gradient_bytes, max(done_G[g], done_G[home]))
+                _, end = send(g, home, path, model.gradient_bytes, back)
                 gone[g, s, 0 if shared else l].append(end)
                 returned = max(returned, end)
             for c in begins[u + 1]:
-                copy(c, done_G)
-            ready_G = done_G.max() + swap_s + cluster.window_backward_ratio * window_G
+                copy(c, back)
+            ready_G = back + cluster.window_backward_ratio * window_G
     return max(ready_G.max(), returned), times

@@ -76,7 +76,7 @@ def test_equals_the_slow_simulator(case, prefetch, known, plan_s):
 def test_time_goes_on_and_parts_add_up(case, prefetch, known):
     problem, plan = case
     found = simulate(problem, plan, prefetch=prefetch, known=known)
-    steps = (found.start_U, found.window_U, found.ready_U, found.dispatched_U, found.computed_U, found.end_U)
+    steps = (found.start_U, found.window_U, found.dispatched_U, found.ready_U, found.computed_U, found.end_U)
     for before, after in itertools.pairwise(steps):
         assert (before <= after).all()
     assert (found.end_U[:-1] <= found.start_U[1:]).all()
@@ -92,9 +92,18 @@ def test_weights_are_there_in_time_and_land_in_free_buffers(case, prefetch):
     found, t = simulate(problem, plan, prefetch=prefetch), plan.transfers
     slack = 1e-9 * found.total_s
     assert (found.copy_end_C <= found.ready_U[t.need_C] + slack).all()
-    blocked = t.after_C >= 0
-    assert (found.copy_start_C[blocked] >= found.dispatched_U[t.after_C[blocked]] - slack).all()
-    assert (found.copy_start_C >= found.start_U[np.maximum(t.need_C - prefetch - 1, 0)] - slack).all()
+    alone_C = ~((found.phase_U == Phase.BACKWARD) & problem.schedule.reforward)[t.need_C]  # others wait in their re-forward
+    own_C = found.dispatched_U[t.need_C] + found.wait_UG[t.need_C, t.dst_C]
+    assert (found.copy_end_C <= own_C * (1 + 1e-6) + slack)[alone_C].all()
+    # Behind the last exchange of the use that sets them free.
+    over_U = np.where(found.phase_U == Phase.BACKWARD, found.computed_U, found.end_U)
+    before_C = np.maximum(t.need_C - prefetch - 1, t.after_C)
+    assert (found.copy_start_C >= over_U[before_C] - slack)[before_C >= 0].all()
+    backward_U = np.flatnonzero(found.phase_U == Phase.BACKWARD)
+    use_ML = np.zeros((problem.M, problem.L), np.int64)
+    use_ML[found.micro_step_U[backward_U], found.layer_U[backward_U]] = backward_U
+    sent_A = use_ML[found.return_micro_step_A, found.return_layer_A]
+    assert (found.return_start_A >= found.computed_U[sent_A] - slack).all()
     # A host link carries one copy at a time.
     for g in range(problem.G):
         mine = np.flatnonzero((t.src_C < 0) & (t.dst_C == g))
@@ -229,6 +238,26 @@ def test_copies_stand_still_while_an_exchange_needs_their_link():
     together, apart = simulate(problem, plan), simulate(problem, plan, share_links=False)
     assert together.parts.dispatch_s == apart.parts.dispatch_s > 0.0
     assert together.total_s > apart.total_s
+
+
+def test_copies_leave_behind_combine_hide_under_dispatch_and_hold_up_their_own_rank_alone():
+    problem, _ = two_ranks()
+    load_MLGE = np.zeros_like(problem.load_MLGE)
+    load_MLGE[:, :, 1, 0] = 100  # all tokens on rank 1, which serves half of them
+    problem = dataclasses.replace(problem, load_MLGE=load_MLGE)
+    plan = foremoe.Planner().plan(problem)[0]
+    copy_s, row_s = problem.model.expert_bytes / 1e6, 50 * problem.model.flops_per_pair / 1e9
+    swap_s = 50 * problem.model.token_bytes / 1e6
+    assert 0.0 < copy_s < swap_s
+    hidden = simulate(problem, plan, share_links=False)
+    # With one buffer a copy leaves when the use before is over, and is there before its tokens are.
+    assert hidden.copy_start_C == pytest.approx((2 * swap_s + row_s) * np.arange(6))
+    assert hidden.parts.transfer_s == 0.0 and hidden.total_s == pytest.approx(6 * (2 * swap_s + row_s))
+    # On the link of the exchange a copy stands still meanwhile, and only the rank that gets it waits.
+    found = simulate(problem, plan)
+    assert found.wait_UG == pytest.approx(np.tile([0.0, copy_s], (6, 1)), rel=1e-6)
+    assert found.ready_U - found.dispatched_U == pytest.approx(np.full(6, copy_s))
+    assert found.total_s == pytest.approx(6 * (2 * swap_s + copy_s + row_s))
 
 
 def test_work_outside_the_layers_and_its_backward():

@@ -82,11 +82,11 @@ def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
         m, layer, phase = int(plan.order_M[position]), int(layer), Phase(int(phase))
         if on_use is not None:
             on_use(u)
-        found = engine.weights(m, layer, phase)
-        if phase == Phase.FORWARD and not all(group.gather(found.complete)):
+        complete = engine.prepare(m, layer, phase)
+        if phase == Phase.FORWARD and not all(group.gather(complete)):
             engine.fall_back(m, layer)
             fell_back.append((m, layer))
-            found = engine.weights(m, layer, phase)
+        found = engine.weights(m, layer, phase)
         check(plan, found, m, layer, group.rank, version, engine.buffers.dtype, at_home=(m, layer) in fell_back)
         if phase == Phase.BACKWARD:
             for s, e in enumerate(found.expert_S):
@@ -95,6 +95,7 @@ def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
                         grad += gradient(m, layer, e, group.rank)
             engine.gradients(m, layer)
         engine.release(m, layer, phase)
+        engine.launch()
     return fell_back
 
 

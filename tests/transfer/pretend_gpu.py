@@ -90,7 +90,7 @@ class PretendGpu:
 class PretendStream:
     """Work in the order in which it was queued."""
 
-    def __init__(self, device=None):
+    def __init__(self, device=None, priority=0):
         self.device, self.rank = torch.device("cuda", 0), _rank()
         self.queue, self.num_done, self.cuda_stream = [], 0, next(_number)
         gpu.streams[self.cuda_stream] = self

@@ -154,13 +154,14 @@ def stages(group, plan, backend, wrong):
     return timeline
 
 
-def test_stages_read_right_weights_and_say_how_long_the_stream_stood_still(backend):
+def test_stages_read_right_weights_and_say_how_long_the_stream_stood_still(backend, order):
     plan, wrong = BACKENDS["cupy_peer" if backend is CupyPeer else "pinned_host"][1](a_plan(ranks=2, stage="recompute")), []
     timelines = run_threads(lambda group: stages(group, plan, backend, wrong), 2)
     assert not wrong
     for timeline in timelines:
         assert timeline.events and all(event.outcome == "done" for event in timeline.events)
-        assert timeline.exposed_s > 0 and timeline.exposed_s == int(timeline.exposed_s)  # by the GPU's clock, not the host's
+        assert timeline.exposed_s == int(timeline.exposed_s)  # by the GPU's clock, not the host's
+        assert timeline.exposed_s > 0 or order == "early"  # when copies may all be there in time
 
 
 def test_a_wait_is_the_streams_on_a_gpu():

@@ -33,7 +33,11 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
         go_home: Called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
         watch: Keep `load_G` of every row: a plan does not tell it where it is made from a hint.
         load_G: Pairs that every rank serves of the last row that was dispatched, int64, on the device; if watched.
+        launch: Called when the last exchange of a use is queued: combine in forward, that of dispatch in backward. Set before
+            `dispatch_preprocess`.
     """
+
+    launch: Callable[[], None]
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
         own = moe.token_dispatcher
@@ -49,6 +53,17 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
         self.missing: bool | None = None
         self.watch, self.load_G = False, torch.zeros(own.ep_size, dtype=torch.int64)
         self.go_home: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def token_dispatch(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if hidden_states.requires_grad:
+            launch = self.launch  # of this stage
+            hidden_states.register_hook(lambda _: launch())
+        return super().token_dispatch(hidden_states, *args, **kwargs)
+
+    def token_combine(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        combined = super().token_combine(hidden_states, *args, **kwargs)
+        self.launch()
+        return combined
 
 
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]

@@ -67,16 +67,17 @@ class SlotLayer:
         # Inside a backward pass only activation recomputation runs the layer forward.
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
         self._now = m, phase
-        complete = stage.weights(m, layer, phase).complete
+        complete = stage.prepare(m, layer, phase)
         known = stage.known_row(m, layer, routing_map, complete)
         if known is not None:
             assert self._known_dispatcher is not None
-            self._known_dispatcher.row = known
+            self._known_dispatcher.row, self._known_dispatcher.launch = known, stage.launch
             self.moe.token_dispatcher = self._known_dispatcher
             return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
         self.moe.token_dispatcher = self._slot_dispatcher
         at_home = (m, layer) in stage.fell_back  # a re-forward follows its forward
         dispatcher = self._slot_dispatcher
+        dispatcher.launch = stage.launch
         dispatcher.missing = not complete if phase == Phase.FORWARD and stage.has_replicas(m, layer) else None
         if at_home:
             routing_TP = stage.route_home(layer, routing_map)

@@ -63,8 +63,8 @@ class Replicas(torch.autograd.Function):
 
     Forward keeps the replicas' graph as any module would, except for their weights: a slot may hold another expert before
     backward, so the graph keeps (slot, place) and backward looks the weights up again. Backward comes before that of the base
-    slots, whose output is an input here, and starts sending the replicas' gradients home; so they are in flight when, or
-    (`Row.settle`) in place before, autograd adds the base slots' own gradients to the same parameters.
+    slots, whose output is an input here, so that the replicas' gradients can be home (`Row.settle`) before autograd adds the base
+    slots' own to the same parameters; otherwise they leave behind the layer's last exchange.
     """
 
     @staticmethod

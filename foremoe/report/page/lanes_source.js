@@ -54,11 +54,11 @@ class SimulatedSource {
     const t = facts.timeline, tick = t.tick_s, U = arrays.use_start_U.length, G = facts.G;
     Object.assign(this, { rows, arrays, U, G, kinds: SIM_KINDS, total: t.total_s, ranks: [...Array(G).keys()], copies: t.copies, tick });
     const whole_U = (name) => arrays[`use_${name}_U`];
-    this.at = ["start", "window", "ready", "dispatched", "computed", "end"].map(() => new Float64Array(U));
+    this.at = ["start", "window", "dispatched", "ready", "computed", "end"].map(() => new Float64Array(U));
     this.latest_U = new Float64Array(U);
     for (let u = 0; u < U; u++) {
       this.at[0][u] = whole_U("start")[u] * tick;
-      ["window", "ready", "dispatched", "computed", "end"].forEach((name, k) => { this.at[k + 1][u] = this.at[k][u] + whole_U(name)[u] * tick; });
+      ["window", "dispatched", "ready", "computed", "end"].forEach((name, k) => { this.at[k + 1][u] = this.at[k][u] + whole_U(name)[u] * tick; });
       let most = 0;
       for (let g = 0; g < G; g++) most = Math.max(most, arrays.use_window_UG[u * G + g]);
       this.latest_U[u] = most * tick;
@@ -104,7 +104,7 @@ class SimulatedSource {
   }
 
   workOf(u, g, emit) {
-    const [start, window, ready, dispatched, computed, end] = this.at, a = this.arrays;
+    const [start, window, dispatched, ready, computed, end] = this.at, a = this.arrays;
     const backward = a.use_phase_U[u] === 1, again = backward && facts.timeline.again_L[a.use_layer_U[u]];
     const share = again ? facts.timeline.backward_ratio / (1 + facts.timeline.backward_ratio) : 1;
     const attention = a.use_window_UG[u * this.G + g] * this.tick * share, compute = a.use_compute_UG[u * this.G + g] * this.tick * share;
@@ -113,10 +113,11 @@ class SimulatedSource {
       emit(begin, begin + attention, ATTENTION, 0);
       emit(begin + attention, window[u], WAIT, 0);
     } else emit(start[u], window[u], again ? AGAIN : WEIGHTS, 0);
-    emit(window[u], ready[u], WEIGHTS, 0);
-    emit(ready[u], dispatched[u], DISPATCH, 0);
-    emit(dispatched[u], Math.min(dispatched[u] + compute, computed[u]), COMPUTE, 0);
-    emit(dispatched[u] + compute, computed[u], WAIT, 0);
+    const first = Math.min(dispatched[u] + a.use_wait_UG[u * this.G + g] * this.tick, ready[u]);
+    emit(window[u], dispatched[u], DISPATCH, 0);
+    emit(dispatched[u], first, WEIGHTS, 0);
+    emit(first, Math.min(first + compute, computed[u]), COMPUTE, 0);
+    emit(first + compute, computed[u], WAIT, 0);
     const back = backward ? Math.max(end[u] - this.latest_U[u] * share, computed[u]) : end[u];
     emit(computed[u], back, COMBINE, 0);
     if (backward) { emit(back, back + attention, ATTENTION, 0); emit(back + attention, end[u], WAIT, 0); }

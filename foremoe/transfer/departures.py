@@ -1,0 +1,52 @@
+"""Departures: what a use sets free on a rank, until the exchange that ends the use is queued."""
+
+from foremoe.transfer.base import Buffers
+from foremoe.transfer.carrier import Carrier
+from foremoe.transfer.contents import spoil
+from foremoe.transfer.residency import SlotContents
+from foremoe.transfer.returns import Returns
+
+
+class Departures:
+    """Holds back a use's gradients and the copies into its buffers.
+
+    All ranks wait for the exchange, so nothing may enter the links in front of it. The order is the same on all ranks: gradients
+    of a use, then copies for later uses.
+    """
+
+    def __init__(self, carrier: Carrier, returns: Returns, buffers: Buffers, slots: SlotContents, *, debug: bool) -> None:
+        self._carrier, self._returns, self._buffers, self._slots, self._debug = carrier, returns, buffers, slots, debug
+        self._unsent: tuple[int, int] | None = None  # micro-step and position of the backward whose gradients have not left
+        self._freed: int | None = -1  # position of the use whose buffers are free: at first the one before all others
+
+    def hold_gradients(self, micro_step: int, position: int) -> None:
+        """The gradients of replicas of the use at `position` may leave."""
+        self._unsent = micro_step, position
+
+    def hold_buffers(self, position: int) -> None:
+        """The use at `position` is over: copies may start."""
+        self._freed = position
+
+    def settle(self) -> None:
+        """Starts the gradients that are held back, and waits until all are at their homes."""
+        self._send_gradients()
+        self._returns.settle()
+
+    def launch(self) -> None:
+        """Starts all that is held back."""
+        self._send_gradients()
+        position, self._freed = self._freed, None
+        if position is None:
+            return
+        self._carrier.release(position)
+        if self._debug:
+            self._carrier.starts.follow()
+            with self._carrier.starts.current():  # which waits until copies that were passed on have left
+                for buffer in self._carrier.programme.frees.get(position, ()):
+                    spoil(self._buffers.slot(buffer))
+        self._carrier.start(position + 1)
+
+    def _send_gradients(self) -> None:
+        if self._unsent is not None:
+            (micro_step, position), self._unsent = self._unsent, None
+            self._returns.send(micro_step, self._carrier.programme.returns.get(position, ()), self._slots.buffer_of)
