@@ -114,7 +114,8 @@ def ring(plt: Any) -> Any:
     parts = (("on its way", ORANGE), ("in its buffer", FAINT), ("computes", BLUE))
     for c in np.flatnonzero((copies.dst_C == rank) & (copies.need_C < num_uses)):
         use, buffer = int(copies.need_C[c]), int(copies.buffer_C[c])
-        times = np.array([run.copy_start_C[c], run.copy_end_C[c], run.dispatched_U[use], run.computed_U[use]]) * 1e3
+        begin_s = run.dispatched_U[use] + run.wait_UG[use, rank]
+        times = np.array([run.copy_start_C[c], run.copy_end_C[c], begin_s, run.computed_U[use]]) * 1e3
         for (name, colour), start, end in zip(parts, times[:-1], times[1:], strict=True):
             axes.barh(buffer, end - start, left=start, height=0.6, color=colour, label=name)
         axes.text(times[3], buffer + 0.33, f"layer {int(copies.layer_C[c])}", fontsize=8, ha="right")
