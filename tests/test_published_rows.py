@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from bench import overheads, published
+from bench import overheads, published_older
 from bench.published_rows import PATH, SETTINGS, read_rows
 from foremoe.base.errors import InputError
 
@@ -83,7 +83,7 @@ def test_no_constant_serves_one_row_alone() -> None:
 
 def test_check_rows_are_new() -> None:
     known = {(run.model, run.tokens_per_s) for run in (
-        overheads.ONE, overheads.TWO, overheads.INSIDE, *overheads.CHECKED, *published.MORE_RUNS,
+        overheads.ONE, overheads.TWO, overheads.INSIDE, *overheads.CHECKED, *published_older.MORE_RUNS,
     )}  # fmt: skip
     again = {(row.model, row.figure) for row in ROWS if row.kind == "throughput"} & known
     # Only the two runs that determine `layer_overhead_s` stand here too, with the settings of their recipes.
