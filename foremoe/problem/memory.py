@@ -138,11 +138,11 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Parameters of one rank: experts at home, and all else: attention, and embedding or head of a first or last layer."""
+    """Parameters of one rank: routed experts at home, and all else: attention, shared experts, and embedding or head of a first or last layer."""
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
-    dense = problem.L * model.attention_params + ends * model.vocab_size * model.hidden_size
+    dense = problem.L * (model.attention_params + model.shared_params) + ends * model.vocab_size * model.hidden_size
     return problem.B * problem.L * model.expert_params, dense
 
 

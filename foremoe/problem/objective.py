@@ -9,6 +9,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
+from foremoe.machine.window import window_seconds as layer_window_seconds
 from foremoe.problem.cost import Cost
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.features import Features, Held, feature_rows
@@ -33,7 +34,7 @@ def problem_rates(problem: Problem) -> Rates:
     comm_passes = 1.0 + backward + reforward
     # What host stores save is left to the path level: with their filling priced they hardly ever make a replica cheaper.
     copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
-    gradient_peer_s, gradient_rdma_s, _ = cluster.copy_seconds(model.gradient_bytes)
+    gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
     sends = 1.0 + sends_backward
     contention = cluster.copy_contention / problem.G
@@ -101,8 +102,7 @@ def window_seconds(problem: Problem) -> Array:
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)
     squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
-    flops_MG = problem.model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
-    return np.asarray(flops_MG / cluster.attention_flops_per_s + cluster.layer_overhead_s)
+    return layer_window_seconds(problem.model, cluster, problem.tokens_MG, squares_MG)
 
 
 def _pair_seconds(problem: Problem) -> float:

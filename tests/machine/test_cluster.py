@@ -40,6 +40,8 @@ SECONDS = [
     "host_latency_s",
     "layer_overhead_s",
     "pair_overhead_s",
+    "element_overhead_s",
+    "host_layer_s",
 ]
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
@@ -68,6 +70,11 @@ def clusters(draw):
         compute_efficiency=draw(st.floats(0, 1, exclude_min=True)),
         attention_efficiency=draw(st.none() | st.floats(0, 1, exclude_min=True)),
         backward_ratio=draw(speed),
+        plain_bytes_per_s=draw(st.none() | speed),
+        return_bytes_per_s=draw(st.none() | speed),
+        score_flops_per_s=draw(st.none() | speed),
+        tile_pairs=draw(st.integers(1, 65536)),
+        precision=draw(label),
         attention_backward_ratio=draw(st.none() | speed),
         nic_sharing=draw(st.integers(1, 32767)),
         copy_contention=draw(st.floats(0, 1)),
@@ -86,7 +93,7 @@ def refusal(call, *args, **kwargs):
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
-    assert "\n" not in message and message.endswith(".") and len(message) < 500
+    assert "\n" not in message and message.endswith(".") and len(message) < 600
     return message
 
 
