@@ -19,7 +19,10 @@ from foremoe.simulate.result import Simulation
 from foremoe.workload.workload import Workload
 
 # Boxes of GPUs that have a preset.
-PRESETS = {"H100": "8xh100", "H200": "8xh200", "A100": "8xa100", "B200": "8xb200", "GB200": "gb200-nvl72"}
+PRESETS = {
+    "H100": "8xh100", "H200": "8xh200", "H800": "8xh800", "A100": "8xa100", "B200": "8xb200", "B300": "8xb300",
+    "GB200": "gb200-nvl72", "GB300": "gb300-nvl72",
+}  # fmt: skip
 # Backward's share of forward and backward: what is left of a reduction behind the last micro-step's backward shows.
 _BACKWARD = 2.0 / 3.0
 

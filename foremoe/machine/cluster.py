@@ -53,8 +53,8 @@ class Cluster(ArrayValue):
         attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
         layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
-        element_overhead_s: Seconds of one element of a token's activation, layer and forward pass besides GEMMs and scores (norms,
-            residuals, router, permutation, activation, quantisation).
+        element_overhead_s: Seconds of one element of a token's activation, layer and forward pass besides GEMMs and scores
+            (norms, residuals, router, permutation, activation, quantisation).
         tile_pairs: Rows of a grouped GEMM's tile: the pairs of a slot are rounded up to it.
         host_layer_s: Host seconds of one layer and forward pass where the host cannot run ahead: see `foremoe.machine.host`.
         precision: Of GEMMs, as the preset was asked for; a label, `flops_per_s` and the overheads are what counts.

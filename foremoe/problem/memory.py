@@ -138,7 +138,7 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Parameters of one rank: routed experts at home, and all else: attention, shared experts, and embedding or head of a first or last layer."""
+    """Parameters of one rank: routed experts at home; attention, shared experts, embedding or head of an end layer."""
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)

@@ -13,7 +13,7 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster, nodes_in_order
 from foremoe.machine.model import Model
 
-NAMES = ("8xh100", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72")
+NAMES = ("8xh100", "8xh800", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72", "8xb300", "gb300-nvl72")
 SMALL = {
     "name": "box",
     "num_ranks": 4,
@@ -129,12 +129,15 @@ def test_expert_copy_times_on_h100(model, host_ms, peer_ms, rdma_ms):
 def test_preset_figures_keep_below_their_data_sheets():
     peaks = {  # TFLOP/s dense bf16; GB/s of one direction: peer, NIC, host; GB of memory
         "8xh100": (989.4, 450, 50, 64, 80),
+        "8xh800": (989.4, 200, 50, 64, 80),
         "8xh200": (989.4, 450, 50, 64, 141),
         "8xh20": (148, 450, 50, 64, 96),
         "8xa100": (312, 300, 25, 32, 80),
         "8xpcie": (362.05, 32, 25, 32, 48),
         "8xb200": (2250, 900, 50, 64, 180),
         "gb200-nvl72": (2500, 900, 50, 225, 186),
+        "8xb300": (2250, 900, 100, 64, 288),
+        "gb300-nvl72": (2500, 900, 100, 225, 288),
     }
     for name, (tflops, peer, nic, host, memory) in peaks.items():
         c = Cluster.preset(name, host_store=True)

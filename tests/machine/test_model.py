@@ -21,6 +21,8 @@ NAMES = (
     "gpt-oss-120b",
     "deepseek-v2-lite",
     "mixtral-8x7b",
+    "kimi-k2",
+    "glm-4.5",
 )
 SMALL = {
     "name": "small",
