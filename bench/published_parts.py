@@ -10,11 +10,12 @@ import numpy as np
 
 import foremoe
 from bench.published_rows import Row
-from bench.published_runs import Lacks, cluster_of, preset
+from bench.published_runs import cluster_of, preset
 from bench.systems import systems
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.machine.tiles import padded_pairs
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -59,7 +60,7 @@ def bandwidth(row: Row) -> float:
     """GB/s of a collective, counted as its source counts them."""
     s, G = row.setting, row.num_gpus
     plain = s["kernel"] == "nccl"
-    cluster = preset(row.gpu, G, "pairs" if plain else "node", s["ranks_per_node"])
+    cluster = preset(row, G, "pairs" if plain else "node")
     if not plain:
         # FP8 sends a byte for each number and a scale of four for every 128.
         size = 1.0 + 4.0 / 128.0 if row.precision == "FP8" else 2.0
@@ -76,7 +77,7 @@ def bandwidth(row: Row) -> float:
 
 def copy_ms(row: Row) -> float:
     """Milliseconds of the busiest rank's copies: one after the other, or by relays, which double what can be sent each round."""
-    s, cluster = row.setting, preset(row.gpu, row.num_gpus, "node", row.setting["ranks_per_node"])
+    s, cluster = row.setting, preset(row, row.num_gpus, "node")
     rounds = math.ceil(math.log2(s["copies_max"] + 1)) if s["path"] == "relay" else s["copies_max"]
     return 1e3 * rounds * cluster.copy_seconds(s["expert_bytes"])[0]
 
@@ -84,13 +85,11 @@ def copy_ms(row: Row) -> float:
 def gemm(row: Row) -> float:
     """TFLOP/s or milliseconds of one grouped GEMM."""
     s = row.setting
-    cluster = preset(row.gpu, 1, "node")
-    if row.precision != "BF16":
-        raise Lacks(f"{row.precision} GEMMs")
+    cluster = preset(row, 1, "node")
     rows_X = np.broadcast_to(s["rows_of_groups"], s["groups"])
-    flops_X = 2.0 * s["n"] * s["k"] * rows_X
-    seconds = float(flops_X.sum()) / cluster.expert_flops_per_s + s["groups"] * cluster.slot_overhead_s
-    return 1e3 * seconds if row.unit == "ms" else float(flops_X.sum()) / seconds / 1e12
+    row_flops, padded_X = 2.0 * s["n"] * s["k"], padded_pairs(rows_X, cluster.tile_pairs)
+    seconds = row_flops * float(padded_X.sum()) / cluster.expert_flops_per_s + s["groups"] * cluster.slot_overhead_s
+    return 1e3 * seconds if row.unit == "ms" else row_flops * float(rows_X.sum()) / seconds / 1e12
 
 
 # Ratios.

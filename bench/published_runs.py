@@ -38,17 +38,19 @@ class Stage(NamedTuple):
     heads: int
 
 
-def preset(gpu: str, num_ranks: int, dispatch: str, ranks_per_node: int | None = None) -> Cluster:
-    """The preset of a GPU's usual box."""
-    if gpu not in PRESETS:
-        raise Lacks(f"a preset of {gpu}")
-    return Cluster.preset(PRESETS[gpu], num_ranks, ranks_per_node=ranks_per_node, dispatch=dispatch)
+def preset(row: Row, num_ranks: int, dispatch: str) -> Cluster:
+    """The preset of the usual box of a row's GPU, at the precision of the row's GEMMs; MXFP8 is FP8 with smaller blocks."""
+    if row.gpu not in PRESETS:
+        raise Lacks(f"a preset of {row.gpu}")
+    precision = "fp8" if row.kind in ("throughput", "gemm") and row.precision.endswith("FP8") else "bf16"
+    per_node = row.setting.get("ranks_per_node")
+    return Cluster.preset(PRESETS[row.gpu], num_ranks, ranks_per_node=per_node, dispatch=dispatch, precision=precision)
 
 
 def cluster_of(row: Row) -> Cluster:
     """The cluster of a row's EP group."""
     s = row.setting
-    return preset(row.gpu, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node", s.get("ranks_per_node"))
+    return preset(row, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node")
 
 
 def stages(model: Model, setting: dict[str, Any]) -> list[Stage]:
