@@ -79,7 +79,8 @@ def copy_ms(row: Row) -> float:
     """Milliseconds of the busiest rank's copies: one after the other, or by relays, which double what can be sent each round."""
     s, cluster = row.setting, preset(row, row.num_gpus, "node")
     rounds = math.ceil(math.log2(s["copies_max"] + 1)) if s["path"] == "relay" else s["copies_max"]
-    return 1e3 * rounds * cluster.copy_seconds(s["expert_bytes"])[0]
+    seconds = cluster.return_seconds if s["what"] == "gradients" else cluster.copy_seconds
+    return 1e3 * rounds * seconds(s["expert_bytes"])[0]
 
 
 def gemm(row: Row) -> float:
