@@ -1,4 +1,4 @@
-"""Seconds of what precedes the experts of a layer, on one rank and in one forward pass."""
+"""Seconds of what precedes the experts of a layer, and of dense layers, on one rank and in one forward pass."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,24 @@ def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_le
     Returns:
         float64 of the common shape.
     """
+    return _seconds(model, cluster, tokens, sum_len_sq, model.shared_params)
+
+
+def dense_layer_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
+    """A whole dense layer, as `window_seconds`; 0 where its width is not known."""
+    if not model.dense_ffn_size:
+        return np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(sum_len_sq)))
+    params = model.num_matrices * model.hidden_size * model.dense_ffn_size
+    return _seconds(model, cluster, tokens, sum_len_sq, params)
+
+
+def _seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike, mlp_params: int) -> Array:
     tokens_f = np.asarray(tokens, np.float64)
     if cluster.score_flops_per_s is None:
         attention_s = model.attention_flops(tokens_f, sum_len_sq) / cluster.attention_flops_per_s
     else:
         scores_s = model.attention_flops(0.0, sum_len_sq) / cluster.score_flops_per_s
         attention_s = model.attention_flops(tokens_f, 0.0) / cluster.attention_flops_per_s + scores_s
-    shared_s = 2.0 * model.shared_params / cluster.expert_flops_per_s
+    mlp_s = 2.0 * mlp_params / cluster.expert_flops_per_s
     element_s = model.hidden_size * cluster.element_overhead_s
-    return np.asarray(attention_s + (shared_s + element_s) * tokens_f + cluster.layer_overhead_s)
+    return np.asarray(attention_s + (mlp_s + element_s) * tokens_f + cluster.layer_overhead_s)

@@ -1,7 +1,8 @@
 """Memory of a rank: what a stage keeps on every rank, part by part, and a verdict on whether it fits.
 
 The only definition: planner, simulator, report and command line all ask here. Left out, because the model does not know them: the
-accelerator's context, communication buffers, fragmentation, logits, dense layers, shared experts and tensor parallelism.
+accelerator's context, communication buffers, fragmentation, logits, activations of shared experts, dense layers and tensor
+parallelism.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class Memory(NamedTuple):
     """Bytes on every rank; whole numbers, and int64 [G] where ranks differ.
 
     Attributes:
-        weights: Experts at home, attention, and embedding and head where the problem has their end of the model.
+        weights: Experts at home, attention, shared experts, and embedding and head where the problem has their end of the model.
         gradients: Main gradients of the same, in the update stage.
         optimizer: This rank's share of the optimizer's state, in the update stage.
         slots: Buffers of redundant slots, with their gradients in the update stage; 0 where nothing uses a slot.
