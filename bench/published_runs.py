@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from bench.published_rows import Row
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.host import counted_layer_s
 from foremoe.machine.model import Model
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -23,6 +25,8 @@ PRESETS = {
     "H100": "8xh100", "H200": "8xh200", "H800": "8xh800", "A100": "8xa100", "B200": "8xb200", "B300": "8xb300",
     "GB200": "gb200-nvl72", "GB300": "gb300-nvl72",
 }  # fmt: skip
+# Dispatchers whose host reads counts from the device in every layer, and host seconds of a launch: `bench.overheads`.
+COUNTED, LAUNCH_S = ("alltoall", "deepep"), 59e-6
 # Backward's share of forward and backward: what is left of a reduction behind the last micro-step's backward shows.
 _BACKWARD = 2.0 / 3.0
 
@@ -50,7 +54,9 @@ def preset(row: Row, num_ranks: int, dispatch: str) -> Cluster:
 def cluster_of(row: Row) -> Cluster:
     """The cluster of a row's EP group."""
     s = row.setting
-    return preset(row, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node")
+    cluster = preset(row, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node")
+    counted = s["dispatcher"] in COUNTED and "iteration" not in s.get("graphs", ())
+    return dataclasses.replace(cluster, host_layer_s=counted_layer_s(LAUNCH_S)) if counted else cluster
 
 
 def stages(model: Model, setting: dict[str, Any]) -> list[Stage]:
