@@ -2,7 +2,7 @@
 
 Throughputs and bandwidths are compared one by one. The routing behind published ratios is not public: they are compared over the
 span of settings that each system was published for, on synthetic routing of the regimes mild and mid, centre against centre.
-Nothing is fitted to these rows; the constants come from `bench.overheads`, whose three runs are not among them.
+The simulator was run on all of them before; throughputs in FP8 are fitted (`bench.overheads`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import foremoe
-from bench.overheads import CHECKED, SEQUENCE, Run, cluster_of, published_seconds, step_seconds
+from bench.overheads import OLDER
+from bench.published_runs import throughput
 from bench.systems import mean_skew, synthetic_groups, systems
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
@@ -25,10 +26,6 @@ from foremoe.simulate.traffic import exchange
 # Letters: T tokens, G ranks, K top-k, E experts, V nodes.
 
 BRIDGE, DEEPEP = "Megatron Bridge, performance-summary-archive.md", "DeepEP, README and page on V1"
-MORE_RUNS = (
-    Run("gpt-oss-120b", "25.11", "BF16", 64, 8, 1, 4, 1, 4, 512, "pairs", 9, True, 5630),
-    Run("deepseek-v3", "25.09", "FP8", 1024, 64, 2, 8, 4, 1, 8192, "node", 8, False, 1297),
-)
 REGIMES, DISPATCHES = ("mild", "mid"), ("pairs", "node")
 
 
@@ -52,25 +49,11 @@ class Figure(NamedTuple):
 
 
 def throughputs() -> Iterable[Figure]:
-    """Force-balanced pre-training, tokens per second and GPU."""
-    for run in (*CHECKED, *MORE_RUNS):
-        if run.model == "qwen3-235b-a22b" and run.dispatch == "pairs":
-            continue  # its exchange is hidden behind another micro-step; `bench.overheads` shows both
-        simulated = run.tokens_per_s * published_seconds(run) / step_seconds(run, cluster_of(run))[0]
-        where = (
-            f"EP{run.ep} TP{run.tp} PP{run.pp}, {run.gpus} H100, {run.precision}, {run.sequences} x {SEQUENCE}, {run.dispatch}"
-        )
-        yield Figure(
-            f"{run.model}, tokens/s/GPU", where, f"{BRIDGE}, {run.release}", (run.tokens_per_s,) * 2, (simulated,) * 2,
-            _RUN_NOTES.get((run.model, run.release), ""),
-        )  # fmt: skip
-
-
-_RUN_NOTES = {
-    ("gpt-oss-120b", "26.04.01"): "bf16, norms and activations forwarded again: both lack in the simulator",
-    ("gpt-oss-120b", "25.11"): "as 26.04.01",
-    ("deepseek-v3", "25.09"): "oldest release; recomputes parts of attention, which is not simulated",
-}
+    """Force-balanced pre-training, tokens per second and GPU; FP8 runs are fit rows."""
+    for row in OLDER:
+        s, note = row.setting, "fitted, with the others in FP8" if row.constant == "fp8_hopper" else ""
+        where = f"EP{s['ep']} TP{s['tp']} PP{s['pp']}, {row.num_gpus} H100, {row.precision}, {s['micro_batch_size']} x 4096"
+        yield Figure(row.id, f"{where}, {s['dispatcher']}", BRIDGE, (row.figure,) * 2, (throughput(row),) * 2, note)
 
 
 # Bandwidth.

@@ -12,6 +12,7 @@ from bench.published_rows import Row
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.host import counted_layer_s
 from foremoe.machine.model import Model
+from foremoe.machine.recompute import element_shares, recompute_seconds
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
@@ -27,6 +28,10 @@ PRESETS = {
 }  # fmt: skip
 # Dispatchers whose host reads counts from the device in every layer, and host seconds of a launch: `bench.overheads`.
 COUNTED, LAUNCH_S = ("alltoall", "deepep"), 59e-6
+# Key of a setting that holds constants which a fit tries.
+TRIED = "_cluster"
+# Share of a GPU's SMs that exchange kernels take: 24 of DeepEP (its page on V1) of 132 and 148.
+EXCHANGE_SMS = {gpu: 24 / (132 if gpu in ("H100", "H200", "H800") else 148) for gpu in PRESETS}
 # Backward's share of forward and backward: what is left of a reduction behind the last micro-step's backward shows.
 _BACKWARD = 2.0 / 3.0
 
@@ -48,15 +53,29 @@ def preset(row: Row, num_ranks: int, dispatch: str) -> Cluster:
         raise Lacks(f"a preset of {row.gpu}")
     precision = "fp8" if row.kind in ("throughput", "gemm") and row.precision.endswith("FP8") else "bf16"
     per_node = row.setting.get("ranks_per_node")
-    return Cluster.preset(PRESETS[row.gpu], num_ranks, ranks_per_node=per_node, dispatch=dispatch, precision=precision)
+    cluster = Cluster.preset(PRESETS[row.gpu], num_ranks, ranks_per_node=per_node, dispatch=dispatch, precision=precision)
+    tried = {key: value for key, value in row.setting.get(TRIED, {}).items() if key != "launch_s"}
+    return dataclasses.replace(cluster, **tried)
 
 
 def cluster_of(row: Row) -> Cluster:
     """The cluster of a row's EP group."""
     s = row.setting
     cluster = preset(row, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node")
+    if {"grouped_mlp", "fp8_attention"} <= set(s.get("fused", ())):
+        # The activation is a part of the GEMMs, and scores run at FP8's speed, twice that of bf16.
+        left = 1.0 - element_shares(_model_of(row))[1]
+        assert cluster.score_flops_per_s is not None
+        cluster = dataclasses.replace(
+            cluster, element_overhead_s=left * cluster.element_overhead_s, score_flops_per_s=2.0 * cluster.score_flops_per_s
+        )
     counted = s["dispatcher"] in COUNTED and "iteration" not in s.get("graphs", ())
-    return dataclasses.replace(cluster, host_layer_s=counted_layer_s(LAUNCH_S)) if counted else cluster
+    launch_s = s.get(TRIED, {}).get("launch_s", LAUNCH_S)
+    return dataclasses.replace(cluster, host_layer_s=counted_layer_s(launch_s)) if counted else cluster
+
+
+def _model_of(row: Row) -> Model:
+    return Model.preset(row.model)
 
 
 def stages(model: Model, setting: dict[str, Any]) -> list[Stage]:
@@ -72,7 +91,7 @@ def stages(model: Model, setting: dict[str, Any]) -> list[Stage]:
 
 def posed(row: Row, num_layers: int, heads: int) -> Problem:
     """One micro-step of `num_layers` MoE layers with even routing, pair by pair; with `heads`, the last layers."""
-    s, model, cluster = row.setting, Model.preset(row.model), cluster_of(row)
+    s, model, cluster = row.setting, _model_of(row), cluster_of(row)
     num_layers = min(num_layers, model.num_layers)
     tokens = s["micro_batch_size"] * s["sequence_length"] // (s["tp"] * s["cp"])
     load_MLGE = np.full((1, num_layers, s["ep"], model.num_experts), tokens * model.num_topk // model.num_experts)
@@ -87,15 +106,25 @@ def posed(row: Row, num_layers: int, heads: int) -> Problem:
 
 
 def layer_seconds(row: Row, simulation: Simulation) -> float:
-    """Seconds of one layer; exchanges that overlap another micro-step's compute show what is longer than it."""
-    parts = simulation.parts
+    """Seconds of one layer, with what it recomputes.
+
+    Exchanges that overlap another micro-step's compute show what is longer than it; compute lacks their SMs meanwhile.
+    """
+    s, parts, model = row.setting, simulation.parts, _model_of(row)
+    tokens = s["micro_batch_size"] * s["sequence_length"] / (s["tp"] * s["cp"])
     exchange_s = parts.dispatch_s + parts.combine_s
-    return parts.total_s - (min(exchange_s, parts.total_s - exchange_s) if "ep" in row.setting["overlap"] else 0.0)
+    again_s = float(recompute_seconds(model, cluster_of(row), s["recompute"], tokens, tokens * s["sequence_length"]))
+    if "moe" in s["recompute"]:
+        exchange_s *= 1.5  # a dispatch and a combine beside those of forward and backward
+    work_s = parts.total_s - parts.dispatch_s - parts.combine_s + again_s
+    if "ep" in s["overlap"]:
+        return max(exchange_s, work_s + EXCHANGE_SMS[row.gpu] * min(exchange_s, work_s))
+    return work_s + exchange_s
 
 
 def step_seconds(row: Row) -> float:
     """Seconds of one training step."""
-    s, model, cluster = row.setting, Model.preset(row.model), cluster_of(row)
+    s, model, cluster = row.setting, _model_of(row), cluster_of(row)
     one = posed(row, 1, 0)
     layer_s = layer_seconds(row, simulate(one, Planner(rank=()).plan(one)[0]))
     # Attention gathers its tokens and scatters its sums: two exchanges forward, three backward, of what the other ranks have.

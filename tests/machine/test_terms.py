@@ -9,6 +9,7 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.host import LAUNCHES, counted_layer_s, host_waits_s
 from foremoe.machine.model import Model
+from foremoe.machine.recompute import element_shares, recompute_seconds
 from foremoe.machine.tiles import padded_pairs
 from foremoe.machine.window import window_seconds
 
@@ -67,4 +68,24 @@ def test_precision_is_a_table_of_a_preset():
     with pytest.raises(InputError, match="no precision 'fp4'"):
         Cluster.preset("8xh100", precision="fp4")
     assert Cluster.preset("8xh100").precision == "bf16"
+    eight = Cluster.preset("8xh100", precision="FP8")
+    assert (eight.precision, eight.flops_per_s) == ("fp8", 1979e12)
+    assert Cluster.from_dict(eight.to_dict()).same_as(eight)
     assert "precision" not in Cluster.preset("8xh100").to_dict()
+
+
+def test_recompute_runs_parts_of_the_forward_again():
+    model = dataclasses.replace(MODEL, shared_ffn_size=32)
+    cluster = dataclasses.replace(PLAIN, score_flops_per_s=1e12, element_overhead_s=1e-11)
+    assert sum(element_shares(model)) < 1.0
+
+    def again_s(*parts: str) -> float:
+        return float(recompute_seconds(model, cluster, parts, 100, 5000))
+
+    assert again_s() == again_s("mla_up_proj") == 0.0
+    assert again_s("core_attn") == pytest.approx(2 * (128 + 128) * 5000 / 1e12)
+    assert again_s("mlp") == pytest.approx(100 * 2 * 3 * 64 * 32 / cluster.expert_flops_per_s)
+    norms, activation, moved = element_shares(model)
+    assert again_s("layernorm", "moe_act") == pytest.approx((norms + activation) * 100 * 64 * 1e-11)
+    experts_s = 100 * (2 * model.flops_per_pair + 2 * model.shared_params) / cluster.expert_flops_per_s
+    assert again_s("moe") == pytest.approx(experts_s + (activation + moved) * 100 * 64 * 1e-11)
