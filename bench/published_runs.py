@@ -10,9 +10,10 @@ import numpy as np
 
 from bench.published_rows import Row
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import element_shares
 from foremoe.machine.host import counted_layer_s
 from foremoe.machine.model import Model
-from foremoe.machine.recompute import element_shares, recompute_seconds
+from foremoe.machine.recompute import recompute_seconds
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
@@ -64,7 +65,7 @@ def cluster_of(row: Row) -> Cluster:
     cluster = preset(row, s["ep"], "pairs" if s["dispatcher"] == "alltoall" else "node")
     if {"grouped_mlp", "fp8_attention"} <= set(s.get("fused", ())):
         # The activation is a part of the GEMMs, and scores run at FP8's speed, twice that of bf16.
-        left = 1.0 - element_shares(_model_of(row))[1]
+        left = 1.0 - element_shares(_model_of(row)).activation
         assert cluster.score_flops_per_s is not None
         cluster = dataclasses.replace(
             cluster, element_overhead_s=left * cluster.element_overhead_s, score_flops_per_s=2.0 * cluster.score_flops_per_s

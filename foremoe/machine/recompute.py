@@ -7,22 +7,11 @@ import numpy.typing as npt
 
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import element_shares
 from foremoe.machine.model import Model
 
 # What may be recomputed: norms; the experts' activation; shared experts; scores and values; all of the experts' side.
 PARTS = ("layernorm", "moe_act", "mlp", "core_attn", "moe")
-
-
-def element_shares(model: Model) -> tuple[float, float, float]:
-    """Shares of `Cluster.element_overhead_s`: norms, the experts' activation, and moving pairs, by bytes read and written.
-
-    In widths of a token: two norms 4, two residuals 6, queries, keys and values 4, the router 1, the sum of experts 1; for each
-    of K experts 2 to gather, 1 to add up, and three times the expert's width.
-    """
-    activation = 3.0 * model.num_topk * model.ffn_size / model.hidden_size
-    moved = 3.0 * model.num_topk + 1.0
-    every = 15.0 + moved + activation
-    return 4.0 / every, activation / every, moved / every
 
 
 def recompute_seconds(

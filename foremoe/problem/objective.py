@@ -9,6 +9,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
+from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.window import window_seconds as layer_window_seconds
 from foremoe.problem.cost import Cost
 from foremoe.problem.exchange import pair_prices
@@ -107,7 +108,8 @@ def window_seconds(problem: Problem) -> Array:
 
 def _pair_seconds(problem: Problem) -> float:
     """Seconds of expert compute of one pair in one forward."""
-    return problem.model.flops_per_pair / problem.cluster.expert_flops_per_s + problem.cluster.pair_overhead_s
+    model, cluster = problem.model, problem.cluster
+    return model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster)
 
 
 def _features(problem: Problem, placement: Placement, rates: Rates) -> Features:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.host import host_waits_s
 from foremoe.machine.tiles import padded_pairs
 from foremoe.plan.plan import Plan
@@ -42,7 +43,8 @@ def stage_inputs(
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
     gemm_s = model.flops_per_pair / cluster.expert_flops_per_s / low_precision_speeds(plan.load_NG, low_precision)
     padded_NG = padded_pairs(plan.quota_NGS.astype(np.int64), cluster.tile_pairs).sum(axis=2)
-    compute_NG = gemm_s * padded_NG + cluster.pair_overhead_s * plan.load_NG + cluster.slot_overhead_s * busy_NGS.sum(axis=2)
+    compute_NG = gemm_s * padded_NG + pair_overhead_seconds(model, cluster) * plan.load_NG
+    compute_NG += cluster.slot_overhead_s * busy_NGS.sum(axis=2)
     # Without host stores nothing comes from one: a law.
     rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
     return_3 = np.minimum(rate_3, cluster.return_bytes_per_s or np.inf)

@@ -7,9 +7,10 @@ import pytest
 
 from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import element_shares, pair_overhead_seconds, token_element_seconds
 from foremoe.machine.host import LAUNCHES, counted_layer_s, host_waits_s
 from foremoe.machine.model import Model
-from foremoe.machine.recompute import element_shares, recompute_seconds
+from foremoe.machine.recompute import recompute_seconds
 from foremoe.machine.tiles import padded_pairs
 from foremoe.machine.window import window_seconds
 
@@ -37,7 +38,7 @@ def test_every_term_of_the_window():
     projections_s = 2 * 1000 * 100 / (0.25 * cluster.flops_per_s)
     scores_s = 2 * (128 + 128) * 5000 / 1e12
     shared_s = 100 * 2 * 3 * 64 * 32 / cluster.expert_flops_per_s
-    expected_s = projections_s + scores_s + shared_s + 100 * 64 * 1e-11 + 1e-4
+    expected_s = projections_s + scores_s + shared_s + 100 * token_element_seconds(model, cluster) + 1e-4
     assert window_seconds(model, cluster, 100, 5000) == pytest.approx(expected_s, rel=1e-12)
 
 
@@ -72,6 +73,13 @@ def test_precision_is_a_table_of_a_preset():
     assert (eight.precision, eight.flops_per_s) == ("fp8", 1979e12)
     assert Cluster.from_dict(eight.to_dict()).same_as(eight)
     assert "precision" not in Cluster.preset("8xh100").to_dict()
+
+
+def test_elements_of_even_routing_are_counted_once():
+    cluster = dataclasses.replace(PLAIN, pair_overhead_s=0.0, element_overhead_s=1e-11)
+    both_s = token_element_seconds(MODEL, cluster) + MODEL.num_topk * pair_overhead_seconds(MODEL, cluster)
+    assert both_s == pytest.approx(64 * 1e-11)
+    assert pair_overhead_seconds(MODEL, PLAIN) == PLAIN.pair_overhead_s
 
 
 def test_recompute_runs_parts_of_the_forward_again():
