@@ -88,6 +88,11 @@ def summary(found: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def figure(value: float) -> str:
+    """Four digits, never with an exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def table(found: Sequence[Outcome]) -> list[str]:
     """One line for each row that the model expresses."""
     lines = ["| row | role | unit | published | model | error | |", "|" + " --- |" * 7]
@@ -95,7 +100,9 @@ def table(found: Sequence[Outcome]) -> list[str]:
         if one.model is not None:
             of, role = one.row, one.row.constant if one.row.role == "fit" else "check"
             about = "; ".join(text for text in (of.weak and f"weak: {of.weak}", of.note) if text)
-            lines.append(f"| {of.id} | {role} | {of.unit} | {of.figure:g} | {one.model:.4g} | {one.error:+.0%} | {about} |")
+            lines.append(
+                f"| {of.id} | {role} | {of.unit} | {figure(of.figure)} | {figure(one.model)} | {one.error:+.0%} | {about} |"
+            )
     return lines
 
 
