@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import published_older, published_parts, published_runs
+from bench import overheads, published_older, published_parts, published_runs
 from bench.output import command_line, emit, hardware
 from bench.published_rows import ROLES, SETTINGS, Row, read_rows
 from bench.published_runs import Lacks
@@ -82,9 +82,10 @@ def summary(found: Sequence[Outcome]) -> list[str]:
                 lines.append(f"  * {kind}: {median(errors)}.")
     strong = [one.error for one in found if one.row.role == "check" and not one.row.weak and one.model is not None]
     lines.append(f"* Check rows that are not weak: {median(strong)}.")
-    constants = sorted({one.row.constant for one in found if one.row.role == "fit"})
-    num_fit = sum(one.row.role == "fit" for one in found)
-    lines.append(f"* {len(constants)} groups of constants ({', '.join(constants)}) beside {num_fit} fit rows.")
+    num_fit, older = sum(one.row.role == "fit" for one in found), sum(row.constant != "none" for row in overheads.OLDER)
+    lines.append(
+        f"* {len(overheads.CONSTANTS)} fitted constants (`bench.overheads`) beside {num_fit} fit rows and {older} older ones."
+    )
     return lines
 
 
