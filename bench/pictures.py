@@ -180,9 +180,10 @@ def predicted(plt: Any) -> Any:
     """Simulated against published figures, and predicted against measured stages of the demo."""
     published, validation = newest("published"), tables(newest("validation"))
     panels: list[tuple[str, str, list[tuple[float, float]]]] = []
-    for title in ("Throughput", "Bandwidth", "Ratios"):
-        lines = tables(published, f"## {title}")[0]
-        panels.append((title, "published", [(number(line["published"]), number(line["simulated"])) for line in lines]))
+    rows = [line for line in tables(published)[0] if line["role"] == "check"]
+    for title, unit in (("Throughput", "tokens/s/GPU"), ("Bandwidth", "GB/s"), ("Ratios", "ratio")):
+        points = [(number(line["published"]), number(line["model"])) for line in rows if line["unit"] == unit]
+        panels.append((f"{title}, check rows", "published", points))
     stages = next(lines for lines in validation if "configuration" in lines[0])
     cells = [line[arm].split(" (")[0].split(" -> ") for line in stages for arm in ("static", "foremoe")]
     panels.append(("Stages of the demo", "measured", [(float(x), float(y)) for x, y in cells]))

@@ -1,266 +1,132 @@
-"""Published figures beside what the simulator gives for their setting.
+"""Published figures and what the model gives for their settings.
 
     python -m bench.published [--out bench/results/published_HARDWARE_DATE.md]
 
-Throughputs and bandwidths are compared one by one. The routing behind published ratios is not public: they are compared over the
-span of settings that each system was published for, on synthetic routing of the regimes mild and mid, centre against centre.
-Nothing is fitted to these rows; the constants come from `bench.overheads`, whose three runs are not among them.
+Rows and their roles are those of `published_rows.toml`: nothing is fitted to check rows. Rows which the model cannot express are
+listed with what it lacks. Rows of before that file (`bench.published_older`) come after them, with a median of their own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-import foremoe
+from bench import overheads, published_older, published_parts, published_runs
 from bench.output import command_line, emit, hardware
-from bench.overheads import CHECKED, SEQUENCE, Run, cluster_of, published_seconds, step_seconds
-from bench.systems import mean_skew, synthetic_groups, systems
-from foremoe.base.arrays import Array
-from foremoe.machine.cluster import Cluster
-from foremoe.machine.model import Model
-from foremoe.simulate import simulate_systems
-from foremoe.simulate.traffic import exchange
+from bench.published_rows import ROLES, SETTINGS, Row, read_rows
+from bench.published_runs import Lacks
 
-# Letters: T tokens, G ranks, K top-k, E experts, V nodes.
-
-BRIDGE, DEEPEP = "Megatron Bridge, performance-summary-archive.md", "DeepEP, README and page on V1"
-MORE_RUNS = (
-    Run("gpt-oss-120b", "25.11", "BF16", 64, 8, 1, 4, 1, 4, 512, "pairs", 9, True, 5630),
-    Run("deepseek-v3", "25.09", "FP8", 1024, 64, 2, 8, 4, 1, 8192, "node", 8, False, 1297),
-)
-REGIMES, DISPATCHES = ("mild", "mid"), ("pairs", "node")
+WITHIN = 0.20
 
 
-class Figure(NamedTuple):
-    """One published figure; a span of ratios has its ends, all else twice the same."""
+class Outcome(NamedTuple):
+    """What the model gives for a row; None with what it lacks where it cannot express the row."""
 
-    what: str
-    setting: str
-    source: str
-    published: tuple[float, float]
-    simulated: tuple[float, float]
-    note: str = ""
+    row: Row
+    model: float | None
+    lacks: str = ""
 
     @property
     def error(self) -> float:
-        """Centre over centre, less 1; centres are geometric means of the ends."""
-        return float(np.sqrt(np.prod(self.simulated) / np.prod(self.published)) - 1.0)
+        """Relative error of the figure in its own unit."""
+        assert self.model is not None
+        return self.model / self.row.figure - 1.0
 
 
-# Throughput.
+def _host(row: Row) -> float:
+    raise Lacks("a count of launches: the figure is taken over as it is (`foremoe.machine.host`)")
 
 
-def throughputs() -> Iterable[Figure]:
-    """Force-balanced pre-training, tokens per second and GPU."""
-    for run in (*CHECKED, *MORE_RUNS):
-        if run.model == "qwen3-235b-a22b" and run.dispatch == "pairs":
-            continue  # its exchange is hidden behind another micro-step; `bench.overheads` shows both
-        simulated = run.tokens_per_s * published_seconds(run) / step_seconds(run, cluster_of(run))[0]
-        where = (
-            f"EP{run.ep} TP{run.tp} PP{run.pp}, {run.gpus} H100, {run.precision}, {run.sequences} x {SEQUENCE}, {run.dispatch}"
-        )
-        yield Figure(
-            f"{run.model}, tokens/s/GPU", where, f"{BRIDGE}, {run.release}", (run.tokens_per_s,) * 2, (simulated,) * 2,
-            _RUN_NOTES.get((run.model, run.release), ""),
-        )  # fmt: skip
+EXPRESS: dict[str, Callable[[Row], float]] = {
+    "throughput": published_runs.throughput, "bandwidth": published_parts.bandwidth, "copy": published_parts.copy_ms,
+    "ratio": published_parts.ratio, "gemm": published_parts.gemm, "host": _host,
+}  # fmt: skip
 
 
-_RUN_NOTES = {
-    ("gpt-oss-120b", "26.04.01"): "bf16, norms and activations forwarded again: both lack in the simulator",
-    ("gpt-oss-120b", "25.11"): "as 26.04.01",
-    ("deepseek-v3", "25.09"): "oldest release; recomputes parts of attention, which is not simulated",
-}
+def outcomes(rows: Iterable[Row]) -> list[Outcome]:
+    """Every row's outcome."""
+    out = []
+    for row in rows:
+        began = time.perf_counter()
+        try:
+            out.append(Outcome(row, EXPRESS[row.kind](row)))
+        except Lacks as lacks:
+            out.append(Outcome(row, None, str(lacks)))
+        print(f"{row.id}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return out
 
 
-# Bandwidth.
+def median(errors: Sequence[float]) -> str:
+    """Median of absolute errors, and how many are within the bound."""
+    if not errors:
+        return "no rows"
+    sizes = np.abs(errors)
+    return f"median error {np.median(sizes):.1%}, {int((sizes <= WITHIN).sum())} of {len(sizes)} within {WITHIN:.0%}"
 
 
-def grouped_topk(rng: np.random.Generator, num_tokens: int, num_nodes: int, model: Model) -> Array:
-    """int64 [T, K]: experts of random tokens, of at most four nodes each, as DeepEP's tests choose them."""
-    E, K = model.num_experts, model.num_topk
-    score_TE = rng.random((num_tokens, E), np.float32)
-    best_TV = score_TE.reshape(num_tokens, num_nodes, -1).max(axis=2)
-    far_TV = np.argsort(-best_TV, axis=1)[:, 4:]
-    score_TVX = score_TE.reshape(num_tokens, num_nodes, -1)
-    np.put_along_axis(score_TVX, far_TV[:, :, None], -1.0, axis=1)
-    return np.argpartition(-score_TVX.reshape(num_tokens, E), K, axis=1)[:, :K]
+def summary(found: Sequence[Outcome]) -> list[str]:
+    """The figures over all rows of a role, and by kind."""
+    lines = []
+    for role in ROLES:
+        mine = [one for one in found if one.row.role == role]
+        told = [one.error for one in mine if one.model is not None]
+        share = sum(abs(error) <= WITHIN for error in told) / len(mine)
+        lines.append(f"* **{role}**: {len(mine)} rows, {len(told)} expressed; {median(told)} ({share:.0%} of all {role} rows).")
+        for kind in SETTINGS:
+            errors = [one.error for one in mine if one.row.kind == kind and one.model is not None]
+            if errors:
+                lines.append(f"  * {kind}: {median(errors)}.")
+    strong = [one.error for one in found if one.row.role == "check" and not one.row.weak and one.model is not None]
+    lines.append(f"* Check rows that are not weak: {median(strong)}.")
+    num_fit, older = sum(one.row.role == "fit" for one in found), sum(row.constant != "none" for row in overheads.OLDER)
+    lines.append(
+        f"* {len(overheads.CONSTANTS)} fitted constants (`bench.overheads`) beside {num_fit} fit rows and {older} older ones."
+    )
+    return lines
 
 
-def bandwidth(num_nodes: int, tokens_per_rank: int) -> float:
-    """GB/s as DeepEP counts them: bytes of a rank's tokens, once for every node (or rank, in one node) that serves them."""
-    G, model = 8 * num_nodes, Model.preset("deepseek-v3")
-    topk_TK = grouped_topk(np.random.default_rng(0), G * tokens_per_rank, num_nodes, model)
-    trace = foremoe.RoutingTrace(
-        topk_TLK=topk_TK[:, None], num_experts=model.num_experts, seq_len_Q=np.full(G, tokens_per_rank), moe_layer_L=np.array([3])
-    )  # fmt: skip
-    work = foremoe.Workload.from_trace(trace, num_ranks=G, tokens_per_rank=tokens_per_rank)
-    cluster = Cluster.preset("8xh100", G, dispatch="node")
-    problem = foremoe.Problem.of(work, cluster, model=model, redundant=0, routed=foremoe.RoutedTokens.of(trace, work))
-    plan, _ = foremoe.resolve("static").plan(problem)
-    sent = exchange(problem, plan, np.ones(1, np.int64))
-    seconds = max(float(sent.peer_N[0]), float(sent.rdma_N[0])) + cluster.exchange_latency_s
-    per_place = model.num_experts // (G if num_nodes == 1 else num_nodes)
-    place_TK = np.sort(topk_TK // per_place, axis=1)
-    copies = place_TK.shape[0] + int((np.diff(place_TK, axis=1) > 0).sum())
-    return copies / G * model.token_bytes / seconds / 1e9
+def figure(value: float) -> str:
+    """Four digits, never with an exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def bandwidths() -> Iterable[Figure]:
-    """Combine in bf16, 7168 hidden, top-8."""
-    rows = (
-        (1, 4096, 158.0, "V1, NVLink", ""), (2, 8192, 81.0, "V2, RDMA", "V2 moves more inside nodes than the preset's 155 GB/s"),
-        (4, 8192, 61.0, "V2, RDMA", ""), (4, 4096, 57.0, "V1, RDMA", ""), (8, 4096, 50.0, "V1, RDMA", ""),
-        (2, 4096, 43.0, "V1, RDMA", "measured on H800, limited inside its nodes; V2 reaches twice that in the same setting"),
-    )  # fmt: skip
-    for num_nodes, tokens, published, what, note in rows:
-        setting = f"EP{8 * num_nodes}, {tokens} tokens per GPU"
-        yield Figure(f"DeepEP {what}, GB/s", setting, DEEPEP, (published,) * 2, (bandwidth(num_nodes, tokens),) * 2, note)
-
-
-# Ratios.
-
-
-class Span(NamedTuple):
-    """Settings that one published span of ratios is compared over."""
-
-    what: str
-    source: str
-    published: tuple[float, float]
-    models: tuple[str, ...]
-    sizes: tuple[int, ...]
-    system: str
-    figure: Callable[[dict[str, dict[str, Any]], str], float]
-    regimes: tuple[str, ...] = REGIMES
-    dispatches: tuple[str, ...] = DISPATCHES
-    gpu: str = "8xh100"
-    one_domain: bool = False  # all ranks in one NVLink domain
-    note: str = ""
-
-
-def _over(name: str) -> Callable[[dict[str, dict[str, Any]], str], float]:
-    return lambda rows, system: float(rows[name]["simulated_stage_s"] / rows[system]["simulated_stage_s"])
-
-
-def _share(rows: dict[str, dict[str, Any]], system: str) -> float:
-    return float(rows[system]["share_of_balanced"])
-
-
-def _excess_left(rows: dict[str, dict[str, Any]], system: str) -> float:
-    return float((rows[system]["skew_mean"] - 1.0) / (rows["static"]["skew_mean"] - 1.0))
-
-
-RELIBRA, ULTRAEP = "ReLibra, arXiv 2605.08639", "UltraEP, arXiv 2606.04101"
-QWEN, LARGE = ("qwen3-30b-a3b", "qwen3-235b-a22b"), ("qwen3-235b-a22b", "deepseek-v3")
-SPANS = (
-    Span("ReLibra over Megatron-LM", RELIBRA, (1.21, 1.58), QWEN, (16, 32), "ReLibra-like", _over("static")),
-    Span("ReLibra over EPLB with oracle loads", RELIBRA, (1.06, 1.21), QWEN, (16, 32), "ReLibra-like", _over("eplb-step")),
-    Span("ReLibra, share of balanced", RELIBRA, (0.90, 0.94), QWEN, (16, 32), "ReLibra-like", _share),
-    Span(
-        "UltraEP over none", ULTRAEP, (1.49, 1.49), LARGE, (32, 64), "UltraEP-like, R = 2", _over("static"), one_domain=True,
-        note="published mean over training and serving; the mean of its skews (1.30 to 4.01) is not given",
-    ),
-    Span("UltraEP, share of balanced", ULTRAEP, (0.943, 0.943), LARGE, (32, 64), "UltraEP-like, R = 2", _share, one_domain=True),
-    Span(
-        "FEPLB, busiest rank's excess, left", "FEPLB, arXiv 2604.19654", (0.30, 0.49), QWEN, (8, 16), "FEPLB-like",
-        _excess_left, dispatches=("node",), note="the published scheduler is not described; this one levels more",
-    ),
-    Span(
-        "ForeMoE over others, at most", "ForeMoE, arXiv 2606.11867", (1.45, 1.45), QWEN, (16,), "foremoe",
-        _over("static"), regimes=("mid",), note="at most; settings are not known here",
-    ),
-)  # fmt: skip
-
-
-def spans(layers: int, micro_steps: int) -> Iterable[Figure]:
-    """Published ratios beside the least and the most that the settings give."""
-    for span in SPANS:
-        for dispatch in span.dispatches[1:] if span.one_domain else span.dispatches:
-            found, skews = [], []
-            for model in span.models:
-                for ep in span.sizes:
-                    for regime in span.regimes:
-                        rows, skew = _simulated(span, model, ep, regime, dispatch, layers, micro_steps)
-                        found.append(span.figure(rows, span.system))
-                        skews.append(skew)
-            sizes = f"EP{min(span.sizes)} to {max(span.sizes)}" if len(span.sizes) > 1 else f"EP{span.sizes[0]}"
-            domain = "one NVLink domain" if span.one_domain else f"nodes of 8, {dispatch}"
-            setting = f"{' and '.join(span.models)}, {sizes}, {domain}, skew {min(skews):.2f} to {max(skews):.2f}"
-            ends = (min(found), max(found)) if span.published[0] < span.published[1] else (_centre(found),) * 2
-            yield Figure(span.what, setting, span.source, span.published, ends, span.note)
-
-
-def _centre(values: list[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
-
-
-_DONE: dict[tuple[Any, ...], tuple[dict[str, dict[str, Any]], float]] = {}
-
-
-def _simulated(
-    span: Span, model: str, ep: int, regime: str, dispatch: str, layers: int, micro_steps: int
-) -> tuple[dict[str, dict[str, Any]], float]:
-    """Rows by system of one setting, and the skew at home; each setting is simulated once."""
-    of_ours = [one for one in SPANS if (one.gpu, one.one_domain) == (span.gpu, span.one_domain)]
-    names = ["static", "eplb-step", *dict.fromkeys(one.system for one in of_ours), "force-balanced"]
-    key = (model, ep, regime, dispatch, span.gpu, span.one_domain)
-    if key not in _DONE:
-        print(*key, file=sys.stderr, flush=True)
-        cluster = Cluster.preset(span.gpu, ep, ranks_per_node=ep if span.one_domain else None, dispatch=dispatch)
-        groups = synthetic_groups(
-            model, num_ranks=ep, ep=ep, micro_steps=micro_steps, regime=regime, num_layers=layers, cluster=cluster
-        )
-        named = systems(groups[0].B)
-        rows = simulate_systems(groups, {name: named[name] for name in names})
-        _DONE[key] = {row["solver"]: row for row in rows}, mean_skew(groups)
-    return _DONE[key]
-
-
-# Report.
-
-
-def cell(ends: tuple[float, float]) -> str:
-    """One figure, or both ends of a span."""
-    text = [f"{end:.0f}" if end >= 20 else f"{end:.3f}" if end < 1 else f"{end:.2f}" for end in ends]
-    return text[0] if ends[0] == ends[1] else f"{text[0]} to {text[1]}"
-
-
-def table(figures: Iterable[Figure]) -> tuple[list[str], list[float]]:
-    """Lines of one kind of figure, and their errors."""
-    lines = ["| figure | setting | source | published | simulated | error | |", "|" + " --- |" * 7]
-    errors = []
-    for of in figures:
-        errors.append(abs(of.error))
-        cells = (of.what, of.setting, of.source, cell(of.published), cell(of.simulated), f"{of.error:+.0%}", of.note)
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines, errors
+def table(found: Sequence[Outcome]) -> list[str]:
+    """One line for each row that the model expresses."""
+    lines = ["| row | role | unit | published | model | error | |", "|" + " --- |" * 7]
+    for one in found:
+        if one.model is not None:
+            of, role = one.row, one.row.constant if one.row.role == "fit" else "check"
+            about = "; ".join(text for text in (of.weak and f"weak: {of.weak}", of.note) if text)
+            lines.append(
+                f"| {of.id} | {role} | {of.unit} | {figure(of.figure)} | {figure(one.model)} | {one.error:+.0%} | {about} |"
+            )
+    return lines
 
 
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--micro-steps", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--kind", choices=SETTINGS, action="append", help="only rows of this kind; may be repeated")
+    parser.add_argument("--without-older", action="store_true", help="leave out the rows of before the file")
+    parser.add_argument("--micro-steps", type=int, default=4, help="of the older ratios")
+    parser.add_argument("--layers", type=int, default=12, help="of the older ratios")
     args = parser.parse_args()
-    sections, all_errors = [], []
-    kinds = {
-        "Throughput": throughputs(), "Bandwidth": bandwidths(), "Ratios": spans(args.layers, args.micro_steps),
-    }  # fmt: skip
-    for title, figures in kinds.items():
-        lines, errors = table(figures)
-        all_errors += errors
-        most = f"median error {np.median(errors):.0%}, worst {max(errors):.0%}"
-        sections.append(f"## {title}\n\n{most}.\n\n" + "\n".join(lines))
-    head = (
-        f"# Published figures and the simulator\n\nSimulated on: {hardware()}. Command: `python -m bench.published --micro-steps"
-        f" {args.micro_steps} --layers {args.layers}`. Constants of the presets, uncalibrated. All {len(all_errors)} figures:"
-        f" median error {np.median(all_errors):.0%}, {sum(error <= 0.15 for error in all_errors)} within 15 %.\n\n"
-        "Spans: least and most over the settings; error: geometric centre over geometric centre.\n\n"
-    )
-    emit(head + "\n\n".join(sections) + "\n", args.out)
+    found = outcomes(row for row in read_rows() if not args.kind or row.kind in args.kind)
+    lines = [
+        f"# Published figures and the model\n\nRun on: {hardware()}. Command: `python -m bench.published`. Constants of the"
+        " presets.\n", *summary(found), "", *table(found),
+    ]  # fmt: skip
+    lacking = [one for one in found if one.model is None]
+    if lacking:
+        lines += ["", f"## Not expressed: {len(lacking)} rows", ""]
+        lines += [f"* {one.row.id} ({one.row.role}): lacks {one.lacks}." for one in lacking]
+    if not args.without_older:
+        lines += ["", *published_older.report(args.layers, args.micro_steps)]
+    emit("\n".join(lines) + "\n", args.out)
 
 
 if __name__ == "__main__":

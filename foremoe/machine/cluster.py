@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,38 +11,11 @@ import numpy as np
 from foremoe.base import fields
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
 from foremoe.base.errors import InputError, naming
+from foremoe.machine.cluster_fields import CHECKS, DISPATCHES, MAX_RANKS, NODE_SIZE, OPTIONAL
+from foremoe.machine.cluster_fields import nodes_in_order as nodes_in_order
+from foremoe.machine.precision import at_precision
 
 _FILE = "clusters.toml"
-# Plans number ranks with int16.
-_MAX_RANKS = int(np.iinfo(np.int16).max)
-_NODE_SIZE = 8
-_CHECKS = (
-    (fields.text, ("name", "source")),
-    (partial(fields.whole, high=_MAX_RANKS), ("num_ranks", "nic_sharing")),
-    (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
-    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s")),
-    (fields.real, ("backward_ratio", "attention_backward_ratio")),
-    (partial(fields.real, open_low=False), ("residual",)),
-    (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
-    (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
-    (partial(fields.real, open_low=False), ("host_bytes_per_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")),
-    (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
-    (fields.flag, ("calibrated",)),
-)
-# How tokens travel to their experts.
-DISPATCHES = ("pairs", "node")
-# Left out of tables at their defaults: what only a fit knows, and how tokens travel.
-_OPTIONAL = (
-    "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
-    "residual",
-)  # fmt: skip
-
-
-def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
-    """int32 [G]: ranks fill one node after the other; the last node may be smaller."""
-    num_ranks = fields.whole(num_ranks, "num_ranks", 1, _MAX_RANKS)
-    ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, _MAX_RANKS)
-    return np.arange(num_ranks, dtype=np.int32) // np.int32(ranks_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +26,7 @@ class Cluster(ArrayValue):
         name: The kind of node.
         num_ranks: G, ranks of the EP group.
         node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1. Default: eight ranks a node, in order.
-        flops_per_s: Dense bf16 peak of one rank.
+        flops_per_s: Dense peak of one rank at the precision of its GEMMs.
         compute_efficiency: Share of that peak which grouped expert GEMMs reach, in (0, 1].
         slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
         peer_bytes_per_s: One rank to or from another of its node.
@@ -69,14 +41,23 @@ class Cluster(ArrayValue):
             serves it, as DeepEP's and HybridEP's kernels send it.
         exchange_bytes_per_s: What the kernels of ``"node"`` dispatch reach inside a node, one rank and direction; None: what
             copies reach.
+        plain_bytes_per_s: The same of ``"pairs"`` dispatch, a plain all-to-all; None: what copies reach.
+        return_bytes_per_s: What replica gradients reach, which are added where they arrive, inside a node or between; None: what
+            copies reach.
         copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
         memory_bytes_per_s: Bandwidth of that memory, which the optimizer runs at; None: not known, the optimizer takes no time.
         attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
+        score_flops_per_s: What attention's scores and values reach, whatever the precision of GEMMs; None: as its projections.
         backward_ratio: Seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
         attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
         layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
+        element_overhead_s: Seconds of one element of a token's activation, layer and forward pass besides GEMMs and scores
+            (norms, residuals, router, permutation, activation, quantisation).
+        tile_pairs: Rows of a grouped GEMM's tile: the pairs of a slot are rounded up to it.
+        host_layer_s: Host seconds of one layer and forward pass where the host cannot run ahead: see `foremoe.machine.host`.
+        precision: Of GEMMs, as the preset was asked for; a label, `flops_per_s` and the overheads are what counts.
         calibrated: True once the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
         residual: Largest ``|fitted - measured| / measured`` of the fit, over everything it was measured on; None: not fitted, or
             not recorded.
@@ -102,24 +83,31 @@ class Cluster(ArrayValue):
     nic_sharing: int = 1
     dispatch: str = "pairs"
     exchange_bytes_per_s: float | None = None
+    plain_bytes_per_s: float | None = None
+    return_bytes_per_s: float | None = None
     copy_contention: float
     memory_bytes: int
     memory_bytes_per_s: float | None = None
     attention_efficiency: float | None = None
+    score_flops_per_s: float | None = None
     backward_ratio: float = 2.0
     attention_backward_ratio: float | None = None
     layer_overhead_s: float = 0.0
     pair_overhead_s: float = 0.0
+    element_overhead_s: float = 0.0
+    tile_pairs: int = 1
+    host_layer_s: float = 0.0
+    precision: str = "bf16"
     calibrated: bool = False
     residual: float | None = None
     source: str
 
     def __post_init__(self) -> None:
-        fields.check_fields(self, _CHECKS)
+        fields.check_fields(self, CHECKS)
         if self.dispatch not in DISPATCHES:
             raise InputError(f"dispatch must be {' or '.join(DISPATCHES)}; got {self.dispatch!r}.")
         given: Array | None = self.node_of_rank_G
-        given = nodes_in_order(self.num_ranks, _NODE_SIZE) if given is None else given
+        given = nodes_in_order(self.num_ranks, NODE_SIZE) if given is None else given
         node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
         if node_of_rank_G.shape != (self.num_ranks,):
             shape = list(node_of_rank_G.shape)
@@ -133,7 +121,7 @@ class Cluster(ArrayValue):
     @classmethod
     def preset(
         cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None, *, dispatch: str = "pairs",
-        host_store: bool = False,
+        host_store: bool = False, precision: str = "bf16",
     ) -> Self:  # fmt: skip
         """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
 
@@ -142,6 +130,7 @@ class Cluster(ArrayValue):
             ranks_per_node: Default: the preset's own.
             dispatch: How tokens travel.
             host_store: Whether weights may come from host memory; without, ``host_bytes_per_s`` is 0.
+            precision: Of GEMMs: ``"bf16"``, or ``"fp8"`` where the GPU has it.
 
         Raises:
             InputError: There is no such preset (it lists those there are), or a count out of range.
@@ -150,7 +139,8 @@ class Cluster(ArrayValue):
             >>> foremoe.Cluster.preset("8xh100", num_ranks=16).node_of_rank_G.tolist()
             [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
         """
-        table = fields.preset(_FILE, name, "cluster") | {"num_ranks": num_ranks, "dispatch": dispatch}
+        table = at_precision(fields.preset(_FILE, name, "cluster"), precision)
+        table |= {"num_ranks": num_ranks, "dispatch": dispatch}
         if not host_store:
             table["host_bytes_per_s"] = 0.0
         if ranks_per_node is not None:
@@ -183,7 +173,7 @@ class Cluster(ArrayValue):
                 nodes = table["node_of_rank"]
                 if not isinstance(nodes, list):
                     raise InputError("node_of_rank must be a list of node numbers, one per rank.")
-                nodes = [fields.whole(node, f"node_of_rank[{g}]", 0, _MAX_RANKS) for g, node in enumerate(nodes)]
+                nodes = [fields.whole(node, f"node_of_rank[{g}]", 0, MAX_RANKS) for g, node in enumerate(nodes)]
                 num_ranks, node_of_rank_G = table.get("num_ranks", len(nodes)), np.array(nodes, np.int32)
             else:
                 num_ranks = table["num_ranks"]
@@ -206,7 +196,7 @@ class Cluster(ArrayValue):
         else:
             table["node_of_rank"] = self.node_of_rank_G.tolist()
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        return table | {key: x for key, x in fields.scalars(self).items() if key not in _OPTIONAL or x != default[key]}
+        return table | {key: x for key, x in fields.scalars(self).items() if key not in OPTIONAL or x != default[key]}
 
     def to_toml(self, path: str | os.PathLike[str]) -> None:
         """Writes the cluster to a TOML file."""
@@ -273,7 +263,7 @@ class Cluster(ArrayValue):
     @property
     def kernel_bytes_per_s(self) -> float:
         """Bandwidth of an exchange inside a node, of one rank and direction."""
-        own = self.exchange_bytes_per_s if self.dispatch == "node" else None
+        own = self.exchange_bytes_per_s if self.dispatch == "node" else self.plain_bytes_per_s
         return self.peer_bytes_per_s if own is None else own
 
     @property
@@ -288,3 +278,9 @@ class Cluster(ArrayValue):
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
             num_bytes / self.host_bytes_per_s + self.host_latency_s if self.host_bytes_per_s > 0 else np.inf,
         )
+
+    def return_seconds(self, num_bytes: float) -> tuple[float, float]:
+        """Seconds that one rank's replica gradient of `num_bytes` takes home: inside its node, and between nodes."""
+        own = np.inf if self.return_bytes_per_s is None else self.return_bytes_per_s
+        peer, rdma = min(self.peer_bytes_per_s, own), min(self.rdma_bytes_per_s_per_rank, own)
+        return num_bytes / peer + self.peer_latency_s, num_bytes / rdma + self.rdma_latency_s

@@ -22,7 +22,7 @@ _CHECKS = (
     (fields.text, ("name", "source")),
     (partial(fields.whole, high=_MAX_NUMBER), ("num_layers", "num_experts", "num_topk", "num_expert_groups")),
     (partial(fields.whole, low=0, high=_MAX_NUMBER), ("first_moe_layer",)),
-    (partial(fields.whole, low=0, high=fields.MAX_WHOLE), ("vocab_size",)),
+    (partial(fields.whole, low=0, high=fields.MAX_WHOLE), ("vocab_size", "shared_ffn_size", "dense_ffn_size")),
     (partial(fields.whole, high=1024), ("num_matrices",)),
     (
         partial(fields.whole, high=fields.MAX_WHOLE),
@@ -36,16 +36,18 @@ _CHECKS = (
 class Model:
     """The sizes of one MoE model.
 
-    Routed experts, attention, embedding and head count; shared experts, dense layers, norms, router and biases are left out.
+    Experts, attention, dense layers, embedding and head count; norms, router and biases are left out.
 
     Attributes:
         name: What reports and plans call it.
-        num_layers: MoE layers; dense layers are not counted.
+        num_layers: MoE layers; dense layers come before them, `first_moe_layer` of them.
         first_moe_layer: The model's own number of the first MoE layer; those after it are all MoE.
         num_experts: Routed logical experts of a layer.
         num_topk: Experts that serve one token.
         hidden_size: Width of a token's activation.
         ffn_size: Intermediate width of one expert.
+        shared_ffn_size: Intermediate width of a layer's shared experts together, which serve every token; 0 without.
+        dense_ffn_size: Intermediate width of a dense layer; 0 where it is not known.
         num_matrices: Weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
         bytes_per_weight: Bytes of a weight; 2 for bf16.
         bytes_per_gradient: Bytes of a main gradient; 4 for fp32.
@@ -69,6 +71,8 @@ class Model:
     num_topk: int
     hidden_size: int
     ffn_size: int
+    shared_ffn_size: int = 0
+    dense_ffn_size: int = 0
     num_matrices: int = 3
     bytes_per_weight: float = 2.0
     bytes_per_gradient: float = 4.0
@@ -155,8 +159,11 @@ class Model:
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain numbers and text; ``Model.from_dict(m.to_dict()) == m``."""
-        return fields.scalars(self)
+        """Fields as plain numbers and text, without shared experts and dense layers where there are none.
+
+        ``Model.from_dict(m.to_dict()) == m``.
+        """
+        return {key: x for key, x in fields.scalars(self).items() if x or key not in ("shared_ffn_size", "dense_ffn_size")}
 
     def to_toml(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to a TOML file."""
@@ -181,6 +188,11 @@ class Model:
     def flops_per_pair(self) -> float:
         """Forward FLOPs of one (token, expert) pair: a multiply and an add per weight. Backward takes twice that."""
         return 2.0 * self.expert_params
+
+    @property
+    def shared_params(self) -> int:
+        """Weights of a layer's shared experts."""
+        return self.num_matrices * self.hidden_size * self.shared_ffn_size
 
     @property
     def token_bytes(self) -> int:

@@ -50,13 +50,14 @@ SLOTS: dict[str, tuple[Any, dict[str, str]]] = {
 MODEL = _names(
     "name num_layers first_moe_layer num_experts num_topk hidden_size ffn_size num_matrices bytes_per_weight"
     " bytes_per_gradient bytes_per_activation attention_params num_heads qk_head_dim v_head_dim num_expert_groups"
-    " vocab_size source"
+    " vocab_size shared_ffn_size dense_ffn_size source"
 )
 CLUSTER = _names(
     "name num_ranks ranks_per_node node_of_rank flops_per_s compute_efficiency slot_overhead_s peer_bytes_per_s"
     " rdma_bytes_per_s host_bytes_per_s peer_latency_s rdma_latency_s host_latency_s nic_sharing dispatch exchange_bytes_per_s"
     " copy_contention memory_bytes memory_bytes_per_s"
     " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated residual source"
+    " plain_bytes_per_s return_bytes_per_s score_flops_per_s element_overhead_s tile_pairs host_layer_s precision"
 )
 
 

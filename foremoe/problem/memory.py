@@ -1,7 +1,8 @@
 """Memory of a rank: what a stage keeps on every rank, part by part, and a verdict on whether it fits.
 
 The only definition: planner, simulator, report and command line all ask here. Left out, because the model does not know them: the
-accelerator's context, communication buffers, fragmentation, logits, dense layers, shared experts and tensor parallelism.
+accelerator's context, communication buffers, fragmentation, logits, activations of shared experts, dense layers and tensor
+parallelism.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class Memory(NamedTuple):
     """Bytes on every rank; whole numbers, and int64 [G] where ranks differ.
 
     Attributes:
-        weights: Experts at home, attention, and embedding and head where the problem has their end of the model.
+        weights: Experts at home, attention, shared experts, and embedding and head where the problem has their end of the model.
         gradients: Main gradients of the same, in the update stage.
         optimizer: This rank's share of the optimizer's state, in the update stage.
         slots: Buffers of redundant slots, with their gradients in the update stage; 0 where nothing uses a slot.
@@ -138,11 +139,11 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Parameters of one rank: experts at home, and all else: attention, and embedding or head of a first or last layer."""
+    """Parameters of one rank: routed experts at home; attention, shared experts, embedding or head of an end layer."""
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
-    dense = problem.L * model.attention_params + ends * model.vocab_size * model.hidden_size
+    dense = problem.L * (model.attention_params + model.shared_params) + ends * model.vocab_size * model.hidden_size
     return problem.B * problem.L * model.expert_params, dense
 
 

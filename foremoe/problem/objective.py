@@ -9,6 +9,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
+from foremoe.machine.elements import pair_overhead_seconds
+from foremoe.machine.window import window_seconds as layer_window_seconds
 from foremoe.problem.cost import Cost
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.features import Features, Held, feature_rows
@@ -33,7 +35,7 @@ def problem_rates(problem: Problem) -> Rates:
     comm_passes = 1.0 + backward + reforward
     # What host stores save is left to the path level: with their filling priced they hardly ever make a replica cheaper.
     copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
-    gradient_peer_s, gradient_rdma_s, _ = cluster.copy_seconds(model.gradient_bytes)
+    gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
     sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
     sends = 1.0 + sends_backward
     contention = cluster.copy_contention / problem.G
@@ -101,13 +103,13 @@ def window_seconds(problem: Problem) -> Array:
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)
     squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
-    flops_MG = problem.model.attention_flops(problem.tokens_MG.astype(np.float64), squares_MG)
-    return np.asarray(flops_MG / cluster.attention_flops_per_s + cluster.layer_overhead_s)
+    return layer_window_seconds(problem.model, cluster, problem.tokens_MG, squares_MG)
 
 
 def _pair_seconds(problem: Problem) -> float:
     """Seconds of expert compute of one pair in one forward."""
-    return problem.model.flops_per_pair / problem.cluster.expert_flops_per_s + problem.cluster.pair_overhead_s
+    model, cluster = problem.model, problem.cluster
+    return model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster)
 
 
 def _features(problem: Problem, placement: Placement, rates: Rates) -> Features:

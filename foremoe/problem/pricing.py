@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.problem.cost import Cost
 from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
@@ -31,12 +32,13 @@ def problem_prices(problem: Problem) -> Prices:
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     shared = isinstance(slots, SharedSlots)
     message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
-    copy_s, gradient_s = (
-        (num / cluster.peer_bytes_per_s + cluster.peer_latency_s, num / cluster.rdma_bytes_per_s + cluster.rdma_latency_s)
-        for num in (model.expert_bytes, model.gradient_bytes)
-    )
+    # A NIC that ranks share sends one copy after the other, each at all that it has.
+    latency_2 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s])
+    rate_2 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
+    copy_s = (model.expert_bytes / rate_2 + latency_2).tolist()
+    gradient_s = (model.gradient_bytes / np.minimum(rate_2, cluster.return_bytes_per_s or np.inf) + latency_2).tolist()
     return Prices(
-        gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=cluster.pair_overhead_s, slot_s=cluster.slot_overhead_s,
+        gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=pair_overhead_seconds(model, cluster), slot_s=cluster.slot_overhead_s,
         compute_passes=1.0 + cluster.backward_ratio * backward + reforward, latency_s=cluster.exchange_latency_s,
         peer_s=float(message_s[0]), rdma_s=float(message_s[1]), exchange_passes=1.0 + backward + reforward,
         copy_peer_s=copy_s[0], copy_rdma_s=copy_s[1], gradient_peer_s=gradient_s[0], gradient_rdma_s=gradient_s[1],
@@ -69,7 +71,7 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
     place_G[order_G] = np.arange(len(node_G)) - first_V[node_G[order_G]]
     forward_VG = order_G[first_V[:-1, None] + place_G % np.diff(first_V)[:, None]]
     forward_VG[node_G, np.arange(len(node_G))] = np.arange(len(node_G))
-    return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, 1)
+    return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, cluster.tile_pairs)
 
 
 def price(problem: Problem, placement: Placement) -> Cost:

@@ -3,6 +3,9 @@
 import numpy as np
 
 from foremoe.base.arrays import Array
+from foremoe.machine.elements import pair_overhead_seconds
+from foremoe.machine.host import host_waits_s
+from foremoe.machine.tiles import padded_pairs
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import start_positions
 from foremoe.plan.relays import chain_depth, relays_of
@@ -16,7 +19,7 @@ from foremoe.problem.slots import SharedSlots
 from foremoe.simulate.fill import fill_inputs
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
-from foremoe.simulate.traffic import exchange
+from foremoe.simulate.traffic import Exchange, exchange
 from foremoe.simulate.what_if import low_precision_speeds
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots, U uses, C copies, A gradient returns, R redundant, W links,
@@ -39,20 +42,40 @@ def stage_inputs(
     home_load_NX = np.take_along_axis(problem.load_NE, at_home_NGB.reshape(problem.N, -1).clip(0), axis=1)
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
     gemm_s = model.flops_per_pair / cluster.expert_flops_per_s / low_precision_speeds(plan.load_NG, low_precision)
-    compute_NG = (gemm_s + cluster.pair_overhead_s) * plan.load_NG + cluster.slot_overhead_s * busy_NGS.sum(axis=2)
+    padded_NG = padded_pairs(plan.quota_NGS.astype(np.int64), cluster.tile_pairs).sum(axis=2)
+    compute_NG = gemm_s * padded_NG + pair_overhead_seconds(model, cluster) * plan.load_NG
+    compute_NG += cluster.slot_overhead_s * busy_NGS.sum(axis=2)
     # Without host stores nothing comes from one: a law.
     rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
+    return_3 = np.minimum(rate_3, cluster.return_bytes_per_s or np.inf)
     latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
     stage = Stage(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
-        window_MG=window_seconds(problem), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
+        window_MG=_window_seconds(problem, compute_NG, sent), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
         slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
         node_G=cluster.node_of_rank_G, nic_G=cluster.nic_of_rank_G, latency_s=cluster.exchange_latency_s,
         backward_ratio=cluster.backward_ratio, window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
-        copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / rate_3 + latency_3,
+        copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / return_3 + latency_3,
         plan_s=float(plan_s), shares_links=share_links,
     )  # fmt: skip
     return stage, np.stack([sent.peer_busy_G, sent.peer_busy_G, sent.rdma_busy_G, sent.rdma_busy_G, np.zeros(problem.G)])
+
+
+def _window_seconds(problem: Problem, compute_NG: Array, sent: Exchange) -> Array:
+    """float64 [M, G]: what precedes the experts, and waits for the host where that is slower than a micro-step's layers.
+
+    The host's queue levels layers out, so that the mean layer of a micro-step counts.
+    """
+    window_MG, cluster = window_seconds(problem), problem.cluster
+    if not cluster.host_layer_s:
+        return window_MG
+    backward, again = float(problem.schedule.trains), float(problem.schedule.reforward)
+    passes = 1.0 + cluster.window_backward_ratio * backward + again
+    exchange_N = np.maximum(sent.peer_N, sent.rdma_N) + cluster.exchange_latency_s
+    device_N = (1.0 + cluster.backward_ratio * backward + again) * compute_NG.max(axis=1)
+    device_N += 2.0 * (1.0 + backward + again) * exchange_N
+    device_M = device_N.reshape(problem.M, problem.L).mean(axis=1) + passes * window_MG.max(axis=1)
+    return window_MG + host_waits_s(cluster.host_layer_s, device_M, passes)[:, None]
 
 
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:

@@ -12,6 +12,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
+from foremoe.machine.window import dense_layer_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import rank_params
@@ -24,15 +25,22 @@ from foremoe.solvers.home.price import price_L
 
 
 def head_seconds(problem: Problem) -> Array:
-    """float64 [M, G]: seconds of one forward of the head: 2 FLOPs per weight and token, at attention's efficiency.
+    """float64 [M, G]: seconds of one forward of the head, and of the dense layers before the first MoE layer.
 
-    0 where the problem lacks the model's last layer, or the vocabulary is not known. Looking up the embedding takes no time.
+    The head takes 2 FLOPs per weight and token, at attention's efficiency. 0 of what the problem lacks the end layer of, or
+    where sizes are not known. Looking up the embedding takes no time.
     """
     model, cluster = problem.model, problem.cluster
-    if problem.tokens_MG is None or problem.moe_layer_L[-1] != model.first_moe_layer + model.num_layers - 1:
-        return np.zeros((problem.M, problem.G))
-    flops_per_token = 2.0 * model.hidden_size * model.vocab_size
-    return np.asarray(problem.tokens_MG * (flops_per_token / cluster.attention_flops_per_s))
+    out_MG = np.zeros((problem.M, problem.G))
+    if problem.tokens_MG is None:
+        return out_MG
+    if problem.moe_layer_L[0] == model.first_moe_layer:
+        squares_MG = 0.0 if problem.attention_MG is None else problem.attention_MG
+        out_MG += model.first_moe_layer * dense_layer_seconds(model, cluster, problem.tokens_MG, squares_MG)
+    if problem.moe_layer_L[-1] == model.first_moe_layer + model.num_layers - 1:
+        flops_per_token = 2.0 * model.hidden_size * model.vocab_size
+        out_MG += problem.tokens_MG * (flops_per_token / cluster.attention_flops_per_s)
+    return out_MG
 
 
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:

@@ -13,7 +13,7 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster, nodes_in_order
 from foremoe.machine.model import Model
 
-NAMES = ("8xh100", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72")
+NAMES = ("8xh100", "8xh800", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72", "8xb300", "gb300-nvl72")
 SMALL = {
     "name": "box",
     "num_ranks": 4,
@@ -40,6 +40,8 @@ SECONDS = [
     "host_latency_s",
     "layer_overhead_s",
     "pair_overhead_s",
+    "element_overhead_s",
+    "host_layer_s",
 ]
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
@@ -68,6 +70,11 @@ def clusters(draw):
         compute_efficiency=draw(st.floats(0, 1, exclude_min=True)),
         attention_efficiency=draw(st.none() | st.floats(0, 1, exclude_min=True)),
         backward_ratio=draw(speed),
+        plain_bytes_per_s=draw(st.none() | speed),
+        return_bytes_per_s=draw(st.none() | speed),
+        score_flops_per_s=draw(st.none() | speed),
+        tile_pairs=draw(st.integers(1, 65536)),
+        precision=draw(label),
         attention_backward_ratio=draw(st.none() | speed),
         nic_sharing=draw(st.integers(1, 32767)),
         copy_contention=draw(st.floats(0, 1)),
@@ -86,7 +93,7 @@ def refusal(call, *args, **kwargs):
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
-    assert "\n" not in message and message.endswith(".") and len(message) < 500
+    assert "\n" not in message and message.endswith(".") and len(message) < 600
     return message
 
 
@@ -122,12 +129,15 @@ def test_expert_copy_times_on_h100(model, host_ms, peer_ms, rdma_ms):
 def test_preset_figures_keep_below_their_data_sheets():
     peaks = {  # TFLOP/s dense bf16; GB/s of one direction: peer, NIC, host; GB of memory
         "8xh100": (989.4, 450, 50, 64, 80),
+        "8xh800": (989.4, 200, 50, 64, 80),
         "8xh200": (989.4, 450, 50, 64, 141),
         "8xh20": (148, 450, 50, 64, 96),
         "8xa100": (312, 300, 25, 32, 80),
         "8xpcie": (362.05, 32, 25, 32, 48),
         "8xb200": (2250, 900, 50, 64, 180),
         "gb200-nvl72": (2500, 900, 50, 225, 186),
+        "8xb300": (2250, 900, 100, 64, 288),
+        "gb300-nvl72": (2500, 900, 100, 225, 288),
     }
     for name, (tflops, peer, nic, host, memory) in peaks.items():
         c = Cluster.preset(name, host_store=True)
@@ -146,7 +156,7 @@ def test_every_preset_says_what_is_assumed():
     for line in text.splitlines():
         key = line.split(" ")[0]
         if key in ("compute_efficiency", "slot_overhead_s", "copy_contention") or key.endswith("latency_s"):
-            assert line.endswith("# assumption")
+            assert line.endswith(("# assumption", "# fitted: bench/overheads.py", "# as 8xh100"))
 
 
 # --- nodes

@@ -21,6 +21,8 @@ NAMES = (
     "gpt-oss-120b",
     "deepseek-v2-lite",
     "mixtral-8x7b",
+    "kimi-k2",
+    "glm-4.5",
 )
 SMALL = {
     "name": "small",
@@ -55,6 +57,8 @@ def models(draw):
         num_topk=draw(st.integers(1, num_experts)),
         hidden_size=draw(count),
         ffn_size=draw(count),
+        shared_ffn_size=draw(st.integers(0, 2**53)),
+        dense_ffn_size=draw(st.integers(0, 2**53)),
         num_matrices=draw(st.integers(1, 1024)),
         bytes_per_weight=draw(size),
         bytes_per_gradient=draw(size),
@@ -276,7 +280,9 @@ def test_whole_number_fields_refuse(name, value):
     assert name in refusal(Model, **{**SMALL, name: value})
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if name not in ("first_moe_layer", "vocab_size")])
+@pytest.mark.parametrize(
+    "name", [name for name in WHOLE if name not in ("first_moe_layer", "vocab_size", "shared_ffn_size", "dense_ffn_size")]
+)
 def test_counts_refuse_zero(name):
     assert name in refusal(Model, **{**SMALL, name: 0})
 

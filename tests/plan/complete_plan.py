@@ -22,7 +22,7 @@ M, L, G, E = 4, 4, 4, 8
 MODEL = foremoe.Model(
     name="tiny", num_layers=L, first_moe_layer=1, num_experts=E, num_topk=2, hidden_size=64, ffn_size=96, num_matrices=2,
     bytes_per_weight=1.0, bytes_per_gradient=2.0, bytes_per_activation=4.0, attention_params=16384, num_heads=4,
-    qk_head_dim=16, v_head_dim=24, num_expert_groups=2, vocab_size=5, source="made up",
+    qk_head_dim=16, v_head_dim=24, num_expert_groups=2, vocab_size=5, shared_ffn_size=32, dense_ffn_size=128, source="made up",
 )  # fmt: skip
 CLUSTER = foremoe.Cluster(
     name="two nodes", num_ranks=G, node_of_rank_G=np.array([0, 1, 0, 1]), flops_per_s=1e12, compute_efficiency=0.5,
@@ -30,7 +30,9 @@ CLUSTER = foremoe.Cluster(
     rdma_latency_s=3e-6, host_latency_s=2e-6, nic_sharing=2, dispatch="node", exchange_bytes_per_s=5e8,
     copy_contention=0.25, memory_bytes=2**30, memory_bytes_per_s=1e9,
     attention_efficiency=0.75, backward_ratio=2.25, attention_backward_ratio=2.5,
-    layer_overhead_s=1e-6, pair_overhead_s=1e-9, calibrated=True, residual=0.125, source="made up",
+    layer_overhead_s=1e-6, pair_overhead_s=1e-9, plain_bytes_per_s=8e8, return_bytes_per_s=3e8, score_flops_per_s=4e11,
+    element_overhead_s=1e-11, tile_pairs=16, host_layer_s=1e-4, precision="fp8", calibrated=True, residual=0.125,
+    source="made up",
 )  # fmt: skip
 
 

@@ -18,7 +18,13 @@ MODEL = dataclasses.replace(Model.preset("mixtral-8x7b"), num_topk=2, hidden_siz
 
 
 def cluster(dispatch: str, num_ranks: int, **changes: object) -> Cluster:
-    given = {"peer_bytes_per_s": 400.0, "exchange_bytes_per_s": 100.0, "rdma_bytes_per_s": 50.0, **changes}
+    given = {
+        "peer_bytes_per_s": 400.0,
+        "exchange_bytes_per_s": 100.0,
+        "rdma_bytes_per_s": 50.0,
+        "plain_bytes_per_s": None,
+        **changes,
+    }
     return dataclasses.replace(Cluster.preset("8xh100", num_ranks, 2, dispatch=dispatch), **given)
 
 

@@ -1,5 +1,6 @@
 """The simulator once more, slow and obvious: no link is shared with exchanges, everything in plain seconds and dictionaries."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -31,7 +32,7 @@ def exchange_seconds(problem, plan, n):
                 nic[axis, node, i // cluster.nic_sharing] += rdma_GG.sum(axis=axis)[g]
         out.append(peer_GG.sum(axis=axis).max())
     pair = problem.model.token_bytes
-    return max(out) * pair / cluster.peer_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
+    return max(out) * pair / cluster.kernel_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
 
 
 def node_exchange_seconds(problem, plan, n):
@@ -156,6 +157,12 @@ def fills_of(plan, cluster):
     return fills
 
 
+def _of_pairs(model):
+    """Share of the time per element that is of pairs: gathered twice, added up once, three times the expert's width."""
+    of_pairs = model.num_topk * (3 + 3 * model.ffn_size / model.hidden_size)
+    return of_pairs / (16 + of_pairs)
+
+
 def stage_seconds(problem, plan, prefetch, known, plan_s):
     """Seconds of the stage, and (start, end) of every copy."""
     cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
@@ -170,12 +177,14 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         Link.RDMA: (cluster.rdma_bytes_per_s, cluster.rdma_latency_s),
         Link.HOST: (cluster.host_bytes_per_s, cluster.host_latency_s),
     }
+    own = np.inf if cluster.return_bytes_per_s is None else cluster.return_bytes_per_s  # of gradients
     free, slow = defaultdict(float), defaultdict(float)  # link -> free again; rank -> seconds lost to copies
     ready_G = np.zeros(G)  # when a rank may go on
     times, stored = {}, {}
 
-    def send(src, dst, path, num_bytes, ready):
+    def send(src, dst, path, num_bytes, ready, most=np.inf):
         bandwidth, fixed = links[path]
+        bandwidth = min(bandwidth, most)
         took = num_bytes / bandwidth + fixed
         if path == Link.HOST:
             used = [("host", dst)]
@@ -239,12 +248,20 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         window_G = np.full(G, cluster.layer_overhead_s)
         if problem.tokens_MG is not None:
             squares_G = np.zeros(G) if problem.attention_MG is None else problem.attention_MG[m]
-            window_G += model.attention_flops(problem.tokens_MG[m], squares_G) / cluster.attention_flops_per_s
+            tokens_G = problem.tokens_MG[m].astype(float)
+            scores_per_s = cluster.score_flops_per_s or cluster.attention_flops_per_s
+            window_G += model.attention_flops(tokens_G, 0) / cluster.attention_flops_per_s
+            window_G += model.attention_flops(0, squares_G) / scores_per_s
+            window_G += tokens_G * 6 * model.hidden_size * model.shared_ffn_size / cluster.expert_flops_per_s
+            window_G += tokens_G * (1 - _of_pairs(model)) * model.hidden_size * cluster.element_overhead_s
         compute_G = np.zeros(G)
         for g in range(G):
             for s in range(problem.S):
                 e, quota = plan.expert_NGS[n, g, s], plan.quota_NGS[n, g, s]
-                compute_G[g] += quota * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+                element_s = _of_pairs(model) * model.hidden_size / model.num_topk * cluster.element_overhead_s
+                tiles = math.ceil(quota / cluster.tile_pairs)
+                compute_G[g] += tiles * cluster.tile_pairs * model.flops_per_pair / cluster.expert_flops_per_s
+                compute_G[g] += quota * (cluster.pair_overhead_s + element_s)
                 if quota > 0 or (s < B and problem.load_NE[n, e] > 0):
                     compute_G[g] += cluster.slot_overhead_s
         needed = [c for c in in_order if t.need_C[c] == u]
@@ -282,7 +299,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             rounds = rounds_of(*np.array(leaving, np.int64).reshape(-1, 4).T, cluster).tolist()
             for _, (_, s, g, home) in sorted(zip(rounds, leaving, strict=True), key=lambda x: x[0]):
                 path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
-                _, end = send(g, home, path, model.gradient_bytes, back)
+                _, end = send(g, home, path, model.gradient_bytes, back, own)
                 gone[g, s, 0 if shared else l].append(end)
                 returned = max(returned, end)
             for c in begins[u + 1]:

@@ -50,7 +50,7 @@ def test_filling_holds_up_nothing_that_does_not_read_it():
 
 
 def test_a_full_store_is_never_slower_and_nothing_is_sent_to_it():
-    problem = synthetic("qwen3-30b-a3b", "8xh100", host_store=True, tokens_per_rank=256, micro_steps=2, stage="recompute")
+    problem = synthetic("qwen3-30b-a3b", "8xh100", host_store=True, tokens_per_rank=512, micro_steps=2, stage="recompute")
     plan = far_by_host(problem, Planner().plan(problem)[0])
     filled, full = (simulate(problem, plan, full_stores=full) for full in (False, True))
     assert full.total_s < filled.total_s

@@ -30,7 +30,7 @@ MODEL = foremoe.Model(
 # A pair has 2 * 3 * 10 * 5 FLOPs: 300 of half of 1 MFLOP/s.
 CLUSTER = dataclasses.replace(
     foremoe.Cluster.preset("8xh100", num_ranks=2), flops_per_s=1e6, compute_efficiency=0.5, pair_overhead_s=1e-4,
-    slot_overhead_s=0.0, backward_ratio=2.0,
+    slot_overhead_s=0.0, backward_ratio=2.0, tile_pairs=1, element_overhead_s=0.0, plain_bytes_per_s=None,
 )  # fmt: skip
 GEMM_S = 300 / 0.5e6
 SECONDS = st.floats(0.01, 100.0)

@@ -212,7 +212,10 @@ def two_kinds(**options: object) -> Problem:
     load_MLE[1::2, :, 7] = 40000
     fields: dict[str, object] = {
         "model": dataclasses.replace(Model.preset("qwen3-30b-a3b"), num_experts=8, num_topk=2),
-        "cluster": dataclasses.replace(Cluster.preset("8xh100", num_ranks=4), peer_bytes_per_s=2e10),
+        "cluster": dataclasses.replace(
+            Cluster.preset("8xh100", num_ranks=4), peer_bytes_per_s=2e10, compute_efficiency=0.5, pair_overhead_s=2.1e-8,
+            element_overhead_s=0.0, score_flops_per_s=None, layer_overhead_s=2.6e-4, plain_bytes_per_s=None,
+        ),
         "cost": CostModel(objective="time"), "schedule": Schedule.forward_only(6), "stage": "recompute",
         "home_LE": np.tile(np.arange(8), (2, 1)), "load_MLE": load_MLE, "moe_layer_L": np.arange(2), "slots": ResidentSlots(),
     }  # fmt: skip

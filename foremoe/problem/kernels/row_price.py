@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.machine.tiles import padded_pairs
 from foremoe.problem.kernels.traffic import (
     BUSY,
     BY_PAIR,
@@ -26,7 +27,6 @@ from foremoe.problem.kernels.traffic import (
     RDMA_IN,
     RDMA_OUT,
     SPREAD_BY_PAIR,
-    padded,
     put,
     settle,
     spread,
@@ -196,7 +196,7 @@ def set_quota(e, g, quota, row, t):
     """
     had, tile, home, total_XG = t.quota_EG[e, g], row.ranks.tile, row.home_E[e], t.sum_XG
     total_XG[PAIRS, g] += quota - had
-    total_XG[PADDED, g] += padded(quota, tile) - padded(had, tile)
+    total_XG[PADDED, g] += padded_pairs(quota, tile) - padded_pairs(had, tile)
     t.quota_EG[e, g] = quota
     if g == home or (had > 0) == (quota > 0):
         return
@@ -225,7 +225,7 @@ def hold_homes(row, t):
         g, load = row.home_E[e], row.load_E[e]
         t.holder_EG[e, 0], t.num_E[e], t.quota_EG[e, g] = g, 1, load
         t.sum_XG[PAIRS, g] += load
-        t.sum_XG[PADDED, g] += padded(load, ranks.tile)
+        t.sum_XG[PADDED, g] += padded_pairs(load, ranks.tile)
         t.sum_XG[BUSY, g] += load > 0
 
 

@@ -75,12 +75,6 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 
 @inner_kernel
-def padded(pairs, tile):
-    """Pairs that are computed for `pairs` of one expert."""
-    return (pairs + tile - 1) // tile * tile
-
-
-@inner_kernel
 def put(e, sign, row, t):
     """Adds what the tokens of an expert send to where it is held, by the split law; with `sign` -1, takes it away."""
     if row.ranks.travel == BY_PAIR:

@@ -9,6 +9,7 @@ from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.demand import add_rows
 from foremoe.routing.trace import RoutingTrace
@@ -41,7 +42,7 @@ class PackValue:
         # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair of the largest rank load above
         # it, for which exchanges, too, wait; see `Rates.late_s`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
-        self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s)
+        self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster))
         self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s
         self.micro_step_s = trace.L * (
             _EXCHANGES * cluster.exchange_latency_s

@@ -1,0 +1,42 @@
+"""What a `Cluster`'s fields may hold, which of them tables leave out at their defaults, and how ranks fill nodes."""
+
+from functools import partial
+
+import numpy as np
+
+from foremoe.base import fields
+from foremoe.base.arrays import Array
+
+# Plans number ranks with int16.
+MAX_RANKS = int(np.iinfo(np.int16).max)
+NODE_SIZE = 8
+CHECKS = (
+    (fields.text, ("name", "source", "precision")),
+    (partial(fields.whole, high=MAX_RANKS), ("num_ranks", "nic_sharing")),
+    (partial(fields.whole, high=65536), ("tile_pairs",)),
+    (partial(fields.whole, high=fields.MAX_WHOLE), ("memory_bytes",)),
+    (fields.real, ("flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s")),
+    (fields.real, ("plain_bytes_per_s", "return_bytes_per_s", "score_flops_per_s")),
+    (fields.real, ("backward_ratio", "attention_backward_ratio")),
+    (partial(fields.real, open_low=False), ("residual",)),
+    (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
+    (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
+    (partial(fields.real, open_low=False), ("element_overhead_s", "host_layer_s")),
+    (partial(fields.real, open_low=False), ("host_bytes_per_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")),
+    (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
+    (fields.flag, ("calibrated",)),
+)
+# How tokens travel to their experts.
+DISPATCHES = ("pairs", "node")
+# Left out of tables at their defaults: what only a fit or a newer version knows, and how tokens travel.
+OPTIONAL = (
+    "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
+    "residual", "precision", "tile_pairs", "element_overhead_s", "host_layer_s",
+)  # fmt: skip
+
+
+def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
+    """int32 [G]: ranks fill one node after the other; the last node may be smaller."""
+    num_ranks = fields.whole(num_ranks, "num_ranks", 1, MAX_RANKS)
+    ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, MAX_RANKS)
+    return np.arange(num_ranks, dtype=np.int32) // np.int32(ranks_per_node)

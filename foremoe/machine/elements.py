@@ -1,0 +1,38 @@
+"""Where the time that is neither GEMMs nor scores goes: which of it is per token, and which per (token, expert) pair."""
+
+from typing import NamedTuple
+
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
+
+
+class ElementShares(NamedTuple):
+    """Shares of `Cluster.element_overhead_s` in a MoE layer; what is left is residuals, attention's inputs, router and sums."""
+
+    norms: float
+    activation: float  # of the experts
+    moved: float  # gathering and scattering pairs
+
+
+def element_shares(model: Model) -> ElementShares:
+    """The shares by bytes read and written.
+
+    In widths of a token: two norms 4, two residuals 6, queries, keys and values 4, the router 1, the sum of experts 1; for each
+    of K experts 2 to gather, 1 to add up, and three times the expert's width.
+    """
+    activation, moved = 3.0 * model.num_topk * model.ffn_size / model.hidden_size, 3.0 * model.num_topk
+    every = 16.0 + activation + moved
+    return ElementShares(4.0 / every, activation / every, moved / every)
+
+
+def token_element_seconds(model: Model, cluster: Cluster) -> float:
+    """Seconds of a token in one forward of a MoE layer besides GEMMs and scores, on its own rank."""
+    shares = element_shares(model)
+    return (1.0 - shares.activation - shares.moved) * model.hidden_size * cluster.element_overhead_s
+
+
+def pair_overhead_seconds(model: Model, cluster: Cluster) -> float:
+    """Seconds of a pair in one forward besides its GEMMs, on the rank that serves it."""
+    shares = element_shares(model)
+    element_s = (shares.activation + shares.moved) * model.hidden_size / model.num_topk * cluster.element_overhead_s
+    return cluster.pair_overhead_s + element_s

@@ -1,0 +1,44 @@
+"""Seconds of what precedes the experts of a layer, and of dense layers, on one rank and in one forward pass."""
+
+import numpy as np
+import numpy.typing as npt
+
+from foremoe.base.arrays import Array
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.elements import token_element_seconds
+from foremoe.machine.model import Model
+
+
+def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
+    """Attention, shared experts, and all else that every token takes on its own rank.
+
+    Args:
+        tokens: Number of tokens, any shape.
+        sum_len_sq: Sum of the squared sequence lengths, a shape that broadcasts with it.
+
+    Returns:
+        float64 of the common shape.
+    """
+    element_s = token_element_seconds(model, cluster)
+    return _seconds(model, cluster, tokens, sum_len_sq, model.shared_params, element_s)
+
+
+def dense_layer_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
+    """A whole dense layer, as `window_seconds`; 0 where its width is not known."""
+    if not model.dense_ffn_size:
+        return np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(sum_len_sq)))
+    params = model.num_matrices * model.hidden_size * model.dense_ffn_size
+    return _seconds(model, cluster, tokens, sum_len_sq, params, model.hidden_size * cluster.element_overhead_s)
+
+
+def _seconds(
+    model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike, mlp_params: int, element_s: float
+) -> Array:
+    tokens_f = np.asarray(tokens, np.float64)
+    if cluster.score_flops_per_s is None:
+        attention_s = model.attention_flops(tokens_f, sum_len_sq) / cluster.attention_flops_per_s
+    else:
+        scores_s = model.attention_flops(0.0, sum_len_sq) / cluster.score_flops_per_s
+        attention_s = model.attention_flops(tokens_f, 0.0) / cluster.attention_flops_per_s + scores_s
+    mlp_s = 2.0 * mlp_params / cluster.expert_flops_per_s
+    return np.asarray(attention_s + (mlp_s + element_s) * tokens_f + cluster.layer_overhead_s)
