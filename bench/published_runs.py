@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ def _model_of(row: Row) -> Model:
     return Model.preset(row.model)
 
 
-def stages(model: Model, setting: dict[str, Any]) -> list[Stage]:
+def stages(model: Model, setting: Mapping[str, Any]) -> list[Stage]:
     """The layers of every pipeline rank: by the row's layout, else even, embedding and head in the outer stages."""
     pp, total = setting["pp"], model.num_layers + model.first_moe_layer
     if "layout" in setting:

@@ -11,7 +11,8 @@ import numpy as np
 from foremoe.base import fields
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
 from foremoe.base.errors import InputError, naming
-from foremoe.machine.cluster_fields import CHECKS, DISPATCHES, MAX_RANKS, NODE_SIZE, OPTIONAL
+from foremoe.machine.cluster_fields import CHECKS, MAX_RANKS, NODE_SIZE, OPTIONAL
+from foremoe.machine.cluster_fields import DISPATCHES as DISPATCHES
 from foremoe.machine.cluster_fields import nodes_in_order as nodes_in_order
 from foremoe.machine.precision import at_precision
 

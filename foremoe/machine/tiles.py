@@ -1,9 +1,11 @@
 """Tiles of grouped GEMMs: what a slot computes is its pairs, rounded up to whole tiles."""
 
+from typing import Any
+
 from foremoe.base.compiled import inner_kernel
 
 
 @inner_kernel
-def padded_pairs(quota, tile):
+def padded_pairs(quota: Any, tile: int) -> Any:
     """Pairs that a GEMM computes for `quota` pairs of one slot, integers; from Python also for arrays."""
     return (quota + (tile - 1)) // tile * tile

@@ -15,7 +15,7 @@ from foremoe.problem.placement import Stop
 
 @pytest.fixture(scope="module")
 def problem() -> foremoe.Problem:
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=64, micro_steps=2, num_layers=3, seed=1)
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=1024, micro_steps=2, num_layers=3, seed=1)
     return foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=4), redundant=1)
 
 

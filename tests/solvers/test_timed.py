@@ -54,7 +54,10 @@ def test_few_copies_are_tried_where_none_of_them_shows(seed, seconds):
     """So many small experts that a slot costs more than what it evens out, though every copy hides."""
     rng = np.random.default_rng(seed)
     load_GE = rng.multinomial(6000, rng.dirichlet(np.full(512, 2.0)), size=4).astype(np.int32)
-    bare = dataclasses.replace(Cluster.preset("8xh100", num_ranks=4), layer_overhead_s=0.0, pair_overhead_s=0.0)
+    bare = dataclasses.replace(
+        Cluster.preset("8xh100", num_ranks=4), compute_efficiency=0.5, element_overhead_s=0.0, plain_bytes_per_s=None,
+        return_bytes_per_s=None, score_flops_per_s=None,
+    )  # fmt: skip
     problem = Problem(
         model=UPDATE_512, cluster=bare, redundant=1, schedule=Schedule.accumulate(1),
         load_MLE=load_GE.sum(axis=0)[None, None], load_MLGE=load_GE[None, None], home_LE=np.arange(512)[None], moe_layer_L=[0],

@@ -1,5 +1,6 @@
 """Price of a packing: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,11 +11,12 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import pair_overhead_seconds
+from foremoe.machine.window import window_seconds
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.demand import add_rows
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.kernels import pack as kernels
-from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, slowest_attention
+from foremoe.solvers.pack.balanced_tokens import model_of, slowest_attention
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
 # X = Q + 1: the last entry is no sequence.
@@ -38,7 +40,10 @@ class PackValue:
         self.skew_weight, prices = skew_weight, pair_prices(model, cluster)
         rank_LE = home_ranks(trace, G, home_LE)
         self.pairs_XLG = home_pairs(trace, G, rank_LE)
-        self.attention_Q = attention_flops(trace)
+        # All that a token takes on its own rank, as FLOPs at attention's speed; the fixed part of a layer is `micro_step_s`'.
+        lengths_Q, bare = trace.seq_len_Q.astype(np.float64), dataclasses.replace(cluster, layer_overhead_s=0.0)
+        window_Q = window_seconds(model, bare, lengths_Q, lengths_Q**2)
+        self.attention_Q = np.rint(window_Q * cluster.attention_flops_per_s)
         # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair of the largest rank load above
         # it, for which exchanges, too, wait; see `Rates.late_s`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
