@@ -11,11 +11,11 @@ def reached(tokens, pairs, num_topk, num_experts):
     """
     if pairs <= 0.0:
         return 0.0
-    share = pairs / (tokens * num_topk)
-    none = 1.0
-    for drawn in range(num_topk):
-        none *= max(0.0, 1.0 - share * num_experts / (num_experts - drawn))
-    return tokens * (1.0 - none)
+    held, without, all_drawn = pairs / (tokens * num_topk) * num_experts, 1.0, 1.0
+    for drawn in range(num_topk):  # one division, at the end: this is most of the price of a change under node dispatch
+        without *= max(0.0, num_experts - drawn - held)
+        all_drawn *= num_experts - drawn
+    return tokens * (1.0 - without / all_drawn)
 
 
 @inner_kernel

@@ -241,6 +241,8 @@ def clear_traffic(row, t):
     t.flow_VG[:] = 0.0
     t.sent_GG[:] = 0.0
     t.sent_VG[:] = 0.0
+    t.came_GG[:] = 0.0
+    t.came_VG[:] = 0.0
 
 
 @kernel

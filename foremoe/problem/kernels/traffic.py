@@ -56,8 +56,10 @@ class Traffic(NamedTuple):
     sum_XG: Array  # float64
     flow_GG: Array  # float64, by node only: pairs that a rank (first axis) serves of a source
     flow_VG: Array  # the same that a node serves
-    sent_GG: Array  # the flows that the sums of messages stand for
+    sent_GG: Array  # the flows that messages stand for
     sent_VG: Array
+    came_GG: Array  # those messages: one for each token of a source that has an expert there
+    came_VG: Array
     stale_G: Array  # bool, ranks whose messages are not up to date
     rest_2G: Array  # int64, scratch: pairs of one expert that sources still have, and that ranks still take
 
@@ -69,7 +71,8 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
     (G_, V_) = (G, V) if by_node else (0, 0)
     return Traffic(
         np.zeros((E, G), np.int32), np.zeros((E, G), np.int64), np.zeros(E, np.int64), np.zeros((NUM_SUMS, max(G, num_nics))),
-        np.zeros((G_, G)), np.zeros((V_, G)), np.zeros((G_, G)), np.zeros((V_, G)), np.zeros(G, np.bool_),
+        np.zeros((G_, G)), np.zeros((V_, G)), np.zeros((G_, G)), np.zeros((V_, G)), np.zeros((G_, G)), np.zeros((V_, G)),
+        np.zeros(G, np.bool_),
         np.zeros((2, G), np.int64),
     )  # fmt: skip
 
@@ -219,26 +222,30 @@ def _messages(pairs, source_pairs, row):
 
 @inner_kernel
 def _renew_rank(v, g, row, t):
-    forward_G, total_XG, flow_G, sent_G = row.ranks.forward_VG[v], t.sum_XG, t.flow_GG[g], t.sent_GG[g]
+    forward_G, total_XG, came_G = row.ranks.forward_VG[v], t.sum_XG, t.came_GG[g]
+    flow_G, sent_G = t.flow_GG[g], t.sent_GG[g]
     for src in range(flow_G.size):
         if flow_G[src] != sent_G[src]:
-            if forward_G[src] != g:
-                more = _messages(flow_G[src], row.pairs_G[src], row) - _messages(sent_G[src], row.pairs_G[src], row)
-                total_XG[PEER_OUT, forward_G[src]] += more
-                total_XG[PEER_IN, g] += more
             sent_G[src] = flow_G[src]
+            if forward_G[src] != g:
+                came = _messages(flow_G[src], row.pairs_G[src], row)
+                total_XG[PEER_OUT, forward_G[src]] += came - came_G[src]
+                total_XG[PEER_IN, g] += came - came_G[src]
+                came_G[src] = came
 
 
 @inner_kernel
 def _renew_node(v, row, t):
-    ranks, total_XG, flow_G, sent_G = row.ranks, t.sum_XG, t.flow_VG[v], t.sent_VG[v]
+    ranks, total_XG, came_G = row.ranks, t.sum_XG, t.came_VG[v]
+    flow_G, sent_G = t.flow_VG[v], t.sent_VG[v]
     for src in range(flow_G.size):
         if flow_G[src] != sent_G[src]:
-            if ranks.node_G[src] != v:
-                more = _messages(flow_G[src], row.pairs_G[src], row) - _messages(sent_G[src], row.pairs_G[src], row)
-                total_XG[RDMA_OUT, ranks.nic_G[src]] += more
-                total_XG[RDMA_IN, ranks.nic_G[ranks.forward_VG[v, src]]] += more
             sent_G[src] = flow_G[src]
+            if ranks.node_G[src] != v:
+                came = _messages(flow_G[src], row.pairs_G[src], row)
+                total_XG[RDMA_OUT, ranks.nic_G[src]] += came - came_G[src]
+                total_XG[RDMA_IN, ranks.nic_G[ranks.forward_VG[v, src]]] += came - came_G[src]
+                came_G[src] = came
 
 
 @inner_kernel
