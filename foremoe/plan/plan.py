@@ -48,10 +48,10 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 104 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 93 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
-        (2024, 5010)
+        (32751, 73744)
     """
 
     header: PlanHeader
@@ -259,7 +259,7 @@ class Plan(ArrayValue, Checked):
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])
-            busiest rank: 3571 at home -> 1990 planned; proven lower bound 1959
+            busiest rank: 49183 at home -> 32696 planned; proven lower bound 32696
         """
         from foremoe.plan.text import explain
 
@@ -271,7 +271,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0214 -> 1.0224; copies: 110 -> 138
+            skew mean: 1.0770 -> 1.0154; copies: 104 -> 129
         """
         from foremoe.plan.text import diff
 

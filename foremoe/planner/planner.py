@@ -63,7 +63,7 @@ class Planner:
         >>> foremoe.Planner().rank
         (Chain(tries=16, spread=0.6, slack=0.0, relay=True, portfolio=1024, inside=False),)
         >>> foremoe.Planner(rank=(foremoe.solvers.Quota(),), guard=False).plan(problem)[0]
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 72 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 74 replicas, stage='update', objective='time')
     """
 
     pack: PackSolver = field(default_factory=AsGiven)

@@ -183,7 +183,7 @@ class Workload(ArrayValue):
 
         Example:
             >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
-            (4, 4, 32)
+            (53, 4, 32)
         """
         G = whole(num_ranks, "num_ranks")
         require_counts((1, trace.L, G, trace.num_experts), trace.num_bytes)  # before a packer works

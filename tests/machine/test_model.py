@@ -76,7 +76,7 @@ def refusal(call, *args, **kwargs):
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
-    assert "\n" not in message and message.endswith(".") and len(message) < 400
+    assert "\n" not in message and message.endswith(".") and len(message) < 450
     return message
 
 

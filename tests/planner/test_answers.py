@@ -20,7 +20,9 @@ from foremoe.solvers import Chain, ExactSplit, Polish
 from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.workload import Workload
 
+# Pairs so dear that replicas pay for loads so small.
 POSED = dataclasses.replace(many_row_problem(16), cost=CostModel())
+POSED = dataclasses.replace(POSED, cluster=dataclasses.replace(POSED.cluster, pair_overhead_s=1e-5))
 PROBLEM = dataclasses.replace(POSED, load_MLGE=random_sources(POSED, np.random.default_rng(0)))
 
 
