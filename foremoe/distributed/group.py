@@ -156,7 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Within, this rank may wait in collectives of a process group, by default its own; see `Watcher`. Not collective."""
+        """Within, this rank may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield

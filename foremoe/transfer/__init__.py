@@ -9,6 +9,7 @@ except ModuleNotFoundError:
 
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
 from foremoe.transfer.engine import Engine
+from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
 
-__all__ = ["Buffers", "Copy", "Engine", "Entry", "Timeline", "TransferBackend"]
+__all__ = ["Buffers", "Copy", "Engine", "EngineSettings", "Entry", "Timeline", "TransferBackend"]

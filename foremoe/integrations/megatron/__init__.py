@@ -11,5 +11,6 @@ except ModuleNotFoundError:
 from foremoe.integrations.megatron.attach import Attached, attach
 from foremoe.integrations.megatron.forward_backward import forward_backward
 from foremoe.integrations.megatron.summary import MegatronSummary
+from foremoe.integrations.settings import AttachSettings
 
-__all__ = ["Attached", "MegatronSummary", "attach", "forward_backward"]
+__all__ = ["AttachSettings", "Attached", "MegatronSummary", "attach", "forward_backward"]
