@@ -17,7 +17,7 @@ from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import SharedSlots, Slots, slots_of
+from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots, slots_of
 from foremoe.transfer.settings import EngineSettings, seconds
 
 
@@ -41,7 +41,7 @@ class AttachSettings(EngineSettings):
     redundant: int = 1
     planner: Planner = field(default_factory=Planner)
     cost: CostModel = field(default_factory=CostModel)
-    slots: Slots = field(default_factory=SharedSlots)
+    slots: SharedSlots | ResidentSlots = field(default_factory=SharedSlots)
     replicas: str = "any"
     cluster: Cluster | None = None
     group_timeout_s: float = 300.0
