@@ -12,50 +12,42 @@ from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots
 
 
+def flow(problem, plan, n):
+    """int64 [G, G]: pairs that every source (first axis) sends every rank, by the split law."""
+    split_GP = [
+        split_over_sources(problem.load_NGE, plan.expert_NGS, plan.quota_NGS, problem.cluster.node_of_rank_G, g)[n]
+        for g in range(problem.G)
+    ]
+    return np.array(split_GP, np.int64).reshape(problem.G, problem.G, -1).sum(axis=2)
+
+
 def exchange_seconds(problem, plan, n):
     """Peer and RDMA seconds of one dispatch, from every source's split."""
     cluster = problem.cluster
     if cluster.dispatch == "node":
         return node_exchange_seconds(problem, plan, n)
-    node_G, G = cluster.node_of_rank_G, problem.G
-    sent_GG = np.zeros((G, G), np.int64)
-    for g in range(G):
-        split_NP = split_over_sources(problem.load_NGE, plan.expert_NGS, plan.quota_NGS, node_G, g)
-        sent_GG[g] = split_NP[n].reshape(G, -1).sum(axis=1)
+    node_G, sent_GG = cluster.node_of_rank_G, flow(problem, plan, n)
     np.fill_diagonal(sent_GG, 0)
     near_GG = node_G[:, None] == node_G[None, :]
     peer_GG, rdma_GG = np.where(near_GG, sent_GG, 0), np.where(near_GG, 0, sent_GG)
-    nic, out = defaultdict(int), []
-    for axis in (0, 1):
+    return busiest(problem, [peer_GG.sum(axis=1), peer_GG.sum(axis=0)], [rdma_GG.sum(axis=1), rdma_GG.sum(axis=0)])
+
+
+def busiest(problem, peer_2G, rdma_2G):
+    """Seconds of the busiest rank and NIC with so many pairs or messages out and in."""
+    cluster, nic = problem.cluster, defaultdict(float)
+    for way in range(2):
         for node in range(cluster.num_nodes):
-            for i, g in enumerate(np.flatnonzero(node_G == node)):
-                nic[axis, node, i // cluster.nic_sharing] += rdma_GG.sum(axis=axis)[g]
-        out.append(peer_GG.sum(axis=axis).max())
-    pair = problem.model.token_bytes
-    return max(out) * pair / cluster.kernel_bytes_per_s, max(nic.values()) * pair / cluster.rdma_bytes_per_s
+            for i, g in enumerate(np.flatnonzero(cluster.node_of_rank_G == node)):
+                nic[way, node, i // cluster.nic_sharing] += rdma_2G[way][g]
+    size = problem.model.token_bytes
+    return np.max(peer_2G) * size / cluster.kernel_bytes_per_s, max(nic.values()) * size / cluster.rdma_bytes_per_s
 
 
 def node_exchange_seconds(problem, plan, n):
-    """The same where a token goes once to every node and rank that serve it, its pairs drawn one by one."""
-    cluster, K = problem.cluster, problem.model.num_topk
-    node_G, G, V = cluster.node_of_rank_G, problem.G, problem.cluster.num_nodes
-    here_VG = node_G == np.arange(V)[:, None]
-    to_VG, own_G = np.zeros((V, G)), np.zeros(G)
-    for e in range(problem.E):
-        quota_G = np.where(plan.expert_NGS[n] == e, plan.quota_NGS[n], 0).sum(axis=1).astype(float)
-        own = np.minimum(problem.load_NGE[n, :, e], quota_G)
-        own_G += own
-        to_VG += here_VG * own
-        left_V, quota_G = here_VG @ (problem.load_NGE[n, :, e] - own), quota_G - own
-        spare_V = here_VG @ quota_G
-        inside_V = np.minimum(left_V, spare_V)
-        share_G = np.divide(quota_G, spare_V[node_G], out=np.zeros(G), where=spare_V[node_G] > 0)
-        to_VG += here_VG * (share_G * inside_V[node_G])
-        over_V, far_G = left_V - inside_V, share_G * (spare_V - inside_V)[node_G]
-        if over_V.sum() > 0:
-            to_VG += np.outer(over_V / over_V.sum(), far_G)
-    tokens_G = problem.load_NGE[n].sum(axis=1) / K
-    tokens_V = here_VG @ tokens_G
+    """The same where a token goes once to every node and rank that serve it, a source's pairs drawn one by one."""
+    node_G, G, K = problem.cluster.node_of_rank_G, problem.G, problem.model.num_topk
+    sent_GG, tokens_G = flow(problem, plan, n), problem.load_NGE[n].sum(axis=1) / K
 
     def reached(tokens, pairs):
         if pairs <= 0:
@@ -64,37 +56,22 @@ def node_exchange_seconds(problem, plan, n):
         return tokens * (1 - np.prod(np.maximum(0, 1 - pairs / (tokens * K) * problem.E / (problem.E - drawn_K))))
 
     peer_2G, rdma_2G = np.zeros((2, G)), np.zeros((2, G))
-    for v in range(V):
-        mine = np.flatnonzero(here_VG[v])
-        for there in range(V):
-            ranks = np.flatnonzero(here_VG[there])
-            for i, g in enumerate(mine):
-                if tokens_V[v] == 0:
-                    continue
-                if there == v:
-                    for r in ranks:
-                        others = tokens_V[v] - tokens_G[r]
-                        if r != g and others > 0:
-                            sent = reached(others, to_VG[v, r] - own_G[r]) * tokens_G[g] / others
-                            peer_2G[0, g] += sent
-                            peer_2G[1, r] += sent
-                    continue
-                share, forwarder = tokens_G[g] / tokens_V[v], ranks[i % len(ranks)]
-                crossed = share * reached(tokens_V[v], to_VG[v, ranks].sum())
-                rdma_2G[0, g] += crossed
-                rdma_2G[1, forwarder] += crossed
-                for r in ranks:
-                    if r != forwarder:
-                        sent = share * reached(tokens_V[v], to_VG[v, r])
-                        peer_2G[0, forwarder] += sent
-                        peer_2G[1, r] += sent
-    nic = defaultdict(float)
-    for way in range(2):
-        for node in range(V):
-            for i, g in enumerate(np.flatnonzero(here_VG[node])):
-                nic[way, node, i // cluster.nic_sharing] += rdma_2G[way, g]
-    size = problem.model.token_bytes
-    return peer_2G.max() * size / cluster.kernel_bytes_per_s, max(nic.values()) * size / cluster.rdma_bytes_per_s
+    for src in range(G):
+        place = np.flatnonzero(node_G == node_G[src]).tolist().index(src)
+        for there in range(problem.cluster.num_nodes):
+            ranks = np.flatnonzero(node_G == there)
+            sender = src
+            if there != node_G[src]:
+                sender = ranks[place % len(ranks)]
+                crossed = reached(tokens_G[src], sent_GG[src, ranks].sum())
+                rdma_2G[0, src] += crossed
+                rdma_2G[1, sender] += crossed
+            for r in ranks:
+                if r != sender:
+                    came = reached(tokens_G[src], sent_GG[src, r])
+                    peer_2G[0, sender] += came
+                    peer_2G[1, r] += came
+    return busiest(problem, peer_2G, rdma_2G)
 
 
 def counted_exchange_seconds(problem, plan, n):
