@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "verl"), str(TESTS / "megatron")]
+sys.path[:0] = [str(TESTS / "verl"), str(TESTS / "megatron"), str(TESTS)]
 
 
 def main() -> None:
