@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.__main__ import PARTS, Part, run_parts
+from bench.gpu.__main__ import COMMANDS, FAST, Part, run_parts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,14 +26,16 @@ def test_parts_that_fail_or_do_not_end_cost_no_result(tmp_path, monkeypatch):
     assert "## slow\n\n1\n\nFAILED: stopped after 2 s." in text  # it read the result of the first part
 
 
-def test_all_parts_together_take_at_most_eight_minutes():
-    assert sum(part.limit_s for part in PARTS.values()) <= 480
+def test_a_command_takes_at_most_eight_minutes():
+    assert sum(part.limit_s for part in FAST.values()) <= 480
+    assert all(part.limit_s <= 480 for parts in COMMANDS.values() for part in parts.values())
 
 
 @pytest.mark.heavy
-def test_every_part_runs_dry(tmp_path):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_part_runs_dry(command, tmp_path):
     out = tmp_path / "dry.md"
-    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
+    line = [sys.executable, "-m", "bench.gpu", command, "--dry-run", "--out", str(out)]
+    run = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=3600)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    assert all(f"## {part.title}\n" in out.read_text() for part in PARTS.values())
+    assert all(f"## {part.title}\n" in out.read_text() for part in COMMANDS[command].values())

@@ -1,20 +1,24 @@
-"""Evidence from one GPU, part by part.
+"""Evidence from one GPU, part by part: first whether results are right, then how long it takes.
 
-    python -m bench.gpu [--dry-run] [--parts copies,rows] [--out bench/results/GPU_DATE.md]
+    python -m bench.gpu right [--dry-run] [--parts layer,nccl] [--out bench/results/gpu-right_GPU_DATE.md]
+    python -m bench.gpu fast [--dry-run] [--parts copies,rows] [--out bench/results/gpu-fast_GPU_DATE.md]
 
-Every part is a process of its own with a time limit; what it has printed until then is in the result, which is written anew after
-every part. All parts together take at most eight minutes. `--dry-run` runs them on a CPU with small sizes, where figures say
-nothing. Exit code 2 without a GPU, 1 if a part failed. On one GPU a peer copy stays inside its memory, so its bandwidth says
-nothing about a link between GPUs, and is not shown.
+Every part is a process of its own with a time limit; the result is written anew whenever a part has ended. Parts of `right` run
+side by side, as nothing in them is timed; those of `fast` one after the other. Each command takes at most eight minutes.
+`--dry-run` runs them on a CPU with small sizes, where figures say nothing. Exit code 2 without a GPU, 1 if a part failed. On one
+GPU a peer copy stays inside its memory, so its bandwidth says nothing about a link between GPUs, and is not shown.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,20 +39,30 @@ class Part(NamedTuple):
 # Without a GPU it is the CPU that is slow, and that other programs may keep busy.
 DRY_LIMIT_S = 600.0
 
-PARTS = {
-    "suites": Part("Conformance of pinned_host and cupy_peer", "bench.gpu.suites", 120),
-    "nccl": Part("NCCL with two ranks on one GPU: right or wrong, not fast", "bench.gpu.two_ranks", 80),
-    "rows": Part("Operations and host synchronisations of a layer", "bench.gpu.rows", 40),
-    "experts": Part("Expert compute against one product of the same size", "bench.gpu.experts", 50),
-    "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 70),
-    "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 20),
-    "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 100),
+RIGHT = {
+    "layer": Part("A layer in bf16 against float64", "bench.gpu.layer_right", 180),
+    "ranks": Part("Two ranks on one GPU: weights by NCCL, copy engines and the host store", "bench.gpu.two_ranks", 300),
+    "transfer": Part("Conformance of pinned_host and cupy_peer", "bench.gpu.suites transfer", 300),
+    "runtime": Part("The runtime's equality tests, all ranks on the GPU", "bench.gpu.suites runtime", 300),
+    "megatron": Part("Megatron-Core with two ranks on one GPU", "bench.gpu.megatron", 300),
+    "calibrate": Part("`foremoe calibrate` with one rank", "bench.gpu.calibrate", 150),
+    "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 100),
+    "sanitizer": Part("The layer under compute-sanitizer", "bench.gpu.sanitizer", 300),
 }
+FAST = {
+    "rows": Part("Operations and host synchronisations of a layer", "bench.gpu.rows", 60),
+    "profile": Part("Where the time of a layer goes", "bench.gpu.profile", 60),
+    "experts": Part("Expert compute against one product of the same size", "bench.gpu.experts", 60),
+    "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 90),
+    "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 130),
+}
+COMMANDS = {"right": RIGHT, "fast": FAST}
+SIDE_BY_SIDE = {"right": 8, "fast": 1}
 
 
 def run_part(part: Part, dry_run: bool) -> tuple[str, bool]:
     """Runs a part until its time is over: its output, and whether it ended well."""
-    command, begin = [sys.executable, "-u", "-m", part.module, *(["--dry-run"] if dry_run else [])], time.monotonic()
+    command, begin = [sys.executable, "-u", "-m", *part.module.split(), *(["--dry-run"] if dry_run else [])], time.monotonic()
     limit_s = max(part.limit_s, DRY_LIMIT_S) if dry_run else part.limit_s
     with tempfile.TemporaryFile() as out:
         try:
@@ -61,36 +75,48 @@ def run_part(part: Part, dry_run: bool) -> tuple[str, bool]:
     return f"{text}{end}\n\n({time.monotonic() - begin:.0f} s)", not end
 
 
-def run_parts(parts: Mapping[str, Part], head: str, out: Path | None, dry_run: bool) -> bool:
-    """Runs parts one after the other, prints each and writes all so far to `out`; True if all ended well."""
-    text, good = head, True
+def run_parts(parts: Mapping[str, Part], head: str, out: Path | None, dry_run: bool, side_by_side: int = 1) -> bool:
+    """Runs parts, prints each and writes all that have ended to `out`, in their order; True if all ended well."""
+    found: dict[str, tuple[str, bool]] = {}
     print(head, flush=True)
-    for part in parts.values():
-        section, passed = run_part(part, dry_run)
-        section, good = f"\n## {part.title}\n\n{section}\n", good and passed
-        text += section
-        print(section, flush=True)
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(text)
-    return good
+
+    def run(name: str) -> None:
+        text, passed = run_part(parts[name], dry_run)
+        section = f"\n## {parts[name].title}\n\n{text}\n"
+        with lock:
+            found[name] = section, passed
+            print(section, flush=True)
+            if out is not None:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(head + "".join(found[name][0] for name in parts if name in found))
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(side_by_side) as pool:
+        list(pool.map(run, parts))
+    return all(passed for _, passed in found.values())
 
 
 def main() -> int:
     """Command line."""
     parser = command_line(__doc__)
+    parser.add_argument("command", choices=list(COMMANDS))
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, with small sizes")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--parts", help="some of them; default: all")
     args = parser.parse_args()
-    names = args.parts.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}.")
+    parts = COMMANDS[args.command]
+    names = args.parts.split(",") if args.parts else list(parts)
+    if unknown := [name for name in names if name not in parts]:
+        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(parts)}.")
+    # Ranks of one machine: whatever other networks it has, or lacks.
+    os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     if not (args.dry_run or torch.cuda.is_available()):
         print("bench.gpu needs a CUDA GPU and a torch that sees it, and there is none; --dry-run needs none.", file=sys.stderr)
         return 2
-    kind = "Dry run on a CPU: figures say nothing" if args.dry_run else "foremoe on one GPU"
-    head = f"# {kind}\n\nMeasured on: {environment()}. Command: `python -m bench.gpu`.\n"
-    return int(not run_parts({name: PARTS[name] for name in names}, head, args.out, args.dry_run))
+    kind = "Dry run on a CPU: figures say nothing" if args.dry_run else f"foremoe on one GPU: {args.command}"
+    command = f"python -m bench.gpu {args.command}" + (f" --parts {args.parts}" if args.parts else "")
+    head = f"# {kind}\n\nMeasured on: {environment()}. Command: `{command}`.\n"
+    side_by_side = 1 if args.dry_run else SIDE_BY_SIDE[args.command]
+    return int(not run_parts({name: parts[name] for name in names}, head, args.out, args.dry_run, side_by_side))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import statistics
 import subprocess
@@ -101,7 +102,7 @@ def environment() -> str:
         cupy_version = "not installed"
     query = ["nvidia-smi", "--query-gpu=driver_version,pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader"]
     driver, generation, width = (_output(query).splitlines()[0] + ", ?, ?").split(", ")[:3]
-    commit = _output(["git", "describe", "--always", "--exclude=*", "--dirty=+"])
+    commit = os.environ.get("FOREMOE_COMMIT") or _output(["git", "describe", "--always", "--exclude=*", "--dirty=+"])
     return (
         f"{torch.cuda.get_device_name()}, driver {driver}, PCIe generation {generation} x{width}; Python "
         f"{platform.python_version()}, torch {torch.__version__} (CUDA {torch.version.cuda}), cupy {cupy_version}; "

@@ -5,8 +5,11 @@ The slowest rank that is measured is what the row would wait for on as many GPUs
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +24,19 @@ from foremoe.runtime.experts import Row, SwiGLU
 # Letters: G ranks, S slots of a rank, Y pairs of a rank, H hidden size.
 
 MODEL = "qwen3-30b-a3b"
-NUM_RANKS, TOKENS, ROWS, REPEATS = (4, 4, 1, 1) if DRY else (64, 8192, 3, 3)
+NUM_RANKS, TOKENS, ROWS, REPEATS = 64, 8192, 3, 3
+PLANS = Path(__file__).with_name("replay_plans.json")
+
+
+def plan_rows() -> dict[str, Any]:
+    """Quotas [rows, G, S] and predicted seconds [rows] of each strategy: made on a CPU, so that no GPU waits for a planner."""
+    work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
+    found: dict[str, Any] = {"base": problem.B, "sizes": [problem.model.hidden_size, problem.model.ffn_size]}
+    for name in ("static", "hierarchical"):
+        plan = STRATEGIES[name].plan(problem)[0]
+        found[name] = {"quota_LGS": plan.quota_MLGS[0].tolist(), "compute_L": plan.cost_ML.compute_s[0].tolist()}
+    return found
 
 
 def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: int) -> list[float]:
@@ -45,23 +60,27 @@ def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: in
 
 def main() -> int:
     """Prints the measured and the predicted straggler of each row, by strategy."""
-    work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
-    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
-    plans = {name: STRATEGIES[name].plan(problem)[0] for name in ("static", "hierarchical")}
-    base, sizes = problem.B, (64, 32) if DRY else (problem.model.hidden_size, problem.model.ffn_size)
-    rank = Rank(*sizes, base + problem.R)
+    if "--write" in sys.argv:
+        PLANS.write_text(json.dumps(plan_rows()) + "\n")
+        return 0
+    plans = json.loads(PLANS.read_text())
+    base = plans.pop("base")
+    sizes = (64, 32) if DRY else plans["sizes"]
+    del plans["sizes"]
+    quotas = {name: np.array(plan["quota_LGS"]) // (1024 if DRY else 1) for name, plan in plans.items()}
+    rank = Rank(*sizes, quotas["static"].shape[2])
     staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.spare]
     staged = staged if DRY else [tensor.pin_memory() for tensor in staged]
     print(f"{MODEL}, {NUM_RANKS} ranks, {TOKENS} tokens a rank, forward and backward in bf16; medians of {REPEATS}.\n")
     head = "row | strategy | busiest rank, pairs | slowest rank ms | mean rank ms | x static, measured | by the cost model"
     table(head)
-    for layer in range(problem.L):
-        even = np.full((1, base), int(problem.load_MLE[0, layer].sum()) // (NUM_RANKS * base))
+    for layer in range(1 if DRY else ROWS):
+        even = np.full((1, base), int(quotas["static"][layer].sum()) // (NUM_RANKS * base))
         slowest, predicted = {}, {}
         for name, plan in plans.items():
-            times = replay(rank, staged, plan.quota_MLGS[0, layer], base)
-            slowest[name], predicted[name] = max(times), float(plan.cost_ML.compute_s[0, layer])
-            busiest, mean_ms = int(plan.quota_MLGS[0, layer].sum(axis=1).max()), 1e3 * sum(times) / len(times)
+            times = replay(rank, staged, quotas[name][layer], base)
+            slowest[name], predicted[name] = max(times), plan["compute_L"][layer]
+            busiest, mean_ms = int(quotas[name][layer].sum(axis=1).max()), 1e3 * sum(times) / len(times)
             ratios = f"{slowest['static'] / slowest[name]:.2f} | {predicted['static'] / predicted[name]:.2f}"
             print(f"| {layer} | {name} | {busiest} | {1e3 * slowest[name]:.2f} | {mean_ms:.2f} | {ratios} |", flush=True)
         (even_s,) = replay(rank, staged, even, base)

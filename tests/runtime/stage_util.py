@@ -1,9 +1,13 @@
-"""A stage of toy MoE layers from counts: run by a plan on many ranks, and dense on one."""
+"""A stage of toy MoE layers from counts: run by a plan on many ranks, and dense on one.
+
+With FOREMOE_TEST_DEVICE=cuda the ranks that are processes run on the first GPU, all of them; tokens still travel over gloo.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +35,7 @@ from foremoe.workload.workload import Workload
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots of a rank, T tokens, K top-k, H hidden size, C chunks of layers.
 
 H, F = 8, 4  # rows of 16 bytes in float32, so that it takes grouped products; float64 takes none
+DEVICE = torch.device(os.environ.get("FOREMOE_TEST_DEVICE", "cpu"))
 MODES = {"kept": None, "reentrant": True, "non-reentrant": False}
 
 
@@ -170,7 +175,23 @@ def make_bank(case: Case, rank: int, num_ranks: int, math: Any = None) -> Expert
         dtype=case.dtype,
         seed=case.seed,
         math=math,
+        device=DEVICE,
     )
+
+
+def prepare_device(group: Group) -> None:
+    """Where ranks share a GPU: lets NCCL take each for a host of its own, and gloo carry tokens, which it cannot on a GPU."""
+    if DEVICE.type == "cpu" or hasattr(group, "by_host"):
+        return
+    os.environ |= {"NCCL_HOSTID": f"rank-{group.rank}", "NCCL_NET": "Socket"}
+    group.by_host = group.all_to_all  # type: ignore[attr-defined]
+
+    def all_to_all(received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
+        host = torch.empty_like(received, device="cpu")
+        group.by_host(host, sent.cpu(), num_received_G, num_sent_G)  # type: ignore[attr-defined]
+        received.copy_(host)
+
+    group.all_to_all = all_to_all  # type: ignore[method-assign]
 
 
 Hook = Callable[[int, Phase, int], None]
@@ -178,7 +199,11 @@ Results = dict[str, dict[tuple[int, int, int], torch.Tensor]]
 
 
 def run_passes(
-    case: Case, rank: int, moe: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], hook: Hook | None = None
+    case: Case,
+    rank: int,
+    moe: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    hook: Hook | None = None,
+    device: torch.device = DEVICE,
 ) -> Results:
     """Runs the passes of one source rank in the schedule's order.
 
@@ -192,22 +217,29 @@ def run_passes(
             hook(m, phase, chunk)
         key = (m, chunk, rank)
         if phase == Phase.FORWARD:
-            x_TH = leaves[key] = case.x[key].clone().requires_grad_(case.trains)
-            weights = {layer: case.weight[m, layer, rank].clone().requires_grad_(case.trains) for layer in case.layers(chunk)}
+            x_TH = leaves[key] = case.x[key].to(device, copy=True).requires_grad_(case.trains)
+            weights = {
+                layer: case.weight[m, layer, rank].to(device, copy=True).requires_grad_(case.trains)
+                for layer in case.layers(chunk)
+            }
             y_TH = x_TH
             for layers in case.blocks(chunk):
-                block = partial(_block, moe, {layer: case.topk[m, layer, rank] for layer in layers})
+                block = partial(_block, moe, {layer: case.topk[m, layer, rank].to(device) for layer in layers})
                 mine, again = [weights[layer] for layer in layers], MODES[case.mode]
                 y_TH = block(y_TH, *mine) if again is None else checkpoint(block, y_TH, *mine, use_reentrant=again)
-            error_TH = y_TH - case.coefficient[key]
-            losses[key] = error_TH.square().sum() / 2 if case.square else (y_TH * case.coefficient[key]).sum()
+            coefficient_TH = case.coefficient[key].to(device)
+            losses[key] = (y_TH - coefficient_TH).square().sum() / 2 if case.square else (y_TH * coefficient_TH).sum()
             found["output"][key], found["loss"][key] = y_TH.detach(), losses[key].detach()
             leaves[key, "weight"] = weights
         else:
             losses.pop(key).backward()
             found["x"][key] = leaves[key].grad
             found["weight"] |= {(m, layer, rank): w.grad for layer, w in leaves[key, "weight"].items()}
-    return found
+    return {kind: on_host(part) for kind, part in found.items()}
+
+
+def on_host(tensors: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+    return {key: tensor.cpu() for key, tensor in tensors.items()}
 
 
 def _block(moe: Any, topk: dict[int, torch.Tensor], x_TH: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -226,27 +258,28 @@ def run_case(
         backends: names, or a function of the rank that gives instances.
         hook: called before every pass with (runtime, m, phase, chunk).
     """
+    prepare_device(group)
     bank = make_bank(case, group.rank, group.size)
     found = backends(group.rank) if callable(backends) else backends
     with Runtime(bank, group=group, backends=found, prefetch=prefetch, timeout_s=20.0, debug=debug) as runtime:
         runtime.begin(case.plan, case.split(group.rank))
         results = run_passes(case, group.rank, runtime.moe, None if hook is None else partial(hook, runtime))
         report = runtime.end()
-        return results, bank.gather(group, gradients=True), report
+        return results, on_host(bank.gather(group, gradients=True)), report
 
 
 def run_dense(case: Case, weights: Mapping[str, torch.Tensor] | None = None) -> tuple[Results, dict[str, torch.Tensor]]:
     """The same for all sources, without ranks, slots or a plan; `weights` [L, E, *shape] by default as `make_bank` draws them."""
     if weights is None:
         weights = make_bank(case, 0, 1).gather(ThreadGroup.of(1)[0])
-    leaves = {name: w.detach().clone().requires_grad_(case.trains) for name, w in weights.items()}
+    leaves = {name: w.detach().to("cpu", copy=True).requires_grad_(case.trains) for name, w in weights.items()}
 
     def moe(layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
         return dense_moe(x_TH, topk_TK, weight_TK, {name: w[layer] for name, w in leaves.items()})
 
     results: Results = {}
     for g in range(case.plan.G):
-        for kind, part in run_passes(dataclasses.replace(case, mode="kept"), g, moe).items():
+        for kind, part in run_passes(dataclasses.replace(case, mode="kept"), g, moe, device=torch.device("cpu")).items():
             results.setdefault(kind, {}).update(part)
     return results, {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
 

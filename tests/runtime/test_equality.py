@@ -11,7 +11,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from profiles import examples
 from relayed_plans import with_relays
-from stage_util import Case, case_of, expected_counts, run_case, run_dense, worst
+from stage_util import DEVICE, Case, case_of, expected_counts, run_case, run_dense, worst
 
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
@@ -23,6 +23,7 @@ from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.testing.samples import plan_of, random_placement, random_sources
 from foremoe.testing.strategies import plans, problems
 from foremoe.transfer.collective import Collective
+from foremoe.transfer.cupy_peer import CupyPeer
 from foremoe.transfer.pinned_host import PinnedHost
 
 TOLERANCE = 1e-10
@@ -148,8 +149,9 @@ def test_rows_that_never_came_leave_quota_unused(case: Case) -> None:
 
 
 def process_backends(case: Case, rank: int) -> list:
-    """Both kinds of paths at once; the store has the plan's nodes."""
-    return [Collective(), PinnedHost(tuple(case.plan.header.cluster.node_of_rank_G.tolist()))]
+    """Both kinds of paths at once, on a GPU by copy engines; the store has the plan's nodes."""
+    peers = [CupyPeer()] if DEVICE.type == "cuda" else []
+    return [*peers, Collective(), PinnedHost(tuple(case.plan.header.cluster.node_of_rank_G.tolist()))]
 
 
 @given(busy_cases(max_ranks=3, host=True))

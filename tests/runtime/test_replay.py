@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operations import Work
 from profiles import examples
-from stage_util import Case, a_case, expected_counts, make_bank, run_case, run_passes
+from stage_util import Case, a_case, expected_counts, make_bank, on_host, prepare_device, run_case, run_passes
 from test_equality import busy_cases, cases
 from test_fall_back import Pulls
 from test_products import BySlot
@@ -36,6 +36,7 @@ def routing_of(case: Case, rank: int, unknown: Rows = frozenset()) -> dict[tuple
 
 def run_known(group: Group, case: Case, unknown: Rows = frozenset(), backends: Any = ("local",), routing: Any = None) -> Any:
     """As `run_case`, with known routing; also how many exchanges carried counts."""
+    prepare_device(group)
     bank, sizes = make_bank(case, group.rank, group.size), []
     routing = routing_of(case, group.rank, unknown) if routing is None else routing
     with Runtime(
@@ -47,7 +48,7 @@ def run_known(group: Group, case: Case, unknown: Rows = frozenset(), backends: A
         results = run_passes(case, group.rank, runtime.moe)
         group.all_to_all = all_to_all  # type: ignore[method-assign]
         report = runtime.end()
-        return results, bank.gather(group, gradients=True), report, sizes.count(torch.int64)
+        return results, on_host(bank.gather(group, gradients=True)), report, sizes.count(torch.int64)
 
 
 def assert_same_bits(ranks: list[Any], expected: list[Any]) -> None:

@@ -1,0 +1,26 @@
+"""The layer's small cases once more, under compute-sanitizer: no access outside of memory, and no memory read before it is written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+from bench.gpu.measure import DRY
+
+
+def main() -> int:
+    """Prints what the tool says in its last lines."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if DRY or tool is None:
+        print("There is no compute-sanitizer here.")
+        return int(not DRY)
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m", "bench.gpu.layer_right", "--small"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+    print(f"memcheck: exit code {done.returncode}", *lines[:20], lines[-1] if lines else done.stdout[-1500:], sep="\n")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
