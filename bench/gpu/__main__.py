@@ -45,7 +45,6 @@ RIGHT = {
     "transfer": Part("Conformance of pinned_host and cupy_peer", "bench.gpu.suites transfer", 300),
     "runtime": Part("The runtime's equality tests, all ranks on the GPU", "bench.gpu.suites runtime", 300),
     "megatron": Part("Megatron-Core with two ranks on one GPU", "bench.gpu.megatron", 300),
-    "calibrate": Part("`foremoe calibrate` with one rank", "bench.gpu.calibrate", 150),
     "graph": Part("A layer of known routing in a CUDA graph", "bench.gpu.graph", 100),
     "sanitizer": Part("The layer under compute-sanitizer", "bench.gpu.sanitizer", 300),
 }
@@ -54,7 +53,8 @@ FAST = {
     "profile": Part("Where the time of a layer goes", "bench.gpu.profile", 60),
     "experts": Part("Expert compute against one product of the same size", "bench.gpu.experts", 60),
     "copies": Part("Copies from the host: bandwidth, page lock, overlap", "bench.gpu.copies", 90),
-    "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 130),
+    "calibrate": Part("`foremoe calibrate` with one rank", "bench.gpu.calibrate", 100),
+    "replay": Part("Rank replay: the slowest of 64 ranks, measured one by one", "bench.gpu.replay", 100),
 }
 COMMANDS = {"right": RIGHT, "fast": FAST}
 SIDE_BY_SIDE = {"right": 8, "fast": 1}

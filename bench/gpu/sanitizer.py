@@ -1,4 +1,4 @@
-"""The layer's small cases once more, under compute-sanitizer: no access outside of memory, and no memory read before it is written."""
+"""The layer's small cases once more, under compute-sanitizer: no access outside of memory."""
 
 from __future__ import annotations
 

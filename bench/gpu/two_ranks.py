@@ -97,7 +97,7 @@ def _exact(plan: Plan, rank: int, topk_MLGTK: Array, dtype: torch.dtype) -> list
             for layer in range(L):
                 out_TH = torch.zeros_like(y_TH)
                 for e in range(E):
-                    t_N, k_N = np.nonzero(topk_MLGTK[m, layer, g] == e)
+                    t_N, _ = np.nonzero(topk_MLGTK[m, layer, g] == e)
                     gate, up = (y_TH[t_N] @ gate_up[layer, e]).chunk(2, dim=1)
                     pairs_NH = (torch.nn.functional.silu(gate) * up) @ down[layer, e] / K
                     out_TH = out_TH.index_add(0, torch.from_numpy(t_N), pairs_NH)
