@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
 from bench.gpu.measure import DEVICE, DRY, counts, median_s, table
 from foremoe.problem.schedule import Phase
+from foremoe.runtime import products
 from foremoe.runtime.experts import ComputeTime, ExpertMath, GroupedExperts, Row, SwiGLU
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 
 # Letters: Y pairs of a rank, S slots, H hidden size, F ffn size.
 
-PAIRS, HIDDEN, FFN = (260, 64, 32) if DRY else (65536, 2048, 768)  # a rank of qwen3-30b-a3b
+PAIRS, HIDDEN, FFN = ((260,), 64, 32) if DRY else ((65536, 8192), 2048, 768)  # a rank of qwen3-30b-a3b
 SLOTS = (17, 33, 65)
 
 
@@ -29,11 +33,16 @@ class Rank:
     def __init__(self, hidden_size: int, ffn_size: int, num_slots: int) -> None:
         self.shapes = tuple(SwiGLU().shapes(hidden_size, ffn_size).values())
         self.spare = self._slots(1)[0]  # where copies may land meanwhile
-        self.weights_S = self._slots(max(num_slots - 1, 1)) + self._slots(int(num_slots > 1))
-        self.grads_S = [tuple(torch.zeros_like(weight, dtype=torch.float32) for weight in weights) for weights in self.weights_S]
+        self.weights_S, self.grads_S = (
+            self._slots(max(num_slots - 1, 1), dtype) + self._slots(int(num_slots > 1), dtype)
+            for dtype in (torch.bfloat16, torch.float32)
+        )
+        for grads in self.grads_S:
+            for grad in grads:
+                grad.zero_()
 
-    def _slots(self, num: int) -> list[Tensors]:
-        memory = (torch.randn(num, a * b, device=DEVICE).div_(a**0.5).bfloat16() for a, b in self.shapes)
+    def _slots(self, num: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensors]:
+        memory = (torch.randn(num, a * b, device=DEVICE).div_(a**0.5).to(dtype) for a, b in self.shapes)
         return list(zip(*(tensor.unbind() for tensor in memory), strict=True))
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
@@ -66,24 +75,36 @@ class Rank:
 
 
 def main() -> int:
-    """Prints seconds and operations of both ways."""
+    """Prints seconds and operations of each way."""
     rows = []
-    for num_slots in SLOTS:
-        x_YH = torch.randn(PAIRS, HIDDEN, device=DEVICE).bfloat16()
-        num_S = [PAIRS // num_slots] * num_slots
-        num_S[0] += PAIRS - sum(num_S)
+    few = products.FEW_PAIRS
+    for num_slots, pairs in itertools.product(SLOTS, PAIRS):
+        x_YH = torch.randn(pairs, HIDDEN, device=DEVICE).bfloat16()
+        num_S = [pairs // num_slots] * num_slots
+        num_S[0] += pairs - sum(num_S)
         rank, one = Rank(HIDDEN, FFN, num_slots), Rank(HIDDEN, FFN, 1)
-        ways = {"at once": rank.row(num_S, SwiGLU()), "slot by slot": rank.row(num_S, BySlot())}
-        whole = one.row([PAIRS], SwiGLU())
-        arms = {name: partial(rank.step, x_YH, row) for name, row in ways.items()} | {"one": partial(one.step, x_YH, whole)}
-        seconds, flops = median_s(arms), 18 * PAIRS * HIDDEN * FFN
-        for name, row in ways.items():
-            forward, both = (counts(partial(run, x_YH, row)) for run in (rank.forward, rank.step))
+        # What FEW_PAIRS decides: whether weight gradients are added by one kernel or by a product for each slot.
+        ways = {
+            "at once": (rank.row(num_S, SwiGLU()), few),
+            "at once, gradients by one kernel": (rank.row(num_S, SwiGLU()), 10**9),
+            "at once, gradients slot by slot": (rank.row(num_S, SwiGLU()), 0),
+            "slot by slot": (rank.row(num_S, BySlot()), few),
+        }
+
+        def run(do: Callable[[torch.Tensor, Row], Any], x_YH: torch.Tensor, row: Row, limit: int) -> None:
+            products.FEW_PAIRS = limit
+            do(x_YH, row)
+
+        arms = {name: partial(run, rank.step, x_YH, *way) for name, way in ways.items()}
+        arms["one"] = partial(one.step, x_YH, one.row([pairs], SwiGLU()))
+        seconds, flops = median_s(arms), 18 * pairs * HIDDEN * FFN
+        for name, way in ways.items():
+            forward, both = (counts(partial(run, do, x_YH, *way)) for do in (rank.forward, rank.step))
             s, reads = seconds[name], both[1]
             times = f"{s * 1e3:.2f} | {seconds['one'] * 1e3:.2f} | {s / seconds['one']:.2f} | {flops / s / 1e12:.2f}"
-            rows.append(f"{num_slots - 1} + 1 | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")
-    print(f"{PAIRS} pairs, hidden size {HIDDEN}, ffn size {FFN}; bf16, weight gradients in float32. Views are not counted.\n")
-    head = "slots | computed | operations forward | backward | host reads | both ms | one product ms | ratio | TFLOP/s"
+            rows.append(f"{pairs} | {num_slots - 1} + 1 | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")
+    print(f"Hidden size {HIDDEN}, ffn size {FFN}; bf16, weight gradients in float32. Views and Triton's are not counted.\n")
+    head = "pairs | slots | computed | operations forward | backward | host reads | both ms | one product ms | ratio | TFLOP/s"
     table(head, *rows)
     return 0
 

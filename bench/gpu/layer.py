@@ -80,8 +80,7 @@ class Layer:
         """y_TH, with its graph."""
         x_YH = Dispatch.apply(x_TH, self.anchor, route.by_token_Z, route.by_arrival_Y, route, self.rank.launch)
         y_YH = GroupedExperts.apply(x_YH, self.row, Phase.FORWARD)
-        y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
-        y_TH: torch.Tensor = (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)
+        y_TH: torch.Tensor = Combine.apply(y_YH, weight_TK, route.by_slot_Z, route.by_slot_Y, route)
         return y_TH
 
     def step(self, x_TH: torch.Tensor, weight_TK: torch.Tensor, route: Route) -> tuple[torch.Tensor, ...]:

@@ -33,10 +33,8 @@ def kernels(run: Callable[[], Any]) -> list[tuple[str, float]]:
         run()
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
-    device = torch.autograd.DeviceType.CPU if DRY else torch.autograd.DeviceType.CUDA
-    return [
-        (event.name, event.device_time if not DRY else event.cpu_time) for event in seen.events() if event.device_type == device
-    ]
+    events = [event for event in seen.events() if event.device_type.name == ("CPU" if DRY else "CUDA")]
+    return [(event.name, event.cpu_time if DRY else event.device_time) for event in events]
 
 
 def kind_of(name: str) -> str:

@@ -68,7 +68,7 @@ def main() -> int:
     sizes = (64, 32) if DRY else plans["sizes"]
     del plans["sizes"]
     quotas = {name: np.array(plan["quota_LGS"]) // (1024 if DRY else 1) for name, plan in plans.items()}
-    rank = Rank(*sizes, quotas["static"].shape[2])
+    rank = Rank(sizes[0], sizes[1], quotas["static"].shape[2])
     staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.spare]
     staged = staged if DRY else [tensor.pin_memory() for tensor in staged]
     print(f"{MODEL}, {NUM_RANKS} ranks, {TOKENS} tokens a rank, forward and backward in bf16; medians of {REPEATS}.\n")

@@ -138,11 +138,11 @@ def _plan(load_MLGE: Array, rank: int, way: str) -> tuple[Plan, Array]:
         attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for bench.gpu",
     )  # fmt: skip
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=K, stage="update")
-    nodes = {"ranks_per_node": 1, "host_store": True} if way == "pinned_host" else {}
-    cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, **nodes)
+    by_host = way == "pinned_host"
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, ranks_per_node=1 if by_host else G, host_store=by_host)
     problem = Problem.of(work, cluster, model=model, redundant=1, cost=CostModel(objective="balance"))
     plan = plan_of(problem, random_placement(problem, np.random.default_rng(0), density=1.0, evenness=20.0))
-    if way == "pinned_host":
+    if by_host:
         t = plan.transfers
         plan = dataclasses.replace(plan, transfers=t.replace(link_C=np.full(len(t), Link.HOST), src_C=np.full(len(t), -1)))
     return plan, plan.rows_for(work, rank)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+from foremoe.runtime.fused import fuses, launch
 
 # Letters: Y pairs, F ffn size, D = 2F columns of gate and up.
 
@@ -16,7 +17,7 @@ _COLUMNS = 1024  # that one program of a kernel takes of a row
 
 def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
     """act_YF = ``silu(gate) * up``."""
-    if _fuses(pre_YD):
+    if fuses(pre_YD):
         act_YF = pre_YD.new_empty(len(pre_YD), pre_YD.shape[1] // 2)
         _run(_kernels()[0], act_YF.shape, pre_YD, act_YF)
         return act_YF
@@ -27,7 +28,7 @@ def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
 def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """act_YF again, and the gradient of pre_YD."""
     grad_pre_YD = torch.empty_like(pre_YD)
-    if _fuses(pre_YD):
+    if fuses(pre_YD):
         act_YF = torch.empty_like(grad_act_YF)
         _run(_kernels()[1], act_YF.shape, pre_YD, grad_act_YF, act_YF, grad_pre_YD)
         return act_YF, grad_pre_YD
@@ -39,18 +40,9 @@ def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[to
     return silu_YF * up_YF, grad_pre_YD
 
 
-def _fuses(pre_YD: torch.Tensor) -> bool:
-    """True on GPUs with Triton, in dtypes that float32 is wide for."""
-    return pre_YD.is_cuda and pre_YD.dtype in (torch.bfloat16, torch.float16) and find_spec("triton") is not None
-
-
 def _run(kernel: Any, shape: torch.Size, *tensors: torch.Tensor) -> None:
     """A program for each row and block of columns."""
-    num_rows, num_columns = shape
-    if num_rows and num_columns:
-        contiguous = all(tensor.is_contiguous() for tensor in tensors)
-        assert contiguous, "kernels take rows that lie one behind the other"
-        kernel[(num_rows, -(-num_columns // _COLUMNS))](*tensors, num_columns, COLUMNS=_COLUMNS)
+    launch(kernel, (shape[0], -(-shape[1] // _COLUMNS)), *tensors, shape[1], COLUMNS=_COLUMNS)
 
 
 @functools.cache

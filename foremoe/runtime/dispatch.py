@@ -1,6 +1,6 @@
 """Dispatch and combine: pairs travel to the ranks whose slots serve them, and results travel back.
 
-Router probabilities are applied after combine, on the source: they need not travel, expert math does not know of them, and their
+Router probabilities are applied by combine, on the source: they need not travel, expert math does not know of them, and their
 gradient is made where the router is. The price is that a source keeps the outputs of its own pairs for backward.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from foremoe.distributed.group import Group
-from foremoe.runtime.permute import sum_of_tokens
+from foremoe.runtime.pairs import sum_of_pairs, sum_of_pairs_backward
 
 # Letters: T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, G ranks, S slots per rank,
 # P = G*S physical slots, C = S + 1 columns of a count message, H hidden size.
@@ -125,29 +125,30 @@ class Dispatch(torch.autograd.Function):
         by_token_Z, by_arrival_Y = ctx.saved_tensors
         back_ZH = ctx.exchange.back(grad_YH.index_select(0, by_arrival_Y))
         ctx.launch()
-        grad_TH = sum_of_tokens(back_ZH, by_token_Z, ctx.num_topk) if ctx.needs_input_grad[0] else None
+        grad_TH = sum_of_pairs(back_ZH, by_token_Z, ctx.num_topk) if ctx.needs_input_grad[0] else None
         return grad_TH, None, None, None, None, None
 
 
 class Combine(torch.autograd.Function):
-    """Outputs y_YH of the pairs that this rank served, sorted by slots -> y_TKH of this source's own pairs."""
+    """Outputs y_YH of the pairs that this rank served, sorted by slots -> y_TH, weighted sums over this source's own pairs."""
 
     @staticmethod
-    def forward(ctx: Any, y_YH: torch.Tensor, by_slot_Z: torch.Tensor, by_slot_Y: torch.Tensor, route: Route) -> torch.Tensor:
-        ctx.save_for_backward(by_slot_Z, by_slot_Y)
-        ctx.exchange = route.exchange
+    def forward(
+        ctx: Any, y_YH: torch.Tensor, weight_TK: torch.Tensor, by_slot_Z: torch.Tensor, by_slot_Y: torch.Tensor, route: Route
+    ) -> torch.Tensor:
         back_ZH = route.exchange.back(y_YH.index_select(0, route.by_arrival_Y))
-        return back_ZH.index_select(0, route.by_token_Z).view(-1, route.num_topk, y_YH.shape[1])
+        ctx.save_for_backward(weight_TK, by_slot_Z, by_slot_Y, back_ZH if ctx.needs_input_grad[1] else None)
+        ctx.exchange = route.exchange
+        return sum_of_pairs(back_ZH, route.by_token_Z, route.num_topk, weight_TK)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_TKH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # Under non-reentrant checkpointing this access runs the forward again, so it comes before this function's own exchange,
         # at the same point on all ranks.
-        by_slot_Z, by_slot_Y = ctx.saved_tensors
-        sent_ZH = grad_TKH.reshape(-1, grad_TKH.shape[2]).index_select(0, by_slot_Z)
-        arrived_YH = ctx.exchange.there(sent_ZH)
-        return arrived_YH.index_select(0, by_slot_Y), None, None, None
+        weight_TK, by_slot_Z, by_slot_Y, back_ZH = ctx.saved_tensors
+        sent_ZH, grad_TK = sum_of_pairs_backward(grad_TH, back_ZH, by_slot_Z, weight_TK)
+        return ctx.exchange.there(sent_ZH).index_select(0, by_slot_Y), grad_TK, None, None, None
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from foremoe.runtime.pairs import sum_of_pairs
+
 # Letters: T tokens, K top-k, Z = T*K pairs in the order of their slots, X rows of any kind, H hidden size.
 
 
@@ -69,7 +71,7 @@ class TokensToPairs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_ZH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (by_token_Z,) = ctx.saved_tensors
-        return sum_of_tokens(grad_ZH, by_token_Z, ctx.num_topk), None, None, None
+        return sum_of_pairs(grad_ZH, by_token_Z, ctx.num_topk), None, None, None
 
 
 class PairsToTokens(torch.autograd.Function):
@@ -81,7 +83,7 @@ class PairsToTokens(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(by_slot_Z)
         ctx.num_topk = num_topk
-        return sum_of_tokens(rows_ZH, by_token_Z, num_topk)
+        return sum_of_pairs(rows_ZH, by_token_Z, num_topk)
 
     @staticmethod
     @once_differentiable
@@ -94,8 +96,3 @@ def _joined(rows_first: torch.Tensor, rows_rest: torch.Tensor, first: torch.Tens
     rows = rows_first.new_empty(len(first) + len(rest), *rows_first.shape[1:])
     rows[first], rows[rest] = rows_first, rows_rest
     return rows
-
-
-def sum_of_tokens(rows_ZH: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int) -> torch.Tensor:
-    """Sums [T, H] over the pairs of each token; rows come sorted by slot."""
-    return rows_ZH.index_select(0, by_token_Z).view(-1, num_topk, rows_ZH.shape[1]).sum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Protocol, Self
 import torch
 from torch.nn import functional
 
+from foremoe.runtime.fused import fuses
+from foremoe.runtime.outer import add_products, even_runs
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 
@@ -18,6 +21,7 @@ from foremoe.transfer.residency import Residency
 _WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8 and later, on GPUs
 _GROUPED = hasattr(functional, "grouped_mm")  # torch 2.10 and later; since then addmm adds to a wider total, too
 _ALIGNED_BYTES = 16  # rows of all matrices in a grouped product
+FEW_PAIRS = 2048  # a slot, below which one kernel for all adds gradients sooner than cuBLAS slot by slot
 
 
 class Products(Protocol):
@@ -55,13 +59,15 @@ class SlotProducts:
     """`Products` of all pairs of a row, each with the expert of its slot.
 
     A run of slots that lie side by side takes one grouped product: base slots do, so with one redundant slot a product is two
-    calls, whatever the number of slots. Gradients are added slot by slot, as a grouped product is no wider than its factors.
+    calls, whatever the number of slots. Torch's grouped product is no wider than its factors, so gradients are added by a kernel
+    of our own where Triton is and slots have few pairs, and otherwise slot by slot.
     """
 
     runs: list[_Run]
     grads_S: Sequence[Tensors | None] | None
     shapes: Sequence[tuple[int, ...]]
     num_S: list[int]
+    end_S: torch.Tensor
 
     @classmethod
     def of(
@@ -74,7 +80,7 @@ class SlotProducts:
         aligned = all(size * like.element_size() % _ALIGNED_BYTES == 0 for shape in shapes for size in shape)
         if not (aligned and len(like) and _has_grouped_product(like.device, like.dtype)):
             return None
-        return cls(_runs(residency.weights_S, shapes, num_S, end_S), residency.grads_S, shapes, num_S)
+        return cls(_runs(residency.weights_S, shapes, num_S, end_S), residency.grads_S, shapes, num_S, end_S)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
         return self._multiply(rows, [run.weights[i] for run in self.runs])
@@ -84,15 +90,22 @@ class SlotProducts:
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         assert self.grads_S is not None
-        begin = 0
-        for num, grads in zip(self.num_S, self.grads_S, strict=True):
-            if num:
-                assert grads is not None
-                pairs, total = slice(begin, begin + num), grads[i].view(self.shapes[i])
-                if not left.is_cuda:  # all at once, and not slot by slot
-                    left, right = left.to(total.dtype), right.to(total.dtype)
-                add_product(total, left[pairs].T, right[pairs])
-            begin += num
+        total_S = [None if grads is None else grads[i] for grads in self.grads_S]
+        if not left.is_cuda:  # all at once, and not slot by slot
+            wide = next(total.dtype for total in total_S if total is not None)
+            left, right = left.to(wide), right.to(wide)
+        few = fuses(left) and len(left) < FEW_PAIRS * len(total_S)
+        end_S = [0, *itertools.accumulate(self.num_S)]
+        for first, last, stride in even_runs(total_S) if few else [(s, s + 1, 0) for s in range(len(total_S))]:
+            begin, end, total = end_S[first], end_S[last], total_S[first]
+            if begin == end:
+                continue
+            assert total is not None
+            total_IO = total.view(self.shapes[i])
+            if last - first > 1:
+                add_products(total_IO, stride, left, right, self.end_S[first:last], begin)
+            else:
+                add_product(total_IO, left[begin:end].T, right[begin:end])
 
     def _multiply(self, rows_YI: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
         out_YO: torch.Tensor | None = None
@@ -162,7 +175,7 @@ def _has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     if device.type == "cuda":
         # On other GPUs, and for other dtypes, torch reads the counts back and makes a product for each.
-        return dtype == torch.bfloat16 and torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+        return dtype == torch.bfloat16 and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
     try:
         eye = torch.eye(8, dtype=dtype, device=device)
         functional.grouped_mm(eye, eye[None], offs=torch.tensor([8], dtype=torch.int32, device=device))

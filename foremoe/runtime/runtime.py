@@ -155,9 +155,9 @@ class Runtime:
             y_YH = GroupedExperts.apply(x_YH, row, phase)
             if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
                 stage.release(m, layer, phase)
-            y_TKH = Combine.apply(y_YH, route.by_slot_Z, route.by_slot_Y, route)
+            y_TH: torch.Tensor = Combine.apply(y_YH, weight_TK, route.by_slot_Z, route.by_slot_Y, route)
             stage.launch()
-            return (y_TKH * weight_TK.unsqueeze(2)).sum(1).to(x_TH.dtype)
+            return y_TH
 
     def end(self, *, partial: bool = False) -> StageSummary:
         """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.

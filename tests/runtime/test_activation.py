@@ -40,7 +40,7 @@ def test_kernels_in_triton_s_interpreter() -> None:
 @pytest.mark.parametrize(("Y", "F"), [(5, 16), (3, 1024), (2, 1500), (0, 16), (4, 0)])
 def test_kernels(monkeypatch: pytest.MonkeyPatch, Y: int, F: int, dtype: torch.dtype, ulp: float) -> None:
     """Rounded once: half a unit in the last place, but for float32's own rounding; the interpreter cuts bfloat16 off."""
-    monkeypatch.setattr(activation, "_fuses", lambda pre_YD: True)
+    monkeypatch.setattr(activation, "fuses", lambda pre_YD: True)
     generator = torch.Generator().manual_seed(Y + F)
     pre_YD, grad_YF = (3 * torch.randn(Y, n * F, generator=generator).to(dtype) for n in (2, 1))
     found = [activation.swiglu(pre_YD), *activation.swiglu_backward(pre_YD, grad_YF)]

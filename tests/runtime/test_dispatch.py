@@ -33,10 +33,11 @@ def there_and_back(group: Group, slots: list[torch.Tensor], num_slots: int) -> d
     slot_Y = torch.repeat_interleave(torch.arange(num_slots), torch.tensor(counts.num_S))
     # A different linear map in every slot of every rank: y = (1 + slot) * x.
     factor_Y = 1.0 + group.rank * num_slots + slot_Y
-    y_TKH = Combine.apply(x_YH * factor_Y[:, None], route.by_slot_Z, route.by_slot_Y, route)
-    scale_TK = torch.arange(1.0, T * K + 1).view(T, K, 1).double()
-    (y_TKH * scale_TK).sum().backward()
-    return {"x_YH": x_YH.detach(), "counts": counts.num_S, "y_TKH": y_TKH.detach(), "grad": x_TH.grad, "x_TH": x_TH.detach()}
+    scale_TK = torch.arange(1.0, T * K + 1).view(T, K).double().requires_grad_()
+    y_TH = Combine.apply(x_YH * factor_Y[:, None], scale_TK, route.by_slot_Z, route.by_slot_Y, route)
+    y_TH.sum().backward()
+    found = {"y_TH": y_TH.detach(), "grad": x_TH.grad, "grad_scale": scale_TK.grad, "x_TH": x_TH.detach()}
+    return {"x_YH": x_YH.detach(), "counts": counts.num_S} | found
 
 
 def check(slots: list[torch.Tensor], num_slots: int, results: list[dict[str, Any]]) -> None:
@@ -49,11 +50,12 @@ def check(slots: list[torch.Tensor], num_slots: int, results: list[dict[str, Any
         ]
         assert result["x_YH"].tolist() == served
         assert result["counts"] == [sum(int((x == rank * num_slots + s).sum()) for x in slots) for s in range(num_slots)]
-        factor_TK1 = (1.0 + slots[rank].double())[:, :, None]
-        assert torch.equal(result["y_TKH"], result["x_TH"][:, None] * factor_TK1)
         T, K = slots[rank].shape
-        scale_TK = torch.arange(1.0, T * K + 1).view(T, K).double()
-        assert torch.equal(result["grad"], (scale_TK * factor_TK1[:, :, 0]).sum(1, keepdim=True).expand(T, 2))
+        factor_TK, scale_TK = 1.0 + slots[rank].double(), torch.arange(1.0, T * K + 1).view(T, K).double()
+        weight_T1 = (scale_TK * factor_TK).sum(1, keepdim=True)  # whole numbers, so that no sum is rounded
+        assert torch.equal(result["y_TH"], result["x_TH"] * weight_T1)
+        assert torch.equal(result["grad"], weight_T1.expand(T, 2))
+        assert torch.equal(result["grad_scale"], result["x_TH"].sum(1, keepdim=True) * factor_TK)
 
 
 @given(st.data())

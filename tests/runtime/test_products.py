@@ -164,7 +164,9 @@ def test_the_loop_runs_where_grouped_products_cannot(why: str, grouped_calls: li
         (torch.bfloat16, (9, 0), None, True),
         (torch.float32, (9, 0), None, False),
         (torch.bfloat16, (8, 0), None, False),
-        (torch.bfloat16, (10, 0), None, False),
+        (torch.bfloat16, (10, 0), None, True),
+        (torch.bfloat16, (10, 3), None, True),
+        (torch.bfloat16, (12, 0), None, False),
         (torch.bfloat16, (9, 0), "6.2", False),
     ],
 )

@@ -1,0 +1,21 @@
+"""Triton: where its kernels stand in for several operations of torch, and how they are launched."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+
+def fuses(tensor: torch.Tensor) -> bool:
+    """True on GPUs with Triton, in dtypes that float32 is wide for."""
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and find_spec("triton") is not None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Runs a kernel on contiguous tensors; an empty grid does nothing."""
+    contiguous = all(x.is_contiguous() for x in arguments if isinstance(x, torch.Tensor))
+    assert contiguous, "kernels take rows that lie one behind the other"
+    if all(grid):
+        kernel[grid](*arguments, **constants)
