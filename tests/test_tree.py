@@ -123,7 +123,8 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def too_large(sources: Sources) -> list[str]:
-    """Rule 4: files of at most 300 lines, functions of at most 60 lines of code and 8 parameters."""
+    """Rule 4: files of at most 300 lines, functions of at most 60 lines of code and 8 parameters, but for Triton's kernels, which
+    take sizes one by one."""
     found = []
     for path in library(sources).values():
         lines = sources[path].splitlines()
@@ -133,7 +134,7 @@ def too_large(sources: Sources) -> list[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if code_lines(node, lines) > MAX_CODE:
                     found.append(f"{path}: {node.name} is too long")
-                if parameters(node) > MAX_PARAMETERS:
+                if parameters(node) > MAX_PARAMETERS and "triton.jit" not in map(ast.unparse, node.decorator_list):
                     found.append(f"{path}: {node.name} has too many parameters")
     return found
 

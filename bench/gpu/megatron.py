@@ -28,7 +28,7 @@ def run(*options: str) -> list[tuple[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = []
+    ranks = list[subprocess.Popen[str]]()
     for rank in range(RANKS):
         # NCCL refuses two ranks of one host on one GPU, so each says that it is a host of its own.
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port, "NCCL_HOSTID": f"rank-{rank}"}
@@ -39,11 +39,11 @@ def run(*options: str) -> list[tuple[str, str]]:
         command = [sys.executable, "-W", "ignore", "-c", START, "--ep", str(RANKS), *SIZES, *options]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
     try:
-        outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
-    if any(rank.returncode for rank in ranks):
+        for process in ranks:
+            process.kill()
+    if any(process.returncode for process in ranks):
         print("```\n" + "\n".join(text[-3000:] for text in outputs) + "\n```", flush=True)
         raise SystemExit(1)
     return re.findall(r"step \d+: loss ([\d.]+), [\d.]+ s ?(.*)", outputs[0])

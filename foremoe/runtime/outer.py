@@ -17,7 +17,7 @@ _TILE = {"TILE_I": 128, "TILE_O": 128, "PAIRS": 64}
 
 def even_runs(tensor_S: Sequence[torch.Tensor | None]) -> list[tuple[int, int, int]]:
     """Cuts slots into runs (first, behind the last, distance in elements) whose tensors lie at equal distances in one memory."""
-    place_S = [None if t is None else (t.untyped_storage().data_ptr(), t.storage_offset()) for t in tensor_S]
+    place_S = [None if t is None else (t.untyped_storage().data_ptr(), int(t.storage_offset())) for t in tensor_S]
     found, first = list[tuple[int, int, int]](), 0
     while first < len(place_S):
         last, stride, here = first + 1, 0, place_S[first]
@@ -47,7 +47,7 @@ def add_products(
     launch(_kernel(), (S * tiles_I * tiles_O,), *tensors, begin, stride, I, O, tiles_I, tiles_O, **_TILE, **_OPTIONS)
 
 
-_OPTIONS = {"num_warps": 8, "num_stages": 3}
+_OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 @functools.cache
