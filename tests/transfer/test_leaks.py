@@ -79,8 +79,14 @@ def many_engines(group, plan, name, engines, fail):
         engine = Engine(buffers, group=group.process_group, backends=backends(name))
         buffers.update(0)
         engine.begin(plan)
+
+        def spoil(use, engine=engine):
+            if use == 3:
+                engine.group.barrier()  # a rank that closes while another still sends would be the fault that it sees
+                buffers.update(0)
+
         try:
-            run_uses(engine, plan, engine.group, on_use=lambda u: buffers.update(0) if fail and u == 3 else None)
+            run_uses(engine, plan, engine.group, on_use=spoil if fail else None)
             engine.end()
             assert not fail
         except StaleWeights:
