@@ -39,11 +39,26 @@ def backend_names() -> list[str]:
     return [*BACKENDS, *(name for name in entry_point_names(ENTRY_POINTS) if name not in BACKENDS)]
 
 
-def default_backends(buffers: Buffers) -> tuple[str, ...]:
-    """Names of the backends of an engine that is given none: inside a node copy engines, where slots are on a GPU and CuPy is
-    there, and collective for all else. Host stores hardly ever pay, and are asked for."""
+def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
+    """Names of the backends of an engine that is given none; collective.
+
+    Inside a node copy engines, where slots are on a GPU, CuPy is there and ranks can open each other's memory; collective for all
+    else. A GPU that goes without copy engines is in the log. Host stores hardly ever pay, and are asked for.
+    """
     on_gpu = buffers.num_buffers > 0 and buffers.slot(0)[0].is_cuda
-    return ("cupy_peer", "collective") if on_gpu and find_spec("cupy") is not None else ("collective",)
+    if not any(group.gather(on_gpu)):
+        return ("collective",)
+    from foremoe.transfer.cupy_peer import cuda_runtime
+    from foremoe.transfer.ipc import fault_between
+
+    try:
+        cuda = cuda_runtime() if on_gpu else "its slots are not on a GPU"
+    except InputError as error:
+        cuda = str(error)
+    fault = fault_between(cuda, group)
+    if fault and group.rank == 0:
+        _logger.warning("copies inside a node go by collective, not by copy engines (%s).", fault.rstrip("."))
+    return ("collective",) if fault else ("cupy_peer", "collective")
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
@@ -82,9 +97,15 @@ def package_of(module: str) -> str:
 
 
 class BackendSet:
-    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened."""
+    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened.
 
-    def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
+    Args:
+        backends: None for those of `default_backends`.
+    """
+
+    def __init__(self, backends: Sequence[TransferBackend] | None, group: Group, buffers: Buffers) -> None:
+        if backends is None:
+            backends = [resolve_backend(name) for name in default_backends(buffers, group)]
         self.backends = list(backends)
         self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
         self.retired: set[int] = set()  # two-sided backends given up by all ranks

@@ -4,17 +4,16 @@ import contextlib
 import ctypes
 import functools
 import logging
-import os
-import socket
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
+from foremoe.transfer import ipc
 from foremoe.transfer.backends import package_of
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
 from foremoe.transfer.host_fill import agreed, unpublished
@@ -25,13 +24,6 @@ from foremoe.transfer.staging import Piece, Staging, require_on_gpu
 
 _logger = logging.getLogger(__name__)
 _NUM_STREAMS = 4  # copies from different GPUs go side by side; more streams than copy engines bring nothing
-
-
-class _Process(NamedTuple):
-    """Where a rank runs. Memory handles are for other processes of the same host."""
-
-    host: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,13 +63,13 @@ class CupyPeer(TransferBackend):
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         self._require_closed()
-        self._cuda = _cuda_runtime()
+        self._cuda = cuda_runtime()
         self._device = torch.device("cuda", torch.cuda.current_device())
         if buffers.num_buffers:
             self._device = buffers.slot(0)[0].device
         if self._device.type != "cuda":
             raise InputError(f"cupy_peer copies between GPUs, and rank {rank} has its slots on {self._device}; use pinned_host.")
-        self._process_G = [_Process(*found) for found in group.gather(tuple(_process()))]
+        self._process_G = [ipc.Process(*found) for found in group.gather(tuple(ipc.this_process()))]
         self._several = len(set(self._process_G)) > 1
         self._rank, self._group, self._buffers = rank, group, buffers
         self._streams = [torch.cuda.Stream(self._device) for _ in range(_NUM_STREAMS)]
@@ -260,7 +252,7 @@ class CupyPeer(TransferBackend):
         ]
 
 
-def _cuda_runtime() -> Any:
+def cuda_runtime() -> Any:
     """CuPy's CUDA runtime calls."""
     try:
         import cupy
@@ -270,10 +262,6 @@ def _cuda_runtime() -> Any:
     if not (cupy.cuda.is_available() and torch.cuda.is_available()):
         raise InputError("cupy_peer needs a GPU that cupy and torch can use, and there is none; use pinned_host or collective.")
     return cupy.cuda.runtime
-
-
-def _process() -> _Process:
-    return _Process(socket.gethostname(), os.getpid())
 
 
 @functools.cache

@@ -1,7 +1,9 @@
 """Backends by name: the table, instances, and one sentence for whatever cannot be had."""
 
+import re
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,8 @@ import torch
 
 from foremoe.base import extensions
 from foremoe.base.errors import InputError
-from foremoe.transfer import backends
+from foremoe.testing.ranks import run_threads
+from foremoe.transfer import backends, cupy_peer, ipc
 from foremoe.transfer.backends import BACKENDS, backend_names, resolve_backend
 from foremoe.transfer.local import Local
 
@@ -83,17 +86,74 @@ def test_listing_imports_no_backend():
     assert told.strip() == f"{len(BACKENDS) + len(extensions.entry_point_names(backends.ENTRY_POINTS))} []"
 
 
+class Cuda:
+    """CuPy's runtime of one rank: allocations, and handles that other ranks can open."""
+
+    def __init__(self):
+        self.held = []
+
+    def malloc(self, size):
+        self.held.append(size)
+        return 4096
+
+    def free(self, base):
+        self.held.pop()
+
+    def ipcGetMemHandle(self, base):
+        return bytes([base % 251])
+
+    def ipcOpenMemHandle(self, handle):
+        return 8192
+
+    def ipcCloseMemHandle(self, base):
+        assert base == 8192
+
+
+BOTH, COLLECTIVE = ("cupy_peer", "collective"), ("collective",)
+
+
+class Refuses(Cuda):
+    """As in a container with an IPC namespace of its own."""
+
+    def ipcOpenMemHandle(self, handle):
+        raise RuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
+
+
 @pytest.mark.parametrize(
-    ("on_gpu", "cupy", "num_buffers", "expected"),
+    ("on_gpu", "cudas", "num_buffers", "expected", "told"),
     [
-        (True, True, 1, ("cupy_peer", "collective")),
-        (True, False, 1, ("collective",)),
-        (False, True, 1, ("collective",)),
-        (True, True, 0, ("collective",)),  # nothing is ever pulled
+        ((True, True), (Cuda, Cuda), 1, BOTH, None),
+        ((False, False), (Cuda, Cuda), 1, COLLECTIVE, None),
+        ((True, True), (Cuda, Cuda), 0, COLLECTIVE, None),  # nothing is ever pulled
+        ((True, True), (Cuda, None), 1, COLLECTIVE, "rank 1: cupy_peer needs cupy"),
+        ((True, True), (Refuses, Cuda), 1, COLLECTIVE, r"rank 0: it cannot open the memory of rank 1 \(cudaErrorMapBuffer"),
+        ((True, False), (Cuda, Cuda), 1, COLLECTIVE, "rank 1: its slots are not on a GPU"),
     ],
 )
-def test_copy_engines_come_first_where_they_can_be(monkeypatch, on_gpu, cupy, num_buffers, expected):
-    monkeypatch.setattr(backends, "find_spec", lambda name: name if name == "cupy" and cupy else None)
-    slot = [SimpleNamespace(is_cuda=on_gpu)]
-    assert backends.default_backends(SimpleNamespace(num_buffers=num_buffers, slot=lambda buffer: slot)) == expected
-    assert all(name in BACKENDS for name in expected)
+def test_copy_engines_come_first_where_all_ranks_can_use_them(monkeypatch, caplog, on_gpu, cudas, num_buffers, expected, told):
+    """On all ranks alike, whichever cannot; the log says why, once."""
+    here, made = threading.local(), [None if cuda is None else cuda() for cuda in cudas]
+
+    def runtime():
+        if made[here.rank] is None:
+            raise InputError("cupy_peer needs cupy (no module).")
+        return made[here.rank]
+
+    def choose(group):
+        here.rank = group.rank
+        slot = [SimpleNamespace(is_cuda=on_gpu[group.rank])]
+        return backends.default_backends(SimpleNamespace(num_buffers=num_buffers, slot=lambda buffer: slot), group)
+
+    monkeypatch.setattr(cupy_peer, "cuda_runtime", runtime)
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", here.rank, ""))
+    assert run_threads(choose, 2) == [expected] * 2
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == (told is not None) and (told is None or re.search(told, logged[0]))
+    assert not any(cuda.held for cuda in made if cuda is not None)
+
+
+def test_containers_that_share_host_name_and_process_number_are_two_processes(monkeypatch):
+    """Their addresses are not each other's."""
+    one = ipc.this_process()
+    monkeypatch.setattr(ipc, "_MARK", "another")
+    assert ipc.this_process() != one and ipc.this_process()[:2] == one[:2]

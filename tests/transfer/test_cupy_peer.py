@@ -12,7 +12,7 @@ from pretend_gpu import gpu, raw
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.transfer_tests import TransferTests
-from foremoe.transfer import cupy_peer
+from foremoe.transfer import ipc
 from foremoe.transfer.base import Copy, Entry
 from foremoe.transfer.cupy_peer import CupyPeer
 
@@ -77,7 +77,7 @@ def runtime(request, monkeypatch):
 def processes(request, monkeypatch):
     """Whether ranks take each other for threads of one process or for processes of one host."""
     if request.param == "processes":
-        monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+        monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
     return request.param == "processes"
 
 
@@ -170,7 +170,7 @@ def test_versions_are_kept_apart(runtime, processes):
 
 
 def test_memory_that_cannot_be_shared_is_named_on_all_ranks(runtime, monkeypatch):
-    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
     runtime.shareable = None
 
     def rank(group):
@@ -185,7 +185,7 @@ def test_memory_that_cannot_be_shared_is_named_on_all_ranks(runtime, monkeypatch
 
 def test_memory_that_cannot_be_shared_is_staged(runtime, monkeypatch):
     """As with expandable segments; experts of several tensors and layers lie behind each other."""
-    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
     runtime.shareable = False
 
     def rank(group):
@@ -229,7 +229,7 @@ def test_staged_weights_are_those_of_the_version_wherever_homes_go(runtime, proc
 
 
 def test_another_host_is_out_of_reach(runtime, monkeypatch):
-    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process(threading.current_thread().name, 1))
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process(threading.current_thread().name, 1, ""))
 
     def rank(group):
         backend, _ = opened(group)
@@ -350,7 +350,7 @@ def test_what_stays_readable_is_read_where_it_lies_now(runtime, processes):
 
 def test_an_address_that_was_given_out_again_is_opened_again(runtime, monkeypatch):
     """CUDA gives the new allocation a handle of its own."""
-    monkeypatch.setattr(cupy_peer, "_process", lambda: cupy_peer._Process("host", threading.get_ident()))
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
     allocations = {}
     monkeypatch.setattr(
         runtime, "ipcGetMemHandle", lambda base: base.to_bytes(32, "little") + bytes([allocations.get(base, 0)]) * 32

@@ -1,0 +1,73 @@
+"""Which ranks are processes that can open each other's GPU memory, by CUDA IPC."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foremoe.base.errors import first_line
+from foremoe.distributed.group import Group
+
+
+class Process(NamedTuple):
+    """Where a rank runs. Memory handles are for other processes of the same host.
+
+    Containers of one machine may share its host name and use the same process number, and machines made from one image may share
+    their names: `host` has the kernel's own number, and `mark` is this process's alone, but for forks of it.
+    """
+
+    host: str
+    pid: int
+    mark: str
+
+
+def this_process() -> Process:
+    """The process that calls."""
+    return Process(f"{socket.gethostname()} {_boot_id()}", os.getpid(), _MARK)
+
+
+def fault_between(cuda: Any, group: Group) -> str:
+    """Why ranks that are processes of one host cannot open each other's GPU memory; empty if they can. Collective.
+
+    Every rank offers an allocation of its own and opens those of the others.
+
+    Args:
+        cuda: CuPy's runtime calls, or what keeps this rank from having them.
+    """
+    base, handle, fault = 0, b"", ""
+    try:
+        if isinstance(cuda, str):
+            fault = cuda
+        else:
+            base = int(cuda.malloc(_PROBED_BYTES))
+            handle = bytes(cuda.ipcGetMemHandle(base))
+    except Exception as error:
+        fault = first_line(error)
+    me = this_process()
+    found = group.gather((tuple(me), handle, fault))
+    for rank, (process, theirs, missing) in enumerate(found):
+        other = Process(*process)
+        if missing or fault or other == me or other.host != me.host:
+            continue
+        try:
+            cuda.ipcCloseMemHandle(int(cuda.ipcOpenMemHandle(theirs)))
+        except Exception as error:
+            fault = f"it cannot open the memory of rank {rank} ({first_line(error)})"
+    faults = group.gather(fault)
+    if base:
+        cuda.free(base)
+    return next((f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault), "")
+
+
+_PROBED_BYTES = 512
+_MARK = uuid.uuid4().hex
+
+
+@functools.cache
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
