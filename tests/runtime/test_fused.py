@@ -28,6 +28,28 @@ def test_kernels_in_triton_s_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+TYPES = {"sums": "*bf16 *i32 *fp32 *bf16 i32", "backward": "*bf16 *i32 *fp32 *bf16 *bf16 *fp32 i32"}
+TYPES |= {"add": "*bf16 *bf16 *fp32 *i32 i32 i64 i32 i32 i32 i32"}
+CONSTANTS = {"sums": {"K": 8, "COLUMNS": 1024, "WEIGHTED": True}, "backward": {"K": 8, "COLUMNS": 1024, "DOT": True}}
+CONSTANTS |= {"add": outer._TILE}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None or INTERPRETED, reason=NEEDS)
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_kernels_compile_for_ampere_hopper_and_blackwell(name: str, capability: int) -> None:
+    """To machine code, without a GPU; shared memory is what a multiprocessor of an H100 has at most."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = {"sums": pairs._kernels()[0], "backward": pairs._kernels()[1], "add": outer._kernel()}[name]
+    types = dict(zip(kernel.arg_names, TYPES[name].split(), strict=False))
+    options = outer._OPTIONS if name == "add" else {}
+    made = triton.compile(ASTSource(kernel, types, CONSTANTS[name]), target=GPUTarget("cuda", capability, 32), options=options)
+    assert made.asm["cubin"] and made.metadata.shared <= 227 * 1024
+
+
 def drawn(T: int, K: int, H: int) -> tuple[torch.Tensor, ...]:
     """Rows sorted by slot, weights, gradient of the sums, and both orders, int32."""
     generator = torch.Generator().manual_seed(T + H)
