@@ -91,10 +91,10 @@ class SlotProducts:
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         assert self.grads_S is not None
         total_S = [None if grads is None else grads[i] for grads in self.grads_S]
+        wide = next(total.dtype for total in total_S if total is not None)
         if not left.is_cuda:  # all at once, and not slot by slot
-            wide = next(total.dtype for total in total_S if total is not None)
             left, right = left.to(wide), right.to(wide)
-        few = fuses(left) and len(left) < FEW_PAIRS * len(total_S)
+        few = fuses(left) and wide == torch.float32 and len(left) < FEW_PAIRS * len(total_S)
         end_S = [0, *itertools.accumulate(self.num_S)]
         for first, last, stride in even_runs(total_S) if few else [(s, s + 1, 0) for s in range(len(total_S))]:
             begin, end, total = end_S[first], end_S[last], total_S[first]
