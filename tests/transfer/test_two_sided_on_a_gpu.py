@@ -1,0 +1,128 @@
+"""Stages over a pretended NCCL whose messages move as late as they may: weights, relays and gradients are right all the same."""
+
+import functools
+
+import numpy as np
+import pretend_gpu
+import pytest
+import torch
+from engine_util import a_plan, expected_grads, gradient, values
+from late_nccl import LateNccl
+from pretend_gpu import gpu, raw
+from relayed_plans import with_relays
+from test_order_on_a_gpu import OnGpu
+from test_relays import num_relays
+
+from foremoe.problem.schedule import Phase
+from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.testing.ranks import run_threads
+from foremoe.transfer.cupy_peer import CupyPeer
+from foremoe.transfer.engine import Engine
+
+STAGES = 3
+
+
+@pytest.fixture(params=["late", "early"], autouse=True)
+def order(request, monkeypatch):
+    pretend_gpu.install(monkeypatch, request.param)
+    monkeypatch.setattr(CupyPeer, "requires", ())
+    return request.param
+
+
+@functools.cache
+def plans():
+    """Gradients every way: with a shared ring that is overwritten all the time, with resident slots, and with relays."""
+    shared = a_plan(ranks=3, slots=SharedSlots(depth=1))
+    relays = with_relays(a_plan(ranks=4, redundant=2, micro_steps=4), np.random.default_rng(0))
+    assert num_relays(relays) > 2
+    return {
+        "one buffer": shared,
+        "two buffers": a_plan(ranks=3),
+        "resident": a_plan(ranks=3, slots=ResidentSlots()),
+        "relays": relays,
+    }
+
+
+def stage(group, plan, backends, options):
+    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients then."""
+    buffers, wrong = OnGpu(plan, group.rank), []
+    engine = Engine(buffers, group=group, backends=tuple(backend() for backend in backends), **options)
+    uses = plan.header.schedule.uses(plan.L)
+
+    def products(m, layer, phase, found, version):
+        for e, tensors, grads in zip(found.expert_S, found.weights_S, found.grads_S or [None] * plan.S, strict=True):
+            for have, want in zip(tensors or (), values(layer, e, version, buffers.dtype) if e >= 0 else (), strict=False):
+                if not torch.equal(raw(have), want):
+                    wrong.append(("weights", group.rank, version, m, layer, e))
+            for grad in grads or () if phase == Phase.BACKWARD and e >= 0 else ():
+                raw(grad).add_(gradient(m, layer, e, group.rank))
+
+    for version in range(STAGES):
+        engine.begin(plan)
+        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
+            use = int(plan.order_M[position]), int(layer), Phase(int(phase))
+            engine.prepare(*use)
+            found = engine.weights(*use)
+            torch.cuda.current_stream().put(lambda args=(*use, found, version): products(*args))
+            if use[2] == Phase.BACKWARD:
+                engine.gradients(*use[:2])
+            engine.release(*use)
+            engine.launch()
+        engine.end()
+        for (layer, e), tensors in buffers.homes.items():  # weights move, and others write where they were
+            for old in tensors:
+                raw(old).fill_(float("nan"))
+            buffers.homes[layer, e] = list(map(gpu.allocate, values(layer, e, version + 1, buffers.dtype)))
+    torch.cuda.synchronize()
+    group.barrier()
+    engine.close()
+    for (layer, e), grads in buffers.grads.items():
+        for grad in grads:
+            want = STAGES * expected_grads(plan).get((layer, e), 0.0)
+            if not (raw(grad) == want).all():
+                wrong.append(("gradient", group.rank, layer, e, raw(grad)[0].item(), want))
+    return wrong
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"return_bytes": 1}], ids=repr)
+@pytest.mark.parametrize("backends", [(LateNccl,), (CupyPeer, LateNccl)], ids=["nccl", "cupy_peer and nccl"])
+@pytest.mark.parametrize("slots", ["one buffer", "two buffers", "resident", "relays"])
+def test_weights_relays_and_gradients_are_right(slots, backends, options):
+    plan = plans()[slots]
+    assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
+
+
+def test_the_last_gradients_are_home_before_the_stream_goes_on():
+    """What is queued behind `end` sees all sums."""
+    plan, seen = a_plan(ranks=2), []
+
+    def one(group):
+        buffers = OnGpu(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(LateNccl(),))
+        engine.begin(plan)
+        uses = plan.header.schedule.uses(plan.L)
+        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
+            use = int(plan.order_M[position]), int(layer), Phase(int(phase))
+            engine.prepare(*use)
+            found = engine.weights(*use)
+            if use[2] == Phase.BACKWARD:
+                for grads in found.grads_S:
+                    for grad in grads or ():
+                        grad.add_(1.0)
+                engine.gradients(*use[:2])
+            engine.release(*use)
+            engine.launch()
+        engine.end()
+        total = {key: grads[0] for key, grads in buffers.grads.items()}
+        gpu.stream().put(lambda: seen.append({key: raw(grad)[0].item() for key, grad in total.items()}))
+        torch.cuda.current_stream().synchronize()
+        group.barrier()
+        engine.close()
+
+    run_threads(one, 2)
+    num = {}
+    for m, layer, g, s in np.ndindex(plan.expert_MLGS.shape):
+        e = int(plan.expert_MLGS[m, layer, g, s])
+        if e >= 0 and (s < plan.B or plan.quota_MLGS[m, layer, g, s]):
+            num[layer, e] = num.get((layer, e), 0.0) + 1.0
+    assert {key: value for rank in seen for key, value in rank.items()} == num
