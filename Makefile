@@ -70,9 +70,9 @@ fuzz: .venv/.test
 	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
 	PYTHONPATH=.:tests:tests/transfer $(BIN)/python -m mutated_runs --cases $${CASES:-2000}
 
-# Every night: 40 times the examples of `make test` for all property tests, hours on few cores.
+# Every night: 40 times the examples of `make test` for all property tests and all layouts for all laws, hours on few cores.
 nightly: fuzz
-	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy
+	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run

@@ -2,6 +2,9 @@
 
 import contextlib
 import multiprocessing
+import os
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -35,8 +38,7 @@ def _load_once():
     from multiprocessing import forkserver
 
     # No effect if other tests have started the server already; each rank then imports for itself.
-    wanted = ["torch.distributed", "torch._dynamo", "foremoe.testing.ranks", "foremoe.integrations.megatron"]
-    wanted += ["megatron.core.models.gpt.gpt_layer_specs", "megatron.core.optimizer"]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(wanted)
-    with contextlib.suppress(OSError):
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["loaded_once"])
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with contextlib.suppress(OSError), patch.dict(os.environ, {"PYTHONPATH": paths}):
         forkserver.ensure_running()
