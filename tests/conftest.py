@@ -19,6 +19,9 @@ settings.register_profile("ci", max_examples=50, derandomize=True, **COMMON)
 settings.register_profile("nightly", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+if os.environ.get("CPU_TIMES"):
+    pytest_plugins = ["cpu_times"]
+
 # Before click 8.2 a runner gives the two streams as one unless it is asked not to.
 if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:
     CliRunner.__init__ = functools.partialmethod(CliRunner.__init__, mix_stderr=False)
