@@ -1,7 +1,8 @@
 """Runs make's targets, says what each took, and ends with a table: ``python3 tests/stages.py lint types+dist unit``.
 
-Targets run one after the other; those with a + between them at the same time. It ends at the first that fails. Seconds are those of all processes that a stage started, also of those whose parent ended
-first. It needs no package, since it runs before any is installed.
+Targets run one after the other; those with a + between them at the same time. The first that fails ends it. Seconds are those
+of all processes that a stage started, also of those whose parent ended before them. No package is needed, since none may be
+installed yet.
 """
 
 from __future__ import annotations
