@@ -5,6 +5,9 @@ import inspect
 import os
 import sys
 
+# Tests run side by side; threads of torch that wait for a core which another worker has take its time, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
