@@ -50,8 +50,7 @@ def run(name: str) -> Stage:
     together = [f"--jobs={len(targets)}", "--output-sync=target"] if len(targets) > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         command = ["make", "--no-print-directory", *together, *targets]
-        code = subprocess.run(command, cwd=ROOT, env=os.environ | {"CPU_TIMES": folder}).returncode
-        bury(time.monotonic() + PATIENCE_S)
+        code = bury(subprocess.Popen(command, cwd=ROOT, env=os.environ | {"CPU_TIMES": folder}))
         tests = {key: value for file in Path(folder).iterdir() for key, value in json.loads(file.read_text()).items()}
     return Stage(name, time.monotonic() - begin_s, spent_s() - before_s, code, tests)
 
@@ -68,12 +67,18 @@ def adopt() -> None:
         ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
 
 
-def bury(until_s: float) -> None:
-    """Waits for adopted processes, so that their seconds count."""
+def bury(process: subprocess.Popen[bytes]) -> int:
+    """Exit code of a process, at its end; waits for all that were adopted meanwhile, too, so that their seconds count."""
+    while process.returncode is None:
+        pid, status = os.waitpid(-1, 0)
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+    until_s = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < until_s:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.05)
+    return process.returncode
 
 
 def table(stages: list[Stage]) -> str:
