@@ -28,8 +28,11 @@ types: .venv/.test
 
 # Files side by side, one on every core up to four, in the order of tests/conftest.py; skips are named at the end (-rs).
 # `pytest` alone runs one after the other, and the heavy stages too if they can.
-SIDE_BY_SIDE = HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -p tests.cpu_times -rs -n auto --maxprocesses 4 \
-	--dist loadfile --no-loadscope-reorder --ignore tests/megatron --ignore tests/verl
+TIMED = CPU_TIMES=$${CPU_TIMES:-1} HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci}
+SIDE_BY_SIDE = $(TIMED) $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	--ignore tests/megatron --ignore tests/verl
+# Ranks wait for each other, so that two files at once keep two cores busy.
+TWO_FILES = -rs -n 2 --dist loadfile --no-loadscope-reorder
 
 # Compiled first, or each process would compile the same.
 unit: .venv/.test
@@ -55,11 +58,11 @@ audit: .venv/.test
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
-	@if [ -e .venv/.megatron ]; then $(BIN)/python -m pytest -rs tests/megatron; fi
+	@if [ -e .venv/.megatron ]; then $(BIN)/python -m foremoe warm-up && $(TIMED) $(BIN)/python -m pytest $(TWO_FILES) tests/megatron; fi
 
 # veRL pins many packages of its own, so it gets an environment of its own; kept from one run to the next.
 test-verl: .venv-verl/.verl
-	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m pytest -rs tests/verl; fi
+	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -m foremoe warm-up && $(TIMED) .venv-verl/bin/python -m pytest $(TWO_FILES) tests/verl; fi
 
 # veRL's own engine on two CPU ranks, with foremoe and without; prints a table.
 smoke-verl: .venv-verl/.verl
@@ -70,9 +73,9 @@ fuzz: .venv/.test
 	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
 	PYTHONPATH=.:tests:tests/transfer $(BIN)/python -m mutated_runs --cases $${CASES:-2000}
 
-# Every night: 40 times the examples of `make test` for all property tests, hours on few cores.
+# Every night: 40 times the examples of `make test` for all property tests and all layouts for all laws, hours on few cores.
 nightly: fuzz
-	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy
+	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run

@@ -5,6 +5,9 @@ import inspect
 import os
 import sys
 
+# Tests run side by side; threads of torch that wait for a core which another worker has take its time, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
@@ -18,6 +21,9 @@ settings.register_profile("dev", max_examples=50, **COMMON)
 settings.register_profile("ci", max_examples=50, derandomize=True, **COMMON)
 settings.register_profile("nightly", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+if os.environ.get("CPU_TIMES"):
+    pytest_plugins = ["cpu_times"]
 
 # Before click 8.2 a runner gives the two streams as one unless it is asked not to.
 if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:

@@ -17,6 +17,7 @@ Several steps. Adam turns differences of rounding into differences of weights th
 must end no further from the run without foremoe than twice as far as a control that only sums in another order.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
         options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
-    plain = arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
+    plain = _alone(case, unplanned, alike, hint)
     planned = arms.run(
         case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, wrapped=wrapped,
         **options,
@@ -114,6 +115,12 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
         served_skew_ML=None if hint is None else np.stack([r.served_skew_ML for r in reports]),
         backends=tuple(sorted({(e.kind, e.backend) for r in reports for e in r.timeline.events if e.outcome == "done"})),
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _alone(case, unplanned, alike, hint):
+    """The run without foremoe; kept, as many comparisons in a row are with the same one. Ranks keep the same ones."""
+    return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
 
 
 def relative_bound(case):

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import os
 from dataclasses import dataclass
 
 from program import Layout
@@ -55,7 +56,7 @@ def case_of(choice):
         ep=ep, tp=choice["tp"], pp=pp, vpp=vpp, num_layers=num_layers, dense=(1,) if choice["dense"] else (),
         recompute=choice["recompute"], distributed=choice["optimizer"] != "plain", overlap_grad=choice["overlap_grad"],
         overlap_param=choice["optimizer"] == "overlap_param", bf16=choice["experts"][1] == "bf16",
-        grouped=choice["experts"][0] == "grouped", shared_experts=choice["shared_experts"],
+        grouped=choice["experts"][0] == "grouped", shared_experts=choice["shared_experts"], M=2 if chunks == 1 else 4,
     )  # fmt: skip
     return Case(num_ranks, layout, choice["slots"], choice["nodes"])
 
@@ -98,3 +99,20 @@ def _num_new(left, choice, name, value):
 
 CHOICES = sorted(covering(), key=lambda choice: [repr(choice["grid"]), choice["tp"]])
 CASES = [case_of(choice) for choice in CHOICES]
+
+
+def few(together, names=tuple(FACTORS), reverse=False):
+    """Fewer of CASES, in their order: all combinations of so many values of the named factors that there are in CASES.
+
+    For laws that do not depend on every pair; at night they are tried on all cases.
+    """
+    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+        return CASES
+    combinations = [set(itertools.combinations(((name, choice[name]) for name in names), together)) for choice in CHOICES]
+    left, taken = set().union(*combinations), set()
+    order = sorted(range(len(CASES)), reverse=reverse)
+    while left:
+        best = max(order, key=lambda i: len(left & combinations[i]))
+        left -= combinations[best]
+        taken.add(best)
+    return [CASES[i] for i in sorted(taken)]

@@ -7,13 +7,13 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed; mak
 
 import compare
 import program_arms as arms
-from layouts import CASES, Case
+from layouts import Case, few
 from program import Layout, Program
 
 from foremoe.workload.skew import skew
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", few(1), ids=str)
 def test_with_a_hint_one_step_equals_the_program_without_foremoe(pool, case):
     """Of the hint every fifth choice is wrong; what ranks serve is what the remap law says, and so is the skew reported."""
     verdicts = pool.run(compare.one_step, case, "", 0, False, None, 0.2, num_ranks=case.num_ranks)

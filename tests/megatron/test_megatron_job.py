@@ -1,5 +1,6 @@
 """All ranks that take an optimizer step together take it or drop it together, whichever EP group it went wrong in."""
 
+import functools
 import os
 from unittest.mock import patch
 
@@ -55,10 +56,16 @@ def with_a_wrong_step(_, case, rank, timed=False):
     return found, program.weights()
 
 
+@pytest.fixture(scope="module")
+def undisturbed_of(pool):
+    """What a case does without a wrong step; once for both ranks."""
+    return functools.cache(lambda case: pool.run(with_a_wrong_step, case, None, num_ranks=4))
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_step_that_one_group_drops_is_dropped_on_all_and_the_next_is_as_ever(pool, case, rank):
-    undisturbed = pool.run(with_a_wrong_step, case, None, num_ranks=4)
+def test_a_step_that_one_group_drops_is_dropped_on_all_and_the_next_is_as_ever(pool, undisturbed_of, case, rank):
+    undisturbed = undisturbed_of(case)
     group_of = {0: (0, 1), 3: (2, 3)}[rank]
     for g, ((steps, weights), (good, expected)) in enumerate(
         zip(pool.run(with_a_wrong_step, case, rank, case is EDP2, num_ranks=4), undisturbed, strict=True)

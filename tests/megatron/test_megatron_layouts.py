@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
 import compare
-from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, pairs_of
+from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, few, pairs_of
 from program import Layout
 
 from foremoe.problem.slots import SharedSlots
@@ -18,10 +18,12 @@ FUSED = (
     Case(2, Layout(bf16=True, engine="Fused", overlap_grad=True, M=1)),
     Case(2, Layout(bf16=True, engine="Fused", recompute="full2")),
 )
+# What the optimizer and checkpoints have to do with; what made the gradients is compared in one step.
+OF_THE_OPTIMIZER = ("grid", "tp", "overlap_grad", "optimizer", "experts")
 # The case, and whether products of matrices are `steady_rows` or those of BLAS.
 LONG = (
-    (Case(4, Layout(pp=2, num_layers=4, recompute="full2", overlap_grad=True, overlap_param=True), nodes=2), False),
-    (Case(4, Layout(overlap_grad=True, overlap_param=True, bf16=True), SharedSlots(depth=1)), True),
+    (Case(4, Layout(pp=2, num_layers=4, recompute="full2", overlap_grad=True, overlap_param=True, M=2), nodes=2), False),
+    (Case(4, Layout(overlap_grad=True, overlap_param=True, bf16=True, M=2), SharedSlots(depth=1)), True),
 )
 
 
@@ -44,9 +46,9 @@ def test_one_step_equals_the_program_without_foremoe(pool, case):
     assert all((verdict.cross_node > 0) == (case.nodes > 1) for verdict in verdicts)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_three_steps_are_as_near_as_another_order_of_summation(pool, case):
-    check_several(pool, case, 3)
+@pytest.mark.parametrize("case", few(2, OF_THE_OPTIMIZER), ids=str)
+def test_two_steps_are_as_near_as_another_order_of_summation(pool, case):
+    check_several(pool, case, 2)
 
 
 @pytest.mark.parametrize(("case", "steady"), LONG, ids=str)

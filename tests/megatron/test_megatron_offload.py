@@ -1,6 +1,7 @@
 """Weights and gradients that leave memory between stages and come back elsewhere: a plan sees what is there now, or says so."""
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -99,10 +100,16 @@ def drill(_group, case, options_of):
     return losses, grads, moved
 
 
+@pytest.fixture(scope="module")
+def alone(pool):
+    """What a case does without foremoe; once for all that is compared with it."""
+    return functools.cache(lambda case: pool.run(drill, case, None, num_ranks=case.num_ranks))
+
+
 @pytest.mark.parametrize("options_of", [dict, by_host])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_ten_stages_with_weights_away_in_between(pool, case, options_of):
-    plain = pool.run(drill, case, None, num_ranks=case.num_ranks)
+def test_ten_stages_with_weights_away_in_between(pool, alone, case, options_of):
+    plain = alone(case)
     planned = pool.run(drill, case, options_of, num_ranks=case.num_ranks)
     bound = 2e-2 if case.layout.bf16 else 1e-5  # the order of an expert's tokens, as in test_megatron_homes
     for (losses, grads, _), (losses_b, grads_b, moved) in zip(plain, planned, strict=True):

@@ -11,7 +11,7 @@ for folder in (HERE, HERE.parent / "megatron"):
 @pytest.fixture(scope="session")
 def pool():
     """Ranks of their own: Megatron-Core on CPU changes the process for good, and veRL takes long to import."""
-    from foremoe.testing.ranks import RankPool
+    from pools import forked_from
 
-    with RankPool(4) as ranks:
-        yield ranks
+    with forked_from(HERE / "verl_loaded_once.py") as pools:
+        yield pools

@@ -101,7 +101,8 @@ def test_figures_are_of_the_whole_step(folder, pair):
             assert of["unplanned"] == 0.0, "of the first step, too"
             assert of["skew_after"] < min(of["skew_before"], 1.1)
             assert of["replicas"] > 0 and of["received_bytes"] > 0 and of["slot_bytes"] > 0
-            assert of["begin_exposed_s"] >= of["plan_s"] + of["share_s"] > 0
+            # Each is that of the slowest rank, and another one may be slow in planning than in sharing.
+            assert of["begin_exposed_s"] >= max(of["plan_s"], of["share_s"]) > 0
             if pair != "R2":
                 # The model routes the last token of each of the 16 sequences, in 4 layers, twice: a figure of one mini-batch, or
                 # a mean over mini-batches, would be a share of that.

@@ -55,7 +55,8 @@ def test_inline_commands(path):
     # The first runs this test, the next is that of test_verl_smoke.
     assert found == {"make test-verl", "make smoke-verl", "python -m bench.verl_planning"}
     assert "examples/verl_cpu_smoke.py" in run("make --dry-run smoke-verl")
-    assert run("python -m bench.verl_planning", PATH=path).startswith("# Planning before a stage")
+    small = "python -m bench.verl_planning --micro-steps 2 --tokens 512"
+    assert run(small, PATH=path).startswith("# Planning before a stage")
 
 
 def test_the_settings_and_their_defaults():
