@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -56,6 +56,10 @@ dist:
 audit: .venv/.test
 	@$(BIN)/python tests/packages/audit.py
 
+# Triton's kernels by its interpreter and its compiler, without a GPU. A gigabyte, in a folder that no other stage sees.
+test-triton: .venv/.triton
+	@if [ -e .venv/.triton ]; then PYTHONPATH=.venv/triton $(BIN)/python -m pytest -rs tests/runtime/test_fused.py tests/runtime/test_activation.py; fi
+
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
 	@if [ -e .venv/.megatron ]; then $(BIN)/python -m foremoe warm-up && $(TIMED) $(BIN)/python -m pytest $(TWO_FILES) tests/megatron; fi
@@ -101,6 +105,11 @@ pictures: .venv/.docs
 	@rm -f $@
 	@if $(PIP) $(EDITABLE) -e '.[test-megatron]'; then touch $@ .venv/.test; \
 		else echo "test-megatron: skipped, megatron-core cannot be installed here"; fi
+
+.venv/.triton: Makefile | .venv/.test
+	@rm -f $@
+	@if $(PIP) --no-deps --no-compile --upgrade --target .venv/triton triton==3.9.0; then touch $@; \
+		else echo "test-triton: skipped, triton cannot be installed here"; fi
 
 .venv/.docs: pyproject.toml | .venv/bin/python
 	@echo "docs: installing what the site is built with"
