@@ -23,13 +23,14 @@ from foremoe.planner.best import BestRows
 from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.path.deadline import Deadline
-from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.robust import Robust
+from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload
@@ -37,7 +38,7 @@ from foremoe.workload.workload import Workload
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
 
 # Default rank levels, known by identity: `dataclasses.replace` of the foresight alone changes them with it.
-_KNOWN: tuple[RankSolver, ...] = (Chain(),)
+_KNOWN: tuple[RankSolver, ...] = (Search(),)
 _FORESEEN: tuple[RankSolver, ...] = (Robust(),)
 
 
@@ -48,20 +49,21 @@ class Planner:
     Attributes:
         pack: Deals sequences to micro-steps and source ranks, in `workload`.
         home: Decides where experts live for a step, in `homes`.
-        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Chain(),)`` where foresight is "exact"
+        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Search(),)`` where foresight is "exact"
             or `Rerouted`, else ``(Robust(),)``.
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Per row, keep the best of static, the start and every level's output under the objective.
+        guard: Per row, keep the best of static, the start and every level's output: the cheapest by `foremoe.price`, under the
+            objective "balance" the one whose fullest rank has least.
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.
 
     Example:
         >>> foremoe.Planner().rank
-        (Chain(tries=16, spread=0.6, slack=0.0, relay=True, portfolio=1024, inside=False),)
+        (Search(effort=None),)
         >>> foremoe.Planner(rank=(foremoe.solvers.Quota(),), guard=False).plan(problem)[0]
         Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 74 replicas, stage='update', objective='time')
     """
@@ -91,7 +93,7 @@ class Planner:
         if self.order is not None and self.split is not None:
             raise InputError(f"order splits quotas itself, by what is resident; leave out split={self.split!r}.")
         if not isinstance(self.rank, tuple) or not all(isinstance(s, RankSolver) for s in self.rank):
-            raise InputError(f"rank must be a tuple of Solvers such as (Chain(),); got {self.rank!r}.")
+            raise InputError(f"rank must be a tuple of Solvers such as (Search(),); got {self.rank!r}.")
         if not isinstance(self.guard, bool):
             raise InputError(f"guard must be True or False; got {self.guard!r}.")
 
@@ -181,7 +183,7 @@ class Planner:
             if history_LE is not None:
                 history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
             seen = foreseen(problem, self.foresight, history_LE)
-            current = starting_placement(seen, start, self.split or ExactSplit())
+            begun = current = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
             # A start may be worse than doing nothing; the guard promises to be worse than neither.
             best = BestRows(seen, current, seen.static() if self.guard and start is not None else None)
@@ -202,7 +204,7 @@ class Planner:
             if num_cancelled and not warnings:
                 warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
             with row_runner(runner.num_threads, None, cancel):
-                ordered = ran.in_order(problem, best.placement, best.stop_N, best.start_N, key, warnings, cancel)
+                ordered = ran.in_order(problem, best.placement, best.stop_N, begun, key, warnings, cancel)
             if ordered is None:
                 header = dataclasses.replace(ran, order=None).header(problem, key)
                 if seen is problem:
@@ -258,12 +260,12 @@ class Planner:
         return with_quotas(problem, placement, self.split or ExactSplit(), self.keeps_homes, copied=True)
 
     def in_order(
-        self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
+        self, problem: Problem, placement: Placement, stop_N: Array, start: Placement, key: PlanKey | None, warnings: list[str],
         cancel: Event | None,
     ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
         """The plan that the order level makes of finished rows; None without such a level, or with the reason in `warnings`.
 
-        Rows come as each was planned by itself: `placement`, why it stopped, and the objective of its start.
+        Rows come as each was planned by itself: `placement`, why it stopped, and its start.
         """
         if self.order is None:
             return None
@@ -279,7 +281,7 @@ class Planner:
         # What is optimal for a row alone proves nothing in a sequence.
         plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
         objective_N = plan.objective_ML.ravel()
-        improved = int((objective_N < start_N).sum())
+        improved = int((objective_N < row_objective(problem, start)).sum())
         return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
 
 

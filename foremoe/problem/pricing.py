@@ -6,6 +6,7 @@ copies cost what does not hide beside them (`foremoe.problem.kernels.row_price`)
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import pair_overhead_seconds
@@ -37,7 +38,7 @@ def problem_prices(problem: Problem) -> Prices:
     rate_2 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
     copy_s = (model.expert_bytes / rate_2 + latency_2).tolist()
     gradient_s = (model.gradient_bytes / np.minimum(rate_2, cluster.return_bytes_per_s or np.inf) + latency_2).tolist()
-    return Prices(
+    prices = Prices(
         gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=pair_overhead_seconds(model, cluster),
         slot_s=cluster.slot_overhead_s,
         compute_passes=1.0 + cluster.backward_ratio * backward + reforward, latency_s=cluster.exchange_latency_s,
@@ -47,6 +48,7 @@ def problem_prices(problem: Problem) -> Prices:
         rows_ahead=min(slots.depth - 1, _AHEAD) if isinstance(slots, SharedSlots) else _AHEAD,
         backward_ratio=cluster.backward_ratio, reforward=reforward,
     )  # fmt: skip
+    return problem.cost.adjust_prices(prices)
 
 
 @once
@@ -73,6 +75,13 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
     forward_VG = order_G[first_V[:-1, None] + place_G % np.diff(first_V)[:, None]]
     forward_VG[node_G, np.arange(len(node_G))] = np.arange(len(node_G))
     return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, cluster.tile_pairs)
+
+
+def row_price(problem: Problem, placement: Placement) -> Array:
+    """float64 [N], what planning makes small: pairs on the busiest rank under "balance", `price` under "time"."""
+    if problem.cost.objective == "balance":
+        return placement.load_NG().max(axis=1).astype(np.float64)
+    return price(problem, placement).total_s
 
 
 def price(problem: Problem, placement: Placement) -> Cost:

@@ -20,7 +20,6 @@ class Rule(NamedTuple):
     node_only: bool  # whether replicas stay inside their home's node
     relay: bool  # whether ranks of a node pass on what one larger replica brings in from another node
     blind: bool  # whether nodes do not matter for the choice of the giver
-    thrifty: bool  # whether a giver whose whole excess nearly fills the taker goes before all others
     weight_G: Array  # float64, favours givers; all 1.0 but for repeated tries
 
 

@@ -97,22 +97,6 @@ def _offer(g, target, one_node, rule, copies, free, placed, experts):
 
 
 @inner_kernel
-def _twin(r, target, spare, giver_I, rule, copies, placed):
-    """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of `spare`, -1 if there
-    is none; and how much it falls short."""
-    node_G, load_G = rule.node_G, placed.load_G
-    need = target - load_G[r]
-    twin, gap = np.int64(-1), min(spare, 2 * spare // giver_I.size)
-    for g in giver_I:
-        over = load_G[g] - target
-        if over > need or need - over >= gap or top_left(g, rule.num_base, placed.quota_GS) < over:
-            continue
-        if copies.near_G[g] < copies.near_limit if node_G[g] == node_G[r] else copies.far_G[g] < copies.far_limit:
-            twin, gap = g, need - over
-    return twin, gap
-
-
-@inner_kernel
 def _largest(r, target, rule, copies, free_G, placed):
     """The lowest rank that can give most to rank r, -1 if none can give anything."""
     node_G, load_G = rule.node_G, placed.load_G
@@ -167,19 +151,14 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
     (expert_GS, quota_GS, load_G), (ranks, experts, one_node) = placed, state
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
     free_G, need_G, giver_I, at_G, taker_I = ranks
-    num_givers, num_takers, spare = _begin(target, rule, wants, placed, ranks, experts)
+    num_givers, num_takers = _begin(target, rule, wants, placed, ranks, experts)
     for g in range(load_G.size):
         _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
     while num_givers > 0 and num_takers > 0 and num_moves < moves.giver_C.size:
         num_takers -= 1
         r = taker_I[num_takers]
         x, need, g = place_G[r], need_G[r], np.int64(-1)
-        if spare > 0:
-            g, short = _twin(r, target, spare, giver_I[:num_givers], rule, copies, placed)
-            if g >= 0:
-                spare -= short
-                need -= short
-        if g < 0 and need < 2**31:
+        if need < 2**31:
             g = np.int64(_nearest(np.int32(need), np.int32(x), want_XE[x], experts))
         if g >= 0:
             b = _expert(g, need, x, num_base, wants, experts.spare_E, placed)
@@ -213,17 +192,15 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
 
 @inner_kernel
 def _begin(target, rule, wants, placed, ranks, experts):
-    """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers, and what may stay unfilled
-    in all."""
+    """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers."""
     expert_GS, quota_GS, load_G = placed
     free_G, need_G, giver_I, at_G, taker_I = ranks
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
-    num_givers, num_takers, spare = np.int64(0), np.int64(0), np.int64(0)
+    num_givers, num_takers = np.int64(0), np.int64(0)
     for g in range(load_G.size):
         for s in range(num_base, quota_GS.shape[1]):
             free_G[g] += expert_GS[g, s] < 0
         over = load_G[g] - target
-        spare -= over if rule.thrifty else 0
         if over > 0:
             at_G[g], giver_I[num_givers] = num_givers, g
             num_givers += 1
@@ -234,4 +211,4 @@ def _begin(target, rule, wants, placed, ranks, experts):
             e = expert_GS[g, b]
             experts.spare_E[e], experts.place_E[e] = quota_GS[g, b] - want_XE[place_G[g], e], place_G[g]
             experts.rank_E[e] = g
-    return num_givers, num_takers, spare
+    return num_givers, num_takers

@@ -12,13 +12,14 @@ from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
 from foremoe.plan.cost_in_order import sequence_cost, transfers_in_order, weight_price
 from foremoe.problem.cost import CostModel
+from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
 from foremoe.solvers.kernels.rows import problem_rows
 from foremoe.solvers.kernels.walk import Walk, distances, shortest_path, walk_layer
-from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
 
@@ -60,7 +61,7 @@ class Transitions(OrderSolver):
             orders.append(shortest_path(apart_MM).astype(np.int32))
         best_s, best = np.inf, (orders[0], placement)
         mean = _mean_of(problem)
-        suits = Chain().solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
+        suits = Search(effort=0).solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
         # Replicas of the placement, and those that suit the mean of all micro-steps.
         hint_XNGR = np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
         for order_M in orders:
@@ -90,6 +91,9 @@ class _KeptCopies(CostModel):
             copy_peer_s=_KEPT * rates.copy_peer_s, copy_rdma_s=_KEPT * rates.copy_rdma_s,
             replica_peer_s=rates.replica_peer_s - peer, replica_rdma_s=rates.replica_rdma_s - rdma,
         )  # fmt: skip
+
+    def adjust_prices(self, prices: Prices) -> Prices:
+        return prices._replace(copy_peer_s=_KEPT * prices.copy_peer_s, copy_rdma_s=_KEPT * prices.copy_rdma_s)
 
 
 def _mean_of(problem: Problem) -> Problem:
