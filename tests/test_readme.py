@@ -48,8 +48,8 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
         "--ranks-per-node",
         "4",
     ]
-    both = "Planner(rank=(recipe:HalveHottest(), Chain(inside=True)))"
-    solvers = ["--planners", f"static,recipe:HalveHottest(min_pairs=2),Chain(inside=True),{both}", "--json"]
+    both = "Planner(rank=(recipe:HalveHottest(), Search(effort=100)))"
+    solvers = ["--planners", f"static,recipe:HalveHottest(min_pairs=2),Search(effort=100),{both}", "--json"]
     run = subprocess.run([sys.executable, "-m", "foremoe", "compare", *case, *solvers], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     static, mine, inside, composed = (line["skew_mean"] for line in json.loads(run.stdout)["rows"])

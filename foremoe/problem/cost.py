@@ -11,7 +11,6 @@ import numpy as np
 from foremoe.base.arrays import Array, ArrayValue, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.fields import real
-from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.rates import Rates
 
 # Letters: N rows, M micro-steps, L layers.
@@ -95,7 +94,3 @@ class CostModel:
     def adjust(self, rates: Rates) -> Rates:
         """The rates to price with; a subclass may change those that follow from the machine."""
         return rates
-
-    def adjust_prices(self, prices: Prices) -> Prices:
-        """The same for the price of rows."""
-        return prices

@@ -14,11 +14,11 @@ from foremoe.problem.cost import Cost
 from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
 from foremoe.problem.laws import require_slots
-from foremoe.problem.objective import window_seconds
+from foremoe.problem.objective import row_objective, window_seconds
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rows import Rows, price_rows
-from foremoe.problem.slots import SharedSlots
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 # Letters: N rows, G ranks, V nodes, E experts, L layers.
 
@@ -38,7 +38,7 @@ def problem_prices(problem: Problem) -> Prices:
     rate_2 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
     copy_s = (model.expert_bytes / rate_2 + latency_2).tolist()
     gradient_s = (model.gradient_bytes / np.minimum(rate_2, cluster.return_bytes_per_s or np.inf) + latency_2).tolist()
-    prices = Prices(
+    return Prices(
         gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=pair_overhead_seconds(model, cluster),
         slot_s=cluster.slot_overhead_s,
         compute_passes=1.0 + cluster.backward_ratio * backward + reforward, latency_s=cluster.exchange_latency_s,
@@ -48,7 +48,6 @@ def problem_prices(problem: Problem) -> Prices:
         rows_ahead=min(slots.depth - 1, _AHEAD) if isinstance(slots, SharedSlots) else _AHEAD,
         backward_ratio=cluster.backward_ratio, reforward=reforward,
     )  # fmt: skip
-    return problem.cost.adjust_prices(prices)
 
 
 @once
@@ -78,9 +77,12 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
 
 
 def row_price(problem: Problem, placement: Placement) -> Array:
-    """float64 [N], what planning makes small: pairs on the busiest rank under "balance", `price` under "time"."""
-    if problem.cost.objective == "balance":
-        return placement.load_NG().max(axis=1).astype(np.float64)
+    """float64 [N], what planning makes small: pairs on the busiest rank under "balance", `price` under "time".
+
+    Rows of resident slots count by the closed form: what replicas cost that stay from one row to the next is priced by that.
+    """
+    if problem.cost.objective == "balance" or isinstance(problem.slots, ResidentSlots):
+        return row_objective(problem, placement)
     return price(problem, placement).total_s
 
 

@@ -209,8 +209,9 @@ def least_row_s(floor_s, load_GB, near_G, far, rates, least):
 def time_bound_rows(low, high, counts, homes, rates, times, load_bound_2N, bound_N):
     """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
 
-    Replicas that stay inside nodes are told apart from others. The largest rank load is no smaller than the first of `load_bound_2N`, nor than the second if replicas stay inside nodes. Sources
-    count as uniform where they are not known.
+    Replicas that stay inside nodes are told apart from others. The largest rank load is no smaller
+    than the first of `load_bound_2N`, nor than the second if replicas stay inside nodes. Sources count as uniform where they are
+    not known.
     """
     node_G = homes.node_G
     G, B = homes.base_NGB.shape[1], homes.base_NGB.shape[2]

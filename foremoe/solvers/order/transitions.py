@@ -12,7 +12,6 @@ from foremoe.base.parallel import for_rows
 from foremoe.levels import OrderSolver
 from foremoe.plan.cost_in_order import sequence_cost, transfers_in_order, weight_price
 from foremoe.problem.cost import CostModel
-from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
@@ -91,9 +90,6 @@ class _KeptCopies(CostModel):
             copy_peer_s=_KEPT * rates.copy_peer_s, copy_rdma_s=_KEPT * rates.copy_rdma_s,
             replica_peer_s=rates.replica_peer_s - peer, replica_rdma_s=rates.replica_rdma_s - rdma,
         )  # fmt: skip
-
-    def adjust_prices(self, prices: Prices) -> Prices:
-        return prices._replace(copy_peer_s=_KEPT * prices.copy_peer_s, copy_rdma_s=_KEPT * prices.copy_rdma_s)
 
 
 def _mean_of(problem: Problem) -> Problem:

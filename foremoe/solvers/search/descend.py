@@ -72,7 +72,7 @@ def _descend(effort, s):
 
 
 @kernel
-def search_rows(low, high, rows, estimated, effort, node_only, expert_NGS, quota_NGS):
+def search_rows(low, high, rows, estimated, effort, by_price, node_only, expert_NGS, quota_NGS):
     """Starts and searches rows [low, high), in place."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
@@ -87,7 +87,7 @@ def search_rows(low, high, rows, estimated, effort, node_only, expert_NGS, quota
             random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
-        start_row(estimated_row(estimated, n, expert_NGS[n]), s, best)
+        start_row(by_price, estimated_row(estimated, n, expert_NGS[n]), s, best)
         if effort == 0:
             continue
         list_homes(row, home_GB, num_G)

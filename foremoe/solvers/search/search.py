@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from foremoe.base.fields import whole
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
@@ -51,9 +49,11 @@ class Search(RankSolver):
                 start, lambda low, high, *placed: balanced_rows(low, high, problem.load_NE, node_G, problem.B, options, *placed)
             )
         effort = AS_PAYS if self.effort is None else self.effort
-        if problem.load_MLGE is None or not isinstance(problem.slots, SharedSlots):
+        # Sequences of rows, whose slots are resident, are priced by the closed form.
+        by_price = isinstance(problem.slots, SharedSlots)
+        if problem.load_MLGE is None or not by_price:
             effort = 0
         rows, estimated = problem_rows(problem), estimated_rows(problem)
         return edit_rows(
-            start, lambda low, high, *placed: search_rows(low, high, rows, estimated, np.int64(effort), node_only, *placed)
+            start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, node_only, *placed)
         )
