@@ -11,7 +11,7 @@ from solver_util import balance, make_problem, placed_rows, problems, require_sp
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.objective import price_rows
 from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
@@ -167,7 +167,7 @@ def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits
     held = settle_by_hand(target, relay, *limits, node_only, weight_G.tolist(), node_G.tolist(), base, quota, problem.R)
     copies = Copies(*limits, np.zeros(problem.G, np.int64), np.zeros(problem.G, np.int64))
     rule = Rule(node_G, problem.B, node_only, relay, False, weight_G)
-    settle_on(target, rule, copies, new_moves(0), 0, placed)
+    settle_on(target, rule, copies, placed)
     require_split(problem.load_NE[0], expert_GS, quota_GS)
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
     for g in range(problem.G):

@@ -88,15 +88,15 @@ def test_under_time_copies_that_show_are_few():
     level = START.solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
     timed = START.solve(problem, problem.static())
     level_s, timed_s = (foremoe.price(problem, placement).total_s.mean() for placement in (level, timed))
-    assert timed_s < 0.9 * level_s and num_replicas_N(problem, timed).mean() < num_replicas_N(problem, level).mean()
+    assert timed_s < 0.97 * level_s and num_replicas_N(problem, timed).mean() < num_replicas_N(problem, level).mean()
 
 
 def test_under_time_replicas_bring_tokens_nearer():
     problem = workload_problem(64, cost=CostModel())
     level = START.solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
-    timed = START.solve(problem, problem.static())
-    level_s, timed_s = (foremoe.price(problem, placement).dispatch_s.sum() for placement in (level, timed))
-    assert timed_s < 0.96 * level_s and mean_skew(timed) < 1.005
+    timed, searched = (solver.solve(problem, problem.static()) for solver in (START, Search(effort=300)))
+    level_s, timed_s, searched_s = (foremoe.price(problem, placed).dispatch_s.sum() for placed in (level, timed, searched))
+    assert searched_s < 0.94 * timed_s < 0.92 * level_s and mean_skew(timed) < 1.005
 
 
 @pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])

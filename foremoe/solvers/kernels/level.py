@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.prune import count_row, prune_row
 from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
 from foremoe.solvers.kernels.settle import settle_on
@@ -82,7 +82,6 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
     first, tried = copy_of(placed), copy_of(placed)
     G = placed.load_G.size
     weight_G, copies = np.ones(G), Copies(UNLIMITED, UNLIMITED, np.zeros(G, np.int64), np.zeros(G, np.int64))
-    none = new_moves(0)
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
@@ -98,7 +97,7 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
         this_rule = Rule(rule.node_G, num_base, rule.node_only, relay, False, weight_G)
         copies.near_G[:], copies.far_G[:] = 0, 0
         assign(tried, first)
-        settle_on(target, this_rule, copies, none, np.int64(0), tried)
+        settle_on(target, this_rule, copies, tried)
         reached = tried.load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
             reached = split_row(goal, limit, num_base, tried)

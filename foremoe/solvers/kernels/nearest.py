@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import add_move, fullest_base, give, top_left
+from foremoe.solvers.kernels.moves import fullest_base, give, top_left
 
 # Letters: G ranks, S slots per rank, E experts, X places, I some ranks.
 
@@ -128,7 +128,7 @@ def _expert(g, need, x, num_base, wants, spare_E, placed):
 
 
 @kernel
-def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
+def settle_nearest(target, rule, copies, wants, placed):
     """`settle_on` where any rank may give to any other and it is known where tokens come from; in place.
 
     The emptiest taker is filled to `target` by the giver and expert that bring most pairs nearer, of all that can fill it alone;
@@ -142,11 +142,11 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
     experts = _Experts(
         by_expert_6E[0], by_expert_6E[1], by_expert_6E[2], by_expert_6E[3], by_expert_6E[4], by_expert_6E[5]
     )  # fmt: skip
-    return _settle(target, rule, copies, wants, moves, num_moves, placed, (ranks, experts, one_node))
+    _settle(target, rule, copies, wants, placed, (ranks, experts, one_node))
 
 
 @inner_kernel
-def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
+def _settle(target, rule, copies, wants, placed, state):
     """`settle_nearest` over the memory for its state."""
     (expert_GS, quota_GS, load_G), (ranks, experts, one_node) = placed, state
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
@@ -154,7 +154,7 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
     num_givers, num_takers = _begin(target, rule, wants, placed, ranks, experts)
     for g in range(load_G.size):
         _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
-    while num_givers > 0 and num_takers > 0 and num_moves < moves.giver_C.size:
+    while num_givers > 0 and num_takers > 0:
         num_takers -= 1
         r = taker_I[num_takers]
         x, need, g = place_G[r], need_G[r], np.int64(-1)
@@ -170,9 +170,7 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
         e, amount = expert_GS[g, b], min(need, np.int64(quota_GS[g, b]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        slot, new = give(g, b, r, amount, rule, copies, placed)
-        add_move(moves, num_moves, g, b, r, slot, amount, new)
-        num_moves += 1
+        new = give(g, b, r, amount, rule, copies, placed)
         free_G[r] -= new
         want_XE[x, e] -= amount
         experts.spare_E[e] -= amount if place_G[g] != x else 0
@@ -187,7 +185,6 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
             if over < 0 and free_G[g] > 0:
                 num_takers = _queue(g, need_G, taker_I, num_takers)
         _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
-    return num_moves
 
 
 @inner_kernel

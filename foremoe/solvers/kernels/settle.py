@@ -13,7 +13,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import Copies, add_move, give, new_moves, top_left
+from foremoe.solvers.kernels.moves import give, top_left
 
 # Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
 
@@ -56,15 +56,7 @@ def _by_node(node_G, by_node_I, first_X, next_V):
 
 
 @kernel
-def settle_row(target, rule, placed):
-    """`settle_on` from a placement without replicas of its own: any number of copies, and without a log."""
-    G = placed.load_G.size
-    copies = Copies(G, G, np.zeros(G, np.int64), np.zeros(G, np.int64))
-    settle_on(target, rule, copies, new_moves(0), np.int64(0), placed)
-
-
-@kernel
-def settle_on(target, rule, copies, moves, num_moves, placed):
+def settle_on(target, rule, copies, placed):
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
@@ -75,14 +67,14 @@ def settle_on(target, rule, copies, moves, num_moves, placed):
     With ``rule.relay``, where no rank of the node can fill the taker, a node mate that is itself below the target does: its
     deficit grows, and one larger replica from another node will fill both.
 
-    Keeps `copies` up to date, logs its moves from `num_moves` on, and returns the number of moves in the log.
+    Keeps `copies` up to date.
     """
     ranks, num_givers = _begin(target, rule, placed)
-    return _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers)
+    _settle(target, rule, copies, placed, ranks, num_givers)
 
 
 @inner_kernel
-def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
+def _settle(target, rule, copies, placed, ranks, num_givers):
     """`settle_on` after `_begin`."""
     quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     while num_givers > 0:
@@ -103,15 +95,10 @@ def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
         amount = min(need, np.int64(quota_GS[g, b]))
         if ranks.free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        if 0 < moves.giver_C.size == num_moves:
-            break
-        slot, new = give(g, b, r, amount, rule, copies, placed)
+        new = give(g, b, r, amount, rule, copies, placed)
         if new:
             ranks.free_G[r] -= 1
             ranks.open_G[r] = ranks.free_G[r] > 0
-        if moves.giver_C.size > 0:
-            add_move(moves, num_moves, g, b, r, slot, amount, new)
-            num_moves += 1
         if load_G[g] + amount > target >= load_G[g]:
             num_givers -= 1
             for i in range(num_givers):
@@ -121,7 +108,6 @@ def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
         _renew_emptiest(target, r, rule, ranks, load_G)
         if rule.node_G[g] != rule.node_G[r]:
             _renew_emptiest(target, g, rule, ranks, load_G)
-    return num_moves
 
 
 @kernel

@@ -8,10 +8,10 @@ from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rows import empty_of, row_of
-from foremoe.solvers.kernels.rows import Placed
+from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, copy_of
 from foremoe.solvers.kernels.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
-from foremoe.solvers.search.start import start_row
+from foremoe.solvers.search.start import price_of, start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
@@ -20,14 +20,12 @@ from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, 
 SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two looks at how smooth the price is
 _SEED = 88172645463325252  # of every row: what a row becomes does not depend on the rows around it
-
-
 # A row is searched for SHARE of its time at home on each of its ranks, which plan at once, and for GAIN of what there may be to
 # gain in it at most; but never by more than MOST moves.
 SHARE, GAIN, MOST = 0.005, 0.05, 20_000
 AS_PAYS = -1  # for `effort`
-# Moves a second, of one thread.
-BY_PAIR_MOVES, BY_NODE_MOVES = 400_000.0, 100_000.0
+# Moves a second on one thread: 1.0 to 1.9 us each by pairs, 1.7 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
+BY_PAIR_MOVES, BY_NODE_MOVES = 700_000.0, 250_000.0
 
 
 @kernel
@@ -73,7 +71,7 @@ def _descend(effort, s):
 
 @kernel
 def search_rows(low, high, rows, estimated, effort, by_price, node_only, expert_NGS, quota_NGS):
-    """Starts and searches rows [low, high), in place."""
+    """Starts and searches rows [low, high), in place: none ends above its start, nor above its experts at home."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
     t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, num_base, S - num_base)
@@ -87,21 +85,28 @@ def search_rows(low, high, rows, estimated, effort, by_price, node_only, expert_
             random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
-        start_row(by_price, estimated_row(estimated, n, expert_NGS[n]), s, best)
+        estimate = estimated_row(estimated, n, expert_NGS[n])
         if effort == 0:
+            start_row(by_price, estimate, s, best)
             continue
+        given, given_s = copy_of(best), price_of(best, num_base, s)
+        # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
+        start_row(False, estimate, s, best)
         list_homes(row, home_GB, num_G)
         hold(s)
-        home_s = windows.all_s + seconds(s)
+        home_s = seconds(s)
         clear_traffic(row, t)
-        fill_traffic(expert_NGS[n], quota_NGS[n], num_base, row, t)
-        started = seconds(s)
+        fill_traffic(best.expert_GS, best.quota_GS, num_base, row, t)
+        started_s = seconds(s)
         list_replicas(s)
         random[0] = np.uint64(_SEED)
-        _descend(moves_of(home_s, num_base, s) if effort == AS_PAYS else effort, s)
-        if seconds(s) < started:
-            _write(s, num_base, expert_NGS[n], quota_NGS[n])
+        _descend(moves_of(windows.all_s + home_s, num_base, s) if effort == AS_PAYS else effort, s)
+        found_s = seconds(s)
+        if found_s < started_s:
+            _write(s, num_base, best.expert_GS, best.quota_GS)
         clear_traffic(row, t)
+        if min(given_s, home_s) < min(found_s, started_s):
+            assign(best, given if given_s <= home_s else bare_homes(row.load_E, num_base, best.expert_GS))
 
 
 @kernel

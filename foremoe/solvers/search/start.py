@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.problem.kernels.row_price import clear_traffic, fill_traffic
-from foremoe.problem.rates import add_copies, exposed_s
+from foremoe.problem.rates import exposed_s
 from foremoe.solvers.kernels.bring import bring_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
 from foremoe.solvers.kernels.level import level_goal
-from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.nearest import Wants, settle_nearest
-from foremoe.solvers.kernels.price import count_copies, fans_seconds, free_fans, price_row
+from foremoe.solvers.kernels.price import free_fans, price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.rows import assign, bare_homes, clean_row, copy_of
 from foremoe.solvers.kernels.settle import settle_on
@@ -24,46 +22,6 @@ from foremoe.solvers.search.state import seconds
 
 # Up to so many nodes, replicas near tokens are chosen for all ranks at once; with more nodes a rank's slots matter one by one.
 NODES = 4
-
-
-class Parts(NamedTuple):
-    bring: bool
-    undo: bool
-    prune: bool
-    wider: bool
-    true: bool
-
-
-@inner_kernel
-def _undo(moves, num_moves, most, row, fan_4G, placed):
-    """Takes back the last moves of a settling that cost more than they save, dispatch aside; in place, but for `load_G`.
-
-    Every move lowers the maximum `most` or leaves it, and adds to copies or leaves them. The search for the best number of moves
-    goes from the end; it stops where all copies cost less than what the maximum has risen. `fan_4G` is scratch, zeros.
-    """
-    quota_GS, load_G, node_G, rates = placed.quota_GS, placed.load_G, row.node_G, row.rates
-    count_copies(row, placed, fan_4G)
-    copies_s = fans_seconds(fan_4G, rates)
-    best_s, best = rates.pair_s * most + copies_s, num_moves
-    for i in range(num_moves - 1, -1, -1):
-        if rates.pair_s * most >= best_s:
-            num_moves = i + 1
-            break
-        g, r, amount = moves.giver_C[i], moves.taker_C[i], moves.pairs_C[i]
-        quota_GS[g, moves.base_C[i]] += amount
-        quota_GS[r, moves.slot_C[i]] -= amount
-        load_G[g] += amount
-        load_G[r] -= amount
-        most = max(most, load_G[g])
-        if moves.new_C[i] == 1:
-            add_copies(-1, g, r, node_G, fan_4G)
-            copies_s = fans_seconds(fan_4G, rates)
-        if rates.pair_s * most + copies_s < best_s:
-            best_s, best = rates.pair_s * most + copies_s, i
-        num_moves = i
-    for i in range(num_moves, best):
-        quota_GS[moves.giver_C[i], moves.base_C[i]] -= moves.pairs_C[i]
-        quota_GS[moves.taker_C[i], moves.slot_C[i]] += moves.pairs_C[i]
 
 
 @inner_kernel
@@ -84,11 +42,10 @@ def _binds(near, far, one_node, num_slots):
 
 
 @inlined_kernel
-def _settled(goal, blind, row, parts, placed):
+def _settled(goal, blind, row, placed):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     node_G, num_base, rates = row.node_G, row.num_base, row.rates
     G, S = placed.expert_GS.shape
-    moves, num_moves = new_moves(2 * G * S + row.load_E.size), np.int64(0)
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
     one_rack, one_node = node_G.max() == 0, row.node_only or node_G.min() == node_G.max()
     # Where tokens come from counts by node, or by rank if there is one node.
@@ -103,25 +60,21 @@ def _settled(goal, blind, row, parts, placed):
     while True:
         this_goal, copies = goal if far > 0 else node_goal, Copies(near, far, near_G, far_G)
         if blind and row.located:
-            num_moves = settle_nearest(this_goal, rule, copies, wants, moves, num_moves, placed)
+            settle_nearest(this_goal, rule, copies, wants, placed)
         else:
-            num_moves = settle_on(this_goal, rule, copies, moves, num_moves, placed)
+            settle_on(this_goal, rule, copies, placed)
         over = placed.load_G.max() - goal
-        if over <= 0 or not _binds(near, far, one_node, G * (S - num_base)) or not parts.wider:
+        if over <= 0 or not _binds(near, far, one_node, G * (S - num_base)):
             break
         near, far, least_s = _wider(near, far, one_node, rates)
         if least_s >= rates.pair_s * over:
             break
-    if parts.undo:
-        _undo(moves, num_moves, placed.load_G.max(), row, np.zeros((4, G), np.int64), placed)
     clean_row(num_base, placed)
 
 
 @kernel
-def price_placed(placed, num_base, parts, row, s):
-    """Seconds of a placement, from an empty traffic and back to one."""
-    if not parts.true:
-        return price_row(row, row.rates, placed)
+def price_of(placed, num_base, s):
+    """Seconds of a placement by the price, from an empty traffic and back to one."""
     fill_traffic(placed.expert_GS, placed.quota_GS, num_base, s.row, s.t)
     found_s = seconds(s)
     clear_traffic(s.row, s.t)
@@ -129,24 +82,24 @@ def price_placed(placed, num_base, parts, row, s):
 
 
 @kernel
-def _keep_cheaper(tried, best_s, best, parts, row, s):
+def _keep_cheaper(tried, best_s, best, by_price, row, s):
     """Overwrites `best` with `tried` if that costs less. Returns the seconds of the cheaper one."""
-    this_s = price_placed(tried, row.num_base, parts, row, s)
+    this_s = price_of(tried, row.num_base, s) if by_price else price_row(row, row.rates, tried)
     if this_s < best_s:
         assign(best, tried)
     return min(this_s, best_s)
 
 
 @kernel
-def start_row(parts, row, s, best):
+def start_row(by_price, row, s, best):
     """Overwrites `best`, a placement, with the cheapest of itself, bare homes and the settlings; the traffic of `s` is empty."""
     num_base, located, node_only, node_G = row.num_base, row.located, row.node_only, row.node_G
     num_nodes = node_G.max() + 1
     clean_row(num_base, best)
     home = bare_homes(row.load_E, num_base, best.expert_GS)
-    best_s = price_placed(best, num_base, parts, row, s)
+    best_s = price_of(best, num_base, s) if by_price else price_row(row, row.rates, best)
     if (best.expert_GS[:, num_base:] >= 0).any():
-        best_s = _keep_cheaper(home, best_s, best, parts, row, s)
+        best_s = _keep_cheaper(home, best_s, best, by_price, row, s)
     goal = level_goal(node_only, node_G, home.load_G)
     if home.load_G.max() <= goal:
         return
@@ -155,13 +108,12 @@ def start_row(parts, row, s, best):
         if blind and (node_only or (num_nodes == 1 and not located)):
             continue
         assign(tried, home)
-        _settled(goal, blind, row, parts, tried)
+        _settled(goal, blind, row, tried)
         reached = split_row(goal, UNLIMITED, num_base, tried)
         clean_row(num_base, tried)
-        if parts.prune:
-            prune_row(reached, row.load_E, num_base, tried)
-        best_s = _keep_cheaper(tried, best_s, best, parts, row, s)
-    if parts.bring and located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
+        prune_row(reached, row.load_E, num_base, tried)
+        best_s = _keep_cheaper(tried, best_s, best, by_price, row, s)
+    if located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
         found = copy_of(best)
         bring_row(goal, row, home, tried, price_row(row, row.rates, best), found)
-        _keep_cheaper(found, best_s, best, parts, row, s)
+        _keep_cheaper(found, best_s, best, by_price, row, s)
