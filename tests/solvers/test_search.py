@@ -14,7 +14,7 @@ from foremoe.planner.parsing import parse
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.pricing import row_price
 from foremoe.simulate import simulate
-from foremoe.solvers import Search
+from foremoe.solvers import Eplb, Search
 from foremoe.testing import SolverTests
 from foremoe.testing import strategies as draws
 
@@ -86,6 +86,14 @@ def test_by_default_little_is_tried_where_little_is_to_be_had():
 def test_refuses_an_effort_that_makes_no_sense(effort):
     with pytest.raises(InputError, match="effort of Search must"):
         Search(effort)
+
+
+@pytest.mark.parametrize("objective", ["time", "balance"])
+def test_refuses_a_start_that_moves_homes(objective):
+    """Compiled code would look for homes that are not there."""
+    problem = dataclasses.replace(case(), cost=foremoe.CostModel(objective=objective))
+    with pytest.raises(InputError, match="Search keeps homes"):
+        foremoe.Planner(rank=(Eplb(), Search(effort=10)), guard=False).plan(problem)
 
 
 def test_reads_back_from_its_repr():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
 from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
@@ -40,8 +41,14 @@ class Search(RankSolver):
             whole(self.effort, "effort of Search", 0, 2**31 - 1)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows; rows that a cancel left out keep `start`."""
+        """Returns the placement of all rows; rows that a cancel left out keep `start`.
+
+        Raises:
+            InputError: The start is not valid, or moves homes.
+        """
         require_start(problem, start)
+        if (start.expert_NGS[:, :, : problem.B] != problem.base_NGB).any():
+            raise InputError("Search keeps homes, and its start moves them; leave out the solver before it.")
         node_only = problem.replicas == "node"
         if problem.cost.objective == "balance":
             node_G, options = problem.cluster.node_of_rank_G, Options(node_only, TRIES)
