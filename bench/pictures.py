@@ -138,10 +138,10 @@ def frontier(plt: Any) -> Any:
         lines = tables(text, f"### {case}")[0]
         points = {line["planner"]: (number(line["replicas per rank"]), 100 * (number(line["skew mean"]) - 1)) for line in lines}
         for suffix, color in (("balance", BLUE), ("time", GREEN)):
-            chain = [points[name] for name in points if name.startswith("Chain(") and name.endswith(f", {suffix}")]
-            axes.plot(*zip(*chain, strict=True), "o-", color=color, markersize=5, label=f"Chain(slack=...), objective {suffix}")
+            ours = [points[name] for name in points if name.startswith("Search") and name.endswith(f", {suffix}")]
+            axes.plot(*zip(*ours, strict=True), "o", color=color, markersize=5, label=f"Search, objective {suffix}")
         for name, (x, y) in points.items():
-            if not name.startswith("Chain("):
+            if not name.startswith("Search"):
                 axes.plot(x, y, "s", color=ORANGE, markersize=5)
                 side = "left" if x < 0.9 else "right"
                 axes.annotate(name, (x, y), xytext=(7, 2), textcoords="offset points", fontsize=9, ha=side, va="bottom")
