@@ -154,7 +154,8 @@ def main() -> None:
         f"# Homes\n\nMeasured on: {hardware()}. Command: `python -m bench.homes --seeds {args.seeds} --layers {args.layers}"
         f" --regime {args.regime}`.\n\nQwen3-30B-A3B, 64 ranks in nodes of 8, 8192 tokens per rank, regime {args.regime}, R = 1,"
         f" {args.layers} layers x {args.seeds} seeds, objective balance. Floor: largest node load per rank over the mean rank"
-        f" load, every expert at home. Anywhere: replicas may leave the node of their home. Means over rows.\n\n{quality(args.seeds, args.layers, args.regime)}\n\n## The home level on an update stage\n\n"
+        f" load, every expert at home. Anywhere: replicas may leave the node of their home. Means over"
+        f" rows.\n\n{quality(args.seeds, args.layers, args.regime)}\n\n## The home level on an update stage\n\n"
         f"Qwen3-235B-A22B, 94 layers, 64 ranks, regime mid, `{Anneal()!r}`, best of 3; times of the cost model are"
         f" uncalibrated.\n\n{stage()}\n"
     )
