@@ -86,7 +86,8 @@ def _plan_row(given_s, keeping, forced, buffer_GP, hint_XGR, best):
             if this_s < best_s:
                 best_s = this_s
                 assign(best, tried)
-    return descend_row(best_s, keeping, buffer_GP, hint_XGR, best)
+    # What was forced costs more than nothing in this row, so it would be taken back.
+    return best_s if forced else descend_row(best_s, keeping, buffer_GP, hint_XGR, best)
 
 
 @kernel
