@@ -48,10 +48,10 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 93 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 99 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
-        (32751, 73744)
+        (33099, 73744)
     """
 
     header: PlanHeader

@@ -23,7 +23,6 @@ from foremoe.planner.best import BestRows
 from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
 from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
 from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
@@ -55,8 +54,7 @@ class Planner:
         order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Per row, keep the best of static, the start and every level's output: the cheapest by `foremoe.price`, under the
-            objective "balance" the one whose fullest rank has least.
+        guard: Per row, keep the best of static, the start and every level's output, by `foremoe.price` under "time".
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.
@@ -183,7 +181,7 @@ class Planner:
             if history_LE is not None:
                 history_LE = frozen_array(history_LE, np.int32, "history_LE", (problem.L, problem.E))
             seen = foreseen(problem, self.foresight, history_LE)
-            begun = current = starting_placement(seen, start, self.split or ExactSplit())
+            current = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
             # A start may be worse than doing nothing; the guard promises to be worse than neither.
             best = BestRows(seen, current, seen.static() if self.guard and start is not None else None)
@@ -204,7 +202,7 @@ class Planner:
             if num_cancelled and not warnings:
                 warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
             with row_runner(runner.num_threads, None, cancel):
-                ordered = ran.in_order(problem, best.placement, best.stop_N, begun, key, warnings, cancel)
+                ordered = ran.in_order(problem, best.placement, best.stop_N, best.start_N, key, warnings, cancel)
             if ordered is None:
                 header = dataclasses.replace(ran, order=None).header(problem, key)
                 if seen is problem:
@@ -260,12 +258,12 @@ class Planner:
         return with_quotas(problem, placement, self.split or ExactSplit(), self.keeps_homes, copied=True)
 
     def in_order(
-        self, problem: Problem, placement: Placement, stop_N: Array, start: Placement, key: PlanKey | None, warnings: list[str],
+        self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
         cancel: Event | None,
     ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
         """The plan that the order level makes of finished rows; None without such a level, or with the reason in `warnings`.
 
-        Rows come as each was planned by itself: `placement`, why it stopped, and its start.
+        Rows come as each was planned by itself: `placement`, why it stopped, and the objective of its start.
         """
         if self.order is None:
             return None
@@ -281,7 +279,7 @@ class Planner:
         # What is optimal for a row alone proves nothing in a sequence.
         plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
         objective_N = plan.objective_ML.ravel()
-        improved = int((objective_N < row_objective(problem, start)).sum())
+        improved = int((objective_N < start_N).sum())
         return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
 
 

@@ -17,6 +17,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.answers import linked, valid
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
+from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
@@ -173,8 +174,9 @@ class PlanStream:
         ran, warnings = self._planner.what_ran(problem), list[str]()
         plan = Plan.join(plans, problem.schedule)
         placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+        static_N = row_objective(problem, problem.static())
         with row_runner(self._num_threads):
-            ordered = ran.in_order(problem, placement, plan.stop_ML.ravel(), problem.static(), self._key, warnings, None)
+            ordered = ran.in_order(problem, placement, plan.stop_ML.ravel(), static_N, self._key, warnings, None)
         if ordered is not None:
             return *ordered, warnings
         header = dataclasses.replace(ran, order=None).header(problem, plan.header.key)

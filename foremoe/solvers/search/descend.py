@@ -70,7 +70,7 @@ def _descend(effort, s):
 
 
 @kernel
-def search_rows(low, high, rows, estimated, effort, by_price, node_only, expert_NGS, quota_NGS):
+def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_NGS):
     """Starts and searches rows [low, high), in place: none ends above its start, nor above its experts at home."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
@@ -81,7 +81,7 @@ def search_rows(low, high, rows, estimated, effort, by_price, node_only, expert_
         mean = row.load_E.sum() / G
         windows = Windows(w[0], w[1], w[2])
         s = State(
-            row, rows.prices, windows, S - num_base, node_only, mean, t, home_GB, replica_GR, num_G, change_4I, num_changes,
+            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I, num_changes,
             random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))

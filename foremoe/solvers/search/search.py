@@ -62,5 +62,5 @@ class Search(RankSolver):
             effort = 0
         rows, estimated = problem_rows(problem), estimated_rows(problem)
         return edit_rows(
-            start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, node_only, *placed)
+            start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, *placed)
         )
