@@ -24,7 +24,7 @@ _SEED = 88172645463325252  # of every row: what a row becomes does not depend on
 # gain in it at most; but never by more than MOST moves.
 SHARE, GAIN, MOST = 0.005, 0.05, 20_000
 AS_PAYS = -1  # for `effort`
-# Moves a second on one thread: 1.0 to 1.9 us each by pairs, 1.7 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
+# Moves a second on one thread: 0.8 to 1.9 us each by pairs, 1.4 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
 BY_PAIR_MOVES, BY_NODE_MOVES = 700_000.0, 250_000.0
 
 
@@ -81,8 +81,8 @@ def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_
         mean = row.load_E.sum() / G
         windows = Windows(w[0], w[1], w[2])
         s = State(
-            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I, num_changes,
-            random,
+            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I,
+            num_changes, random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
         estimate = estimated_row(estimated, n, expert_NGS[n])
