@@ -61,6 +61,4 @@ class Search(RankSolver):
         if problem.load_MLGE is None or not by_price:
             effort = 0
         rows, estimated = problem_rows(problem), estimated_rows(problem)
-        return edit_rows(
-            start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, *placed)
-        )
+        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, *placed))
