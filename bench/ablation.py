@@ -23,7 +23,7 @@ from foremoe.problem.foresight import Noisy
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import simulate
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota, Search
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -44,7 +44,7 @@ class Variant(NamedTuple):
 
 def packer(ranks_per_node: int, redundant: int = 1, home: Anneal | None = None) -> BestPack:
     """The pack level, which knows the nodes, R and the home level."""
-    rank = (Chain(),) if redundant else ()
+    rank = (Search(),) if redundant else ()
     return BestPack(ranks_per_node=ranks_per_node, redundant=redundant, home=home, rank=rank)
 
 
@@ -178,7 +178,7 @@ def main() -> None:
         f" {args.layers} layers of Qwen3-30B-A3B, {NUM_RANKS} ranks, {TOKENS_PER_RANK} tokens per rank and micro-step, update"
         " stage; R = 1, replicas anywhere and exact foresight unless the row says otherwise. Simulated, uncalibrated. Moves:"
         " weights and optimizer state, once in the step. Pack and home see the whole step in all rows that have them. Planning:"
-        f" process CPU time of one thread, dealing and counting in pack; `{Chain()!r}`."
+        f" process CPU time of one thread, dealing and counting in pack; `{Search()!r}`."
     ]
     for size in (8, 72):
         packed: dict[PackSolver, Packed] = {}

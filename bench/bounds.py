@@ -1,10 +1,10 @@
 """Gaps between lower bounds and the best placement known, by case, and what the bounds take per row.
 
-    python -m bench.bounds [--layers 4] [--steps 100] [--only balance|time] [--out bench/results/bounds_HARDWARE_DATE.md]
+    python -m bench.bounds [--layers 4] [--only balance|time] [--out bench/results/bounds_HARDWARE_DATE.md]
 
-Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest, row by row, of bare homes, `Chain`, `Quota`,
-`Greedy`, `LeastLoaded` and `Lplb`; under time also of `Polish`, in problems of at most 2048 experts times ranks, and under
-balance of a `Chain` of 256 tries. A gap is what this is above the bound: looseness of the bound and what search misses together.
+Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest by the closed form, row by row, of bare homes,
+`Search`, its start, `Quota`, `Greedy`, `LeastLoaded` and `Lplb`. A gap is what this is above the bound: looseness of the bound
+and what search misses together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import problem_rates, row_objective, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Certify, Chain, Greedy, LeastLoaded, Lplb, Polish, Quota
+from foremoe.solvers import Greedy, LeastLoaded, Lplb, Quota, Search
 from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: N rows.
@@ -36,23 +36,22 @@ BALANCE = (
 )  # fmt: skip
 TIME = (("gpt-oss-20b", 16), ("deepseek-v2-lite", 16), ("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 32), ("deepseek-v3", 64))
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like")
-TOKENS, SMALL = (256, 1024, 8192), 2048
+TOKENS = (256, 1024, 8192)
 WITHIN = {"balance": 0.005, "time": 0.05}
 MICRO_STEPS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Rows of one case: gaps to the bounds before, and as they are; seconds per row of the latter."""
+    """Rows of one case: gaps to the bound, and seconds per row of it."""
 
     labels: tuple[str, ...]
-    loose_N: Array
     gap_N: Array
     bound_s: float
 
     def cells(self, within: float) -> str:
         """Markdown."""
-        figures = [*spread(self.loose_N, within), *spread(self.gap_N, within), f"{self.bound_s * 1e6:.1f}"]
+        figures = [*spread(self.gap_N, within), f"{self.bound_s * 1e6:.1f}"]
         return "| " + " | ".join([*self.labels, *figures]) + " |"
 
 
@@ -61,18 +60,11 @@ def spread(gap_N: Array, within: float) -> list[str]:
     return [f"{np.median(gap_N):.2%}", f"{gap_N.max():.2%}", f"{np.mean(gap_N <= within):.0%}"]
 
 
-def best_known(problem: Problem, steps: int) -> Placement:
+def best_known(problem: Problem) -> Placement:
     """Row by row the smallest objective that any solver here reaches."""
-    start, balance = problem.static(), problem.cost.objective == "balance"
-    first = Chain(tries=256) if balance else Chain()
-    made = [
-        start,
-        *(s.solve(problem, start) for s in (first, Quota(), Greedy(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb())),
-    ]
-    if not balance and problem.E * problem.G <= SMALL:
-        made.append(Polish(steps=steps).solve(problem, made[1]))
-    best = start
-    for placement in made:
+    start = best = problem.static()
+    solvers = (Search(effort=0), Search(), Quota(), Greedy(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb())
+    for placement in (solver.solve(problem, start) for solver in solvers):
         best = placement.where(row_objective(problem, placement) < row_objective(problem, best), best)
     return best
 
@@ -92,35 +84,32 @@ def per_row_s(problem: Problem, bound: Callable[[Problem], object]) -> float:
 
 
 def balance(layers: int) -> Iterator[Line]:
-    """Objective balance: the bound before rows are settled, and after."""
+    """Objective balance: the bound, settled where it can be."""
     for (model, ranks), regime, redundant in itertools.product(BALANCE, REGIMES, (1, 2)):
         work = synthetic_workload(
             model, num_ranks=ranks, tokens_per_rank=8192, micro_steps=MICRO_STEPS, num_layers=layers, regime=regime, seed=11
         )
         problem = Problem.of(work, Cluster.preset("8xh100", ranks), redundant=redundant, cost=CostModel(objective="balance"))
-        best_N = row_objective(problem, best_known(problem, 0))
+        best_N = row_objective(problem, best_known(problem))
         took_s = per_row_s(problem, lambda p, best_N=best_N: settled_load_bound(p, best_N))  # type: ignore[misc]
         bound_N = settled_load_bound(problem, best_N)
-        yield Line((f"{model} EP{ranks}", regime, str(redundant)), best_N / load_bound(problem) - 1, best_N / bound_N - 1, took_s)
+        yield Line((f"{model} EP{ranks}", regime, str(redundant)), best_N / bound_N - 1, took_s)
 
 
-def seconds(layers: int, steps: int) -> Iterator[Line]:
-    """Objective time: the bound that every plan has, and what `Certify` makes of it."""
+def seconds(layers: int) -> Iterator[Line]:
+    """Objective time."""
     for (model, ranks), tokens, dispatch, preset in itertools.product(TIME, TOKENS, DISPATCHES, ("8xh100", "8xpcie")):
-        loose, gaps, took = [], [], []
+        gaps, took = [], []
         for stage, redundant in (("update", 1), ("recompute", 1), ("update", 2)):
             work = synthetic_workload(
                 model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=MICRO_STEPS, num_layers=layers, seed=5, stage=stage
             )  # fmt: skip
             problem = Problem.of(work, Cluster.preset(preset, ranks, dispatch=dispatch), redundant=redundant)
             few = problem[:1]
-            best = best_known(few, steps)
-            best_N = row_objective(few, best)
-            took.append(per_row_s(few, lambda p, best=best: Certify().solve(p, best)))  # type: ignore[misc]
-            loose.append(best_N / row_bound(few) - 1)
-            gaps.append(best_N / np.asarray(Certify().solve(few, best).bound_N) - 1)
+            took.append(per_row_s(few, row_bound))
+            gaps.append(row_objective(few, best_known(few)) / row_bound(few) - 1)
         labels = (f"{model} EP{ranks}", str(tokens), dispatch, preset)
-        yield Line(labels, np.concatenate(loose), np.concatenate(gaps), float(np.mean(took)))
+        yield Line(labels, np.concatenate(gaps), float(np.mean(took)))
 
 
 def table(objective: str, heads: tuple[str, ...], lines: Iterator[Line]) -> str:
@@ -135,7 +124,7 @@ def table(objective: str, heads: tuple[str, ...], lines: Iterator[Line]) -> str:
         f" {np.mean(gap_N <= within):.1%} of rows; closed {np.mean(gap_N <= 1e-9):.1%}."
     )
     three = ("median", "worst", f"within {within:.1%}")
-    columns = [*heads, *(f"loose: {name}" for name in three), *three, "us a row"]
+    columns = [*heads, *three, "us a row"]
     rows = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *(line.cells(within) for line in made)]
     return f"## Objective {objective}\n\n{verdict}\n\n" + "\n".join(rows)
 
@@ -144,19 +133,17 @@ def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=100, help="of Polish")
     parser.add_argument("--only", choices=tuple(WITHIN), help="one objective only")
     args = parser.parse_args()
     sections = []
     if args.only != "time":
         sections.append(table("balance", ("rows", "regime", "R"), balance(args.layers)))
     if args.only != "balance":
-        sections.append(table("time", ("rows", "tokens per rank", "dispatch", "cluster"), seconds(args.layers, args.steps)))
+        sections.append(table("time", ("rows", "tokens per rank", "dispatch", "cluster"), seconds(args.layers)))
     text = (
         f"# Lower bounds against the best placement known\n\nMeasured on: {hardware()}. Command: `python -m bench.bounds --layers"
-        f" {args.layers} --steps {args.steps}`. Gap: the best known above the bound. Loose: under balance before rows are"
-        " settled; under time `row_bound`, which every plan has, before `Certify`. Time rows: regime mid, update (R = 1, 2) and"
-        " recompute (R = 1). Microseconds: of settling, of `Certify`. Model, uncalibrated."
+        f" {args.layers}`. Gap: the best known above the bound, by the closed form under time. Time rows: regime mid, update"
+        " (R = 1, 2) and recompute (R = 1). Microseconds: of settling, of the bound. Model, uncalibrated."
     )
     emit("\n\n".join([text, *sections]) + "\n", args.out)
 

@@ -30,7 +30,7 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import simulate
-from foremoe.solvers import Anneal, Chain, Greedy, LeastLoaded, Lplb, Quota, RankSolver
+from foremoe.solvers import Anneal, Greedy, LeastLoaded, Lplb, Quota, RankSolver, Search
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.workload import Workload
 
@@ -71,12 +71,12 @@ def balance_tables(seeds: int) -> Iterable[str]:
                         model, num_ranks, regime=regime, micro_steps=micro_steps, seed=seed, redundant=redundant, cost=BALANCE
                     )
                     found.setdefault("static", []).append(skew_N(p, p.static()))
-                    for solver in (*PEERS[:3], Chain()):
+                    for solver in (*PEERS[:3], Search()):
                         placement = solver.solve(p, p.static())
                         found.setdefault(type(solver).__name__, []).append(skew_N(p, placement))
                     replicas.append((np.asarray(placement.expert_NGS)[:, :, p.B :] >= 0).sum(axis=(1, 2)) / p.G)
                 all_N = {name: np.concatenate(parts) for name, parts in found.items()}
-                mine_N = all_N.pop("Chain")
+                mine_N = all_N.pop("Search")
                 means = " | ".join(f"{values.mean():.4f}" for values in all_N.values())
                 yield (
                     f"| {model} EP{num_ranks} | {means} | {mine_N.mean():.5f} | {np.quantile(mine_N, 0.99):.4f} |"
@@ -96,7 +96,7 @@ def recorded_table() -> Iterable[str]:
                 continue
             work = Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=max(64, min(1024, trace.T // num_ranks // 4)))
             p = Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=1, cost=BALANCE)
-            mine_N, static_N = skew_N(p, Chain().solve(p, p.static())), skew_N(p, p.static())
+            mine_N, static_N = skew_N(p, Search().solve(p, p.static())), skew_N(p, p.static())
             mean_N = p.load_NE.sum(axis=1) / p.G
             above_N = mine_N * mean_N / load_bound(p) - 1.0
             yield (
@@ -117,8 +117,8 @@ def trade_off_tables(seeds: int) -> Iterable[str]:
         yield "|" + " --- |" * 10
         arms: list[tuple[str, RankSolver | None, CostModel]] = [("static", None, BALANCE)]
         arms += [(type(solver).__name__, solver, BALANCE) for solver in PEERS]
-        arms += [(f"Chain(slack={s:g}), balance", Chain(slack=s), BALANCE) for s in (0.0, 0.002, 0.005, 0.01, 0.015, 0.03, 0.05)]
-        arms += [(f"Chain(slack={s:g}), time", Chain(slack=s), CostModel()) for s in (0.0, 0.005, 0.015)]
+        arms += [("Search, balance", Search(), BALANCE)]
+        arms += [(f"Search(effort={e}), time", Search(e), CostModel()) for e in (0, 200, 2000, None)]
         for name, solver, cost in arms:
             parts: list[Array] = []
             for seed in range(seeds):
@@ -148,7 +148,7 @@ def speed_table() -> Iterable[str]:
     yield "|" + " --- |" * 7
     shapes = (("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 64), ("deepseek-v3", 64), ("deepseek-v3", 256))
     loads = [problem(*shape, regime="mid", micro_steps=4, seed=0, redundant=1, cost=CostModel()) for shape in shapes]
-    arms = [(p, solver) for p in loads for solver in (Chain(), Quota())]
+    arms = [(p, solver) for p in loads for solver in (Search(), Quota())]
     for p, solver in arms:
         _with_split(solver, p)
     best = lambda p, solver: min(_seconds(solver, p) for _ in range(5)) / p.N * 1e6  # noqa: E731
@@ -158,7 +158,7 @@ def speed_table() -> Iterable[str]:
     end_s = time.perf_counter() + SECONDS
     while not rounds or time.perf_counter() < end_s:
         rounds.append([best(p, solver) for p, solver in arms])
-        singles.append([[_seconds(Chain(), row) * 1e6 for row in of_load] for of_load in rows])
+        singles.append([[_seconds(Search(), row) * 1e6 for row in of_load] for of_load in rows])
     us_RA, single_us = np.array(rounds), [np.min(of_load, axis=0) for of_load in zip(*singles, strict=True)]
     for i, (model, num_ranks) in enumerate(shapes):
         ours_R, theirs_R = us_RA[:, 2 * i], us_RA[:, 2 * i + 1]

@@ -17,7 +17,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, Chain, ExpertAware, Greedy, Keep, Lpt, PackSolver, Permute
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, Lpt, PackSolver, Permute, Search
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -51,8 +51,8 @@ def rows(ranks_per_node: int) -> dict[str, Packed]:
         "open-instruct-like": Packed(Permute()),
         "RoutePack-like": Packed(loads, Lpt(), first=True),
         "ReLibra-like": Packed(near, Anneal(), (Greedy(),), first=True, replicas="node"),
-        "foremoe, rank alone": Packed(AsGiven(), rank=(Chain(),)),
-        "foremoe": Packed(packer(ranks_per_node, home=Anneal()), Anneal(), (Chain(),)),
+        "foremoe, rank alone": Packed(AsGiven(), rank=(Search(),)),
+        "foremoe": Packed(packer(ranks_per_node, home=Anneal()), Anneal(), (Search(),)),
         "force-balanced": Packed(BalancedTokens(), even=True),
     }
 
@@ -84,7 +84,7 @@ def simulated(trace: RoutingTrace, row: Packed, ranks_per_node: int, dispatch: s
     # Made once for a recompute and an update stage.
     moves_s = float(price_L(problem, home_LE, Anneal().state_bytes).sum()) * trainer.share_of_step(problem.M)
     posed = dataclasses.replace(problem, home_LE=home_LE)
-    system = System(planner=Planner(rank=row.rank, guard=row.rank == (Chain(),)), even=row.even)
+    system = System(planner=Planner(rank=row.rank, guard=row.rank == (Search(),)), even=row.even)
     found = simulate_systems([posed], {"row": system}, trainer=trainer)[0]
     return {**found, "moves_s": moves_s, "stage_s": found["simulated_stage_s"] + moves_s, "micro_steps": problem.M}
 

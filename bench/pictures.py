@@ -128,33 +128,6 @@ def ring(plt: Any) -> Any:
     return figure
 
 
-def frontier(plt: Any) -> Any:
-    """Skew against copies, of every planner of the frontier benchmark."""
-    heading = "## Copies against balance and simulated stage (uncalibrated), R = 1, regime mid, M = 4"
-    text = newest("frontier")
-    cases = re.findall(r"^### (.*, dispatch pairs)$", text.split(f"{heading}\n")[1], re.MULTILINE)
-    figure, panels = plt.subplots(len(cases), 1, figsize=(6, 6.4), sharex=True)
-    for axes, case in zip(panels, cases, strict=True):
-        lines = tables(text, f"### {case}")[0]
-        points = {line["planner"]: (number(line["replicas per rank"]), 100 * (number(line["skew mean"]) - 1)) for line in lines}
-        for suffix, color in (("balance", BLUE), ("time", GREEN)):
-            chain = [points[name] for name in points if name.startswith("Chain(") and name.endswith(f", {suffix}")]
-            axes.plot(*zip(*chain, strict=True), "o-", color=color, markersize=5, label=f"Chain(slack=...), objective {suffix}")
-        for name, (x, y) in points.items():
-            if not name.startswith("Chain("):
-                axes.plot(x, y, "s", color=ORANGE, markersize=5)
-                side = "left" if x < 0.9 else "right"
-                axes.annotate(name, (x, y), xytext=(7, 2), textcoords="offset points", fontsize=9, ha=side, va="bottom")
-        axes.set_yscale("symlog", linthresh=1)
-        axes.set_yticks([0, 1, 10, 100], ["0 %", "1 %", "10 %", "100 %"])
-        axes.set_ylim(-0.15, 700)
-        axes.set_title(case)
-        axes.set_ylabel("busiest rank above the mean")
-    panels[0].legend(frameon=False, fontsize=9, loc="upper right")
-    panels[-1].set_xlabel("replicas per rank, micro-step and layer")
-    return figure
-
-
 def balanced(plt: Any) -> Any:
     """Share of the throughput with forced even routing, by system and EP, under either dispatch."""
     text, model = newest("dispatches"), "qwen3-235b-a22b"
@@ -208,7 +181,6 @@ def predicted(plt: Any) -> Any:
 PICTURES: dict[str, Callable[[Any], Any]] = {
     "layer": layer,
     "ring": ring,
-    "frontier": frontier,
     "balanced": balanced,
     "predicted": predicted,
 }
@@ -216,7 +188,6 @@ PICTURES: dict[str, Callable[[Any], Any]] = {
 SOURCES = {
     "layer": (),
     "ring": (),
-    "frontier": ("frontier",),
     "balanced": ("dispatches",),
     "predicted": ("published", "validation"),
 }

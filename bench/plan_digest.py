@@ -32,7 +32,6 @@ from foremoe.solvers import (
     Anneal,
     BalancedTokens,
     BestPack,
-    Chain,
     Deadline,
     Eplb,
     Even,
@@ -42,8 +41,8 @@ from foremoe.solvers import (
     LeastLoaded,
     Lplb,
     Lpt,
-    NodeChain,
     Quota,
+    Search,
     Transitions,
     WaterFill,
 )
@@ -55,9 +54,8 @@ from foremoe.workload.workload import Workload
 
 BALANCE, TIME = CostModel(objective="balance"), CostModel()
 
-
-# The search alone; what small rows try besides has settings of its own.
-PLAIN = Chain(portfolio=0)
+# Enough moves to show a change of the search, in a moment.
+PLAIN = Search(effort=100)
 
 
 @functools.cache
@@ -100,7 +98,7 @@ def homed(home: Any, model: str, num_ranks: int) -> Callable[[], Any]:
     def make() -> Any:
         first = problem(model, num_ranks)
         home_LE = Planner(home=home).homes(first)
-        return Planner(rank=(NodeChain(), PLAIN)).plan(dataclasses.replace(first, home_LE=home_LE))[0]
+        return Planner(rank=(PLAIN,)).plan(dataclasses.replace(first, home_LE=home_LE))[0]
 
     return make
 
@@ -150,24 +148,20 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "reforward", plan(of(schedule=Schedule.accumulate(4, reforward=True)))
     yield "1f1b", plan(of(schedule=Schedule.one_f_one_b(4, 2, 0)))
     yield "sources unknown", plan(lambda: dataclasses.replace(problem("qwen3-30b-a3b", 16), load_MLGE=None))
-    yield "slack", plan(of(cost=BALANCE), rank=(Chain(portfolio=0, slack=0.02),))
-    yield "one try, no relays", plan(of(), rank=(Chain(portfolio=0, tries=1, relay=False),))
-    yield (
-        "node, then inside",
-        plan(of(cost=BALANCE), rank=(NodeChain(max_per_rank=0.2), Chain(portfolio=0, inside=True))),
-    )
+    yield "start", plan(of(), rank=(Search(effort=0),))
+    yield "default effort", plan(of(), rank=(Search(),))
     yield "relays", plan(of(), path=Deadline(relay=1))
     yield "foresight previous", plan(of(), foresight="previous")
     yield "foresight step", plan(of(), foresight="step")
     yield "without guard", plan(of(), guard=False)
     yield "even split", plan(of(), split=Even())
     yield "water fill", plan(of(), split=WaterFill())
-    for solver in (Greedy(), Quota(), Quota(best_fit=True), LeastLoaded(min_pairs=0, threshold=1.0), Lplb(), NodeChain()):
+    for solver in (Greedy(), Quota(), Quota(best_fit=True), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
         yield f"{solver!r}", plan(of(), rank=(solver,))
     yield "eplb", plan(of(), rank=(Eplb(),), guard=False)
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)
-    yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(PLAIN, Exact()))
-    yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(PLAIN, Exact()))
+    yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
+    yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(Search(effort=0), Exact()))
     yield "transitions", plan(of(slots=ResidentSlots(), redundant=2), order=Transitions())
     yield "transitions that invest", plan(of(slots=ResidentSlots(), redundant=1), order=Transitions(invest=True))
     yield "resident sequences", continued
@@ -176,10 +170,6 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "homes Lpt", homed(Lpt(), "qwen3-30b-a3b", 16)
     yield "homes Anneal", homed(Anneal(sweeps=200), "qwen3-30b-a3b", 16)
     yield "homes Anneal EP64", homed(Anneal(sweeps=100), "qwen3-235b-a22b", 64)
-    # What small rows try besides.
-    small = functools.partial(functools.partial, problem)
-    for model, ranks in (("mixtral-8x7b", 8), ("gpt-oss-20b", 8), ("gpt-oss-20b", 16), ("deepseek-v2-lite", 16)):
-        yield f"portfolio {model} EP{ranks}", plan(small(model, ranks), rank=(Chain(),))
 
 
 def digest(plan: Any) -> str:

@@ -21,7 +21,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.foresight import Foresight, Noisy
 from foremoe.problem.problem import Problem
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Chain, Robust
+from foremoe.solvers import Robust, Search
 
 SLOTS = (1, 2, 4)
 VIEWS: tuple[Foresight, ...] = ("previous", "step", Noisy(0.3))
@@ -29,9 +29,9 @@ VIEWS: tuple[Foresight, ...] = ("previous", "step", Noisy(0.3))
 
 def planners() -> dict[tuple[str, str], Planner]:
     """(what is foreseen, planner) -> planner."""
-    out = {("exact", "Chain"): Planner()}
+    out = {("exact", "Search"): Planner()}
     for view in VIEWS:
-        out[str(view), "Chain"] = Planner(rank=(Chain(),), foresight=view)
+        out[str(view), "Search"] = Planner(rank=(Search(),), foresight=view)
         out[str(view), "Robust"] = Planner(rank=(Robust(),), foresight=view)
     for name in ("eplb-history", "laer", "eplb-step"):
         out[str(STRATEGIES[name].foresight), name] = STRATEGIES[name]

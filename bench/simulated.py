@@ -25,7 +25,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Anneal, Chain
+from foremoe.solvers import Anneal
 
 PATHS = {
     "GPU-direct only": (Link.PEER, Link.RDMA),
@@ -66,7 +66,6 @@ def variants() -> dict[str, dict[str, System]]:
             "home": System(planner=Planner(home=Anneal(), rank=())),
             "rank, replicas inside nodes": System(planner=plain, changes={"replicas": "node"}),
             "home + rank, replicas inside nodes": System(planner=homes, changes={"replicas": "node"}),
-            "rank, content with 1.5 % above the mean": System(planner=Planner(rank=(Chain(slack=0.015),))),
         },
         "Redundant slots": {f"R = {r}": System(planner=plain, changes={"redundant": r}) for r in (0, 1, 2, 4)},
         "Slot policies": {name: System(planner=plain, changes={"slots": policy}) for name, policy in slots.items()},

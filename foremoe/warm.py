@@ -17,11 +17,7 @@ from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.simulate import simulate
 from foremoe.solvers.pack.repack import repack
-from foremoe.solvers.rank.chain import Chain
-from foremoe.solvers.rank.greedy import Greedy
-from foremoe.solvers.rank.least_loaded import LeastLoaded
-from foremoe.solvers.rank.lplb import Lplb
-from foremoe.solvers.rank.quota import Quota
+from foremoe.solvers.search.search import Search
 from foremoe.workload.routed_experts import count_workload, from_routed_experts
 from foremoe.workload.workload import Workload
 
@@ -29,8 +25,7 @@ __all__ = ["warm_up"]
 
 _SLOTS: tuple[Slots, ...] = (SharedSlots(), ResidentSlots())
 _RANKS, _SEQUENCES, _TOKENS = 4, 8, 32
-# `Chain` tries the others only where it is far from the bound.
-_PLANNER = Planner(rank=(Greedy(), Quota(), LeastLoaded(), Lplb(), Chain()))
+_PLANNER = Planner(rank=(Search(effort=8),))
 # Integers that rollout engines return, by number of experts.
 _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int32, np.int64)}
 

@@ -35,7 +35,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import simulate
-from foremoe.solvers import Chain, Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Polish, Quota, Transitions, WaterFill
+from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search, Transitions, WaterFill
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.transfer.engine import Engine
@@ -75,7 +75,7 @@ def some_problem(rng: np.random.Generator) -> Problem:
 def a_planner(problem: Problem, rng: np.random.Generator) -> Planner:
     resident = isinstance(problem.slots, ResidentSlots) and problem.cost.objective == "time"
     order = Transitions() if resident and rng.integers(2) else None
-    rank = (Greedy(), Chain()) if rng.integers(2) else (Quota(),)
+    rank = (Greedy(), Search()) if rng.integers(2) else (Quota(),)
     return Planner(rank=rank, order=order, path=Deadline(relay=int(rng.integers(2))), guard=bool(rng.integers(2)))
 
 
@@ -161,7 +161,7 @@ def close(plan: Plan, broken: Plan, path: tuple[str, ...]) -> bool:
 
 def mutated_placement(problem: Problem, rng: np.random.Generator) -> tuple[str, str]:
     """As a user gives it: the start of a plan, of one solver, or what is split and priced."""
-    start = Chain().solve(problem, problem.static())
+    start = Search().solve(problem, problem.static())
     fields = {name: getattr(start, name) for name in ("expert_NGS", "quota_NGS")}
     name = str(rng.choice(list(fields)))
     fields[name] = changed(fields[name], rng)
@@ -171,7 +171,7 @@ def mutated_placement(problem: Problem, rng: np.random.Generator) -> tuple[str, 
         "start": lambda p: Planner().plan(problem, p, num_threads=1)[0],
         "price": lambda p: row_objective(problem, p),
         **{repr(s): lambda p, s=s: s.solve(problem, fields["expert_NGS"]) for s in (ExactSplit(), Even(), WaterFill())},
-        **{repr(s): lambda p, s=s: s.solve(problem, p) for s in (Chain(), Greedy(), Quota(), LeastLoaded(), Polish())},
+        **{repr(s): lambda p, s=s: s.solve(problem, p) for s in (Search(), Greedy(), Quota(), LeastLoaded())},
     }
     use = str(rng.choice(list(uses)))
     try:
@@ -183,7 +183,7 @@ def mutated_placement(problem: Problem, rng: np.random.Generator) -> tuple[str, 
 
 def mutated_answer(problem: Problem, rng: np.random.Generator) -> tuple[str, str]:
     """A plug-in of one level that answers as a built-in one does, but for one change."""
-    levels = {"rank": Chain(), "split": ExactSplit(), "path": Deadline(), "home": Keep(), "order": Transitions()}
+    levels = {"rank": Search(), "split": ExactSplit(), "path": Deadline(), "home": Keep(), "order": Transitions()}
     level = str(rng.choice([*levels, "rank", "path"]))
     if level == "order":
         problem = dataclasses.replace(problem, slots=ResidentSlots(), cost=CostModel())

@@ -73,7 +73,7 @@ def test_what_runs_here_has_that_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nope", "--nope", "--regime nope", "--what-if nope=1", "python -m bench.nope", "foremoe/nope", "Chain(nope=1)"]
+    "name", ["nope", "--nope", "--regime nope", "--what-if nope=1", "python -m bench.nope", "foremoe/nope", "Search(nope=1)"]
 )
 def test_what_does_not_run_is_found(name: str) -> None:
     with contextlib.suppress(InputError, click.BadParameter):

@@ -53,7 +53,7 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
-    help="What to take apart: strategies, or texts such as 'Planner(rank=(NodeChain(), Chain()))', with commas between them.  "
+    help="What to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
     "[default: hierarchical]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")

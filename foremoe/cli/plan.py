@@ -7,7 +7,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import plan_line
 from foremoe.cli.options import CaseOptions, case_options, option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.reported import JUDGES, plan_case
+from foremoe.cli.reported import plan_case
 from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
@@ -27,10 +27,6 @@ Example:
     "--planner", "planner_name", metavar="NAME", default="hierarchical",
     help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
 )  # fmt: skip
-@option(
-    "--judge", type=click.Choice(JUDGES), default=JUDGES[0],
-    help="Who has the last word: the closed form, or the simulator over the plans of several planners (takes longer).",
-)  # fmt: skip
 @option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
 @option(
     "--save-workload", metavar="FILE",
@@ -39,14 +35,14 @@ Example:
 @threads_option
 @trainer_options
 def plan(
-    case_options: CaseOptions, planner_name: str, judge: str, output: str | None,
+    case_options: CaseOptions, planner_name: str, output: str | None,
     save_workload: str | None, threads: int | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """The command ``foremoe plan``."""
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
     with Progress() as progress:
-        case, planned, summary = plan_case(case_options, planner_name, threads, progress, judge=judge)
+        case, planned, summary = plan_case(case_options, planner_name, threads, progress)
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
     made = planned.plan

@@ -1,7 +1,6 @@
 """A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,11 +19,8 @@ from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem, require_belongs
-from foremoe.simulate.judge import plan_judged
 from foremoe.simulate.systems import home_moves_L
 from foremoe.workload.workload import Workload
-
-JUDGES = ("closed-form", "simulate")
 
 
 class Shown(NamedTuple):
@@ -51,16 +47,14 @@ def plan_case(
     threads: int | None,
     progress: Progress,
     redundant: Sequence[int] = (),
-    judge: str = JUDGES[0],
 ) -> tuple[Case, Shown, PlanSummary]:
-    """The case planned now, after a look at whether it could have these other numbers of redundant slots; `judge` of `JUDGES`."""
+    """The case planned now, after a look at whether it could have these other numbers of redundant slots."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
     _require_possible(case.problem, redundant)
     # The home level acts once per step, outside of planning; a command's case is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
-    run = planner.plan if judge != JUDGES[1] else functools.partial(plan_judged, planner=planner)
-    plan, summary = run(
+    plan, summary = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )
     shown = Shown(case.problem, problem, plan, summary, planner, case.history_LE, source_of(case))

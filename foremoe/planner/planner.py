@@ -28,8 +28,8 @@ from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.path.deadline import Deadline
-from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.robust import Robust
+from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload
@@ -37,7 +37,7 @@ from foremoe.workload.workload import Workload
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
 
 # Default rank levels, known by identity: `dataclasses.replace` of the foresight alone changes them with it.
-_KNOWN: tuple[RankSolver, ...] = (Chain(),)
+_KNOWN: tuple[RankSolver, ...] = (Search(),)
 _FORESEEN: tuple[RankSolver, ...] = (Robust(),)
 
 
@@ -48,20 +48,20 @@ class Planner:
     Attributes:
         pack: Deals sequences to micro-steps and source ranks, in `workload`.
         home: Decides where experts live for a step, in `homes`.
-        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Chain(),)`` where foresight is "exact"
+        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Search(),)`` where foresight is "exact"
             or `Rerouted`, else ``(Robust(),)``.
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Per row, keep the best of static, the start and every level's output under the objective.
+        guard: Per row, keep the best of static, the start and every level's output, by `foremoe.price` under "time".
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.
 
     Example:
         >>> foremoe.Planner().rank
-        (Chain(tries=16, spread=0.6, slack=0.0, relay=True, portfolio=1024, inside=False),)
+        (Search(effort=None),)
         >>> foremoe.Planner(rank=(foremoe.solvers.Quota(),), guard=False).plan(problem)[0]
         Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 74 replicas, stage='update', objective='time')
     """
@@ -91,7 +91,7 @@ class Planner:
         if self.order is not None and self.split is not None:
             raise InputError(f"order splits quotas itself, by what is resident; leave out split={self.split!r}.")
         if not isinstance(self.rank, tuple) or not all(isinstance(s, RankSolver) for s in self.rank):
-            raise InputError(f"rank must be a tuple of Solvers such as (Chain(),); got {self.rank!r}.")
+            raise InputError(f"rank must be a tuple of Solvers such as (Search(),); got {self.rank!r}.")
         if not isinstance(self.guard, bool):
             raise InputError(f"guard must be True or False; got {self.guard!r}.")
 

@@ -9,7 +9,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.planner.parsing import GROUP, load_place, parse
 from foremoe.planner.planner import Planner
-from foremoe.solvers import Chain, Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota
+from foremoe.solvers import Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota, Search
 from foremoe.solvers.base import RowSolver
 
 # Baselines run without the guard: the guard would improve them.
@@ -31,8 +31,8 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "hierarchical": Planner(),
-        # Started from the heuristic: most rows are optimal already and need no search.
-        "exact": Planner(rank=(Chain(), Exact())),
+        # Most rows are optimal where they start. What the closed form calls optimal stays where the price prefers the start.
+        "exact": Planner(rank=(Search(effort=0), Exact()), guard=False),
     }
 )
 
@@ -47,14 +47,14 @@ def resolve(text: str | Planner | Any) -> Planner:
             * a solver of another package (entry-point group ``foremoe.solvers``), with or without options: ``"theirs(depth=2)"``;
             * a place in a module that holds a solver, a solver class, a planner or a per-row function, with or without options:
               ``"package.module:Class(depth=2)"``;
-            * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Chain(), package.module:Class()))"``;
+            * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Search(), package.module:Class()))"``;
             * a planner or solver.
 
     Example:
         >>> foremoe.resolve("eplb-step").rank
         (Eplb(num_groups=None),)
-        >>> foremoe.resolve("Chain(slack=0.015)").rank
-        (Chain(tries=16, spread=0.6, slack=0.015, relay=True, portfolio=1024, inside=False),)
+        >>> foremoe.resolve("Search(effort=5000)").rank
+        (Search(effort=5000),)
     """
     if not isinstance(text, str):
         return _planner_of(text, repr(text))

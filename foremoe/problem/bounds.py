@@ -32,24 +32,12 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
     return frozen_array(bound_N, np.float64, "load_bound_N")
 
 
+@once
 def row_bound(problem: Problem) -> Array:
     """float64 [N]: no placement has a smaller objective; worked out once and kept."""
-    return _row_bounds(problem)[0]
-
-
-def loose_row_bound(problem: Problem) -> Array:
-    """float64 [N]: `row_bound` as if nodes could trade load for free: looser where copies between nodes do not pay."""
-    return _row_bounds(problem)[1]
-
-
-@once
-def _row_bounds(problem: Problem) -> Array:
-    """float64 [2, N]."""
     if problem.cost.objective == "balance":
-        bound_2N = np.stack([load_bound(problem)] * 2)
-    else:
-        bound_2N = _seconds(problem, _time_bounds(problem, problem_rates(problem), load_bound(problem)))
-    return frozen_array(bound_2N, np.float64, "row_bound_2N")
+        return load_bound(problem)
+    return frozen_array(seconds_bound(problem, problem_rates(problem), load_bound(problem)), np.float64, "row_bound_N")
 
 
 def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
@@ -59,19 +47,14 @@ def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
 
 def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
     """float64 [N], seconds: all parts of a row but ``base_N`` sum up to no less at `rates`."""
-    return np.asarray(_time_bounds(problem, rates, load_bound_N)[0])
-
-
-def _time_bounds(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
-    """float64 [2, N]: `time_bound`, and the same without telling replicas inside nodes from others."""
-    bound_2N, counts, homes, times = np.zeros((2, problem.N)), problem.counts(), _homes(problem), row_times(problem)
+    bound_N, counts, homes, times = np.zeros(problem.N), problem.counts(), _homes(problem), row_times(problem)
     one_node = problem.cluster.node_of_rank_G.max() == 0
     near_bound_N = load_bound_N if homes.node_only or one_node else _load_bound(problem, homes._replace(node_only=True))
     load_2N = np.stack([load_bound_N, near_bound_N]).astype(np.float64)
     for_rows(
-        lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_2N, bound_2N), problem.N, whole=True
+        lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_2N, bound_N), problem.N, whole=True
     )  # fmt: skip
-    return bound_2N
+    return bound_N
 
 
 def _seconds(problem: Problem, bound_N: Array) -> Array:

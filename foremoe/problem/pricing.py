@@ -6,6 +6,7 @@ copies cost what does not hide beside them (`foremoe.problem.kernels.row_price`)
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import pair_overhead_seconds
@@ -13,11 +14,11 @@ from foremoe.problem.cost import Cost
 from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
 from foremoe.problem.laws import require_slots
-from foremoe.problem.objective import window_seconds
+from foremoe.problem.objective import row_objective, window_seconds
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rows import Rows, price_rows
-from foremoe.problem.slots import SharedSlots
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 # Letters: N rows, G ranks, V nodes, E experts, L layers.
 
@@ -73,6 +74,16 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
     forward_VG = order_G[first_V[:-1, None] + place_G % np.diff(first_V)[:, None]]
     forward_VG[node_G, np.arange(len(node_G))] = np.arange(len(node_G))
     return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, cluster.tile_pairs)
+
+
+def row_price(problem: Problem, placement: Placement) -> Array:
+    """float64 [N], what planning makes small: pairs on the busiest rank under "balance", `price` under "time".
+
+    Rows of resident slots count by the closed form: what replicas cost that stay from one row to the next is priced by that.
+    """
+    if problem.cost.objective == "balance" or isinstance(problem.slots, ResidentSlots):
+        return row_objective(problem, placement)
+    return price(problem, placement).total_s
 
 
 def price(problem: Problem, placement: Placement) -> Cost:

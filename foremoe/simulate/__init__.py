@@ -1,6 +1,5 @@
 """Simulation of a stage: what a plan would take on a cluster, as an event timeline over ranks, links and copy engines."""
 
-from foremoe.simulate.judge import plan_judged
 from foremoe.simulate.knowledge import exposed_planning, simulate_foresight
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
@@ -13,6 +12,6 @@ from foremoe.simulate.what_if import low_precision_speeds, multiplexed, round_se
 __all__ = [
     "LINKS", "PARTS", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
     "exposed_planning", "force_balanced", "foremoe_planner", "head_seconds", "low_precision_speeds", "multiplexed",
-    "optimizer_seconds", "pipeline_problems", "plan_judged", "plan_pipeline", "reduction_seconds", "round_seconds", "simulate",
+    "optimizer_seconds", "pipeline_problems", "plan_pipeline", "reduction_seconds", "round_seconds", "simulate",
     "simulate_foresight", "simulate_pipeline", "simulate_systems", "trace",
 ]  # fmt: skip

@@ -4,8 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `NodeChain`, `Chain`, `Search`, `Overlapped`, `Robust`, `Polish`, `Prune`, `Certify`,
-            `Exact`
+            `MoonEp`, `Search`, `Robust`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -23,8 +22,6 @@ from foremoe.solvers.pack.best_pack import BestPack
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.permute import Permute
 from foremoe.solvers.path.deadline import Deadline
-from foremoe.solvers.rank.certify import Certify
-from foremoe.solvers.rank.chain import Chain
 from foremoe.solvers.rank.echo import Echo
 from foremoe.solvers.rank.eplb import Eplb
 from foremoe.solvers.rank.exact.exact import Exact
@@ -34,10 +31,6 @@ from foremoe.solvers.rank.laer import Laer
 from foremoe.solvers.rank.least_loaded import LeastLoaded
 from foremoe.solvers.rank.lplb import Lplb
 from foremoe.solvers.rank.moon_ep import MoonEp
-from foremoe.solvers.rank.node import NodeChain
-from foremoe.solvers.rank.overlapped import Overlapped
-from foremoe.solvers.rank.polish import Polish
-from foremoe.solvers.rank.prune import Prune
 from foremoe.solvers.rank.quota import Quota
 from foremoe.solvers.rank.robust import Robust
 from foremoe.solvers.rank.static import Static
@@ -48,8 +41,8 @@ from foremoe.solvers.split.water_fill import WaterFill
 from foremoe.workload.packing import AsGiven
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Certify", "Chain", "Deadline", "Echo", "Eplb", "Even", "Exact",
+    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
-    "NodeChain", "OrderSolver", "Overlapped", "PackSolver", "PathSolver", "Permute", "Polish", "Prune", "Quota", "RankSolver",
+    "OrderSolver", "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
     "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Transitions", "WaterFill",
 ]  # fmt: skip

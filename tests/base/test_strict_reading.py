@@ -329,7 +329,7 @@ def test_a_plan_file_names_no_code(plan, tmp_path, monkeypatch):
     trace = tmp_path / "t.npz"
     topk = np.random.default_rng(0).permuted(np.tile(np.arange(8), (16, 2, 1)), axis=2)[:, :, :2]
     np.savez(trace, topk_ids=topk, seq_len=np.full(4, 4), num_experts=8)
-    for packer in ("Evil(cmd='x')", "evil_plugin:Evil", "'evil_plugin:Evil'", "Chain()", "AsGiven(1, 2, 3)", "(", "AsGiven"):
+    for packer in ("Evil(cmd='x')", "evil_plugin:Evil", "'evil_plugin:Evil'", "Search()", "AsGiven(1, 2, 3)", "(", "AsGiven"):
         dealt = {"tokens_per_rank": 4, "packer": packer, "seed": 0, "over_budget": [], "dropped_micro_steps": 0}
         path = str(changed(plan, tmp_path / "p.safetensors", dealt=dealt))
         page = str(tmp_path / "page.html")

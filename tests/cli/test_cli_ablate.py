@@ -41,9 +41,9 @@ def test_lines_of_one_plan_are_one_line_that_names_them_all(trace: str, dealing:
     # R = 0 and no rank level are static placement, whatever is foreseen.
     static = next(row for row in rows if row["redundant"] == 0)["plan"]
     assert {(row["levels"], row["redundant"]) for row in rows if row["plan"] == static} >= {
-        ("all", 0), ("without the guard", 0), ("without Chain()", 2)
+        ("all", 0), ("without the guard", 0), ("without Search()", 2)
     }  # fmt: skip
-    assert re.search(r"^.*  0 .*  any .* 1\.000$", table[0]) and re.search(r"^without Chain\(\) +any +any$", table[1])
+    assert re.search(r"^.*  0 .*  any .* 1\.000$", table[0]) and re.search(r"^without Search\(\) +any +any$", table[1])
 
 
 def row(levels: str, slots: int, view: str, plan: str | None, **figures: Any) -> dict[str, Any]:

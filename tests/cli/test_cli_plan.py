@@ -32,14 +32,6 @@ def test_plan_json(trace: str, dealing: list[str]) -> None:
     assert payload["plan"]["skew"]["mean"] <= payload["plan"]["static_skew"]["mean"]
 
 
-def test_the_simulator_may_have_the_last_word(trace: str, dealing: list[str], tmp_path: Path) -> None:
-    path, planner = str(tmp_path / "judged.safetensors"), "Planner(pack=AsGiven(shuffle=True), home=Lpt())"
-    good(["plan", trace, *dealing, "--planner", planner, "--judge", "simulate", "-o", path])
-    plan = Plan.load(path)
-    assert not plan.violations() and "home=Lpt()" in plan.header.planner
-    assert "closed-form" in bad(["plan", trace, *dealing, "--judge", "me"])
-
-
 def test_the_home_and_pack_levels_act(trace: str, dealing: list[str], tmp_path: Path) -> None:
     path = str(tmp_path / "lpt.safetensors")
     good(["plan", trace, *dealing, "--planner", "Planner(pack=AsGiven(shuffle=True), home=Lpt())", "--seed", "4", "-o", path])

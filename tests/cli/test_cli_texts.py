@@ -77,7 +77,7 @@ def test_foresight_and_planner_texts() -> None:
     assert foresight_of("rerouted=0.1") == Rerouted(0.1)
     assert foresight_of("Rerouted(0.2, 'redraw')") == Rerouted(0.2, "redraw")
     assert planner_of("Quota(min_pairs=64)").rank[0].min_pairs == 64  # type: ignore[attr-defined]
-    for text in ("nope", "Noisy(-1)", "Rerouted(2)", "Chain()", "rerouted=", "rerouted=x", "noisy=-1", "step=1"):
+    for text in ("nope", "Noisy(-1)", "Rerouted(2)", "Search()", "rerouted=", "rerouted=x", "noisy=-1", "step=1"):
         with pytest.raises(InputError):
             foresight_of(text)
     with pytest.raises(

@@ -14,7 +14,7 @@ from foremoe.machine.cluster import Cluster
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.slots import SharedSlots
-from foremoe.solvers import Chain
+from foremoe.solvers import Search
 
 PLAIN = Case(2, Layout(), SharedSlots(depth=2))
 CLUSTER = Cluster.preset("8xh100", num_ranks=2)
@@ -35,7 +35,7 @@ def said_by(group, case, options_G):
 DIFFERENT = [
     ({"redundant": 1}, {"redundant": 2}, "redundant=2, rank 0 has redundant=1"),
     ({"planner": "greedy"}, {"planner": "quota"}, "best_fit=False),), rank 0 has planner.rank=(Greedy(),)"),
-    ({"planner": Planner()}, {"planner": Planner(rank=(Chain(tries=4),))}, "rank 1 has planner.rank=(Chain(tries=4, "),
+    ({"planner": Planner()}, {"planner": Planner(rank=(Search(effort=4),))}, "rank 1 has planner.rank=(Search(effort=4"),
     ({"replicas": "any"}, {"replicas": "node"}, "replicas='node', rank 0 has replicas='any'"),
     ({"cost": CostModel()}, {"cost": CostModel(overlap=0.5)}, "cost.overlap=0.5, rank 0 has cost.overlap=1.0"),
     ({"slots": SharedSlots(2)}, {"slots": SharedSlots(3)}, "slots.depth=3, rank 0 has slots.depth=2"),

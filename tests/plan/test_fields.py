@@ -91,10 +91,10 @@ def test_a_changed_field_is_refused_or_changes_nothing(path: tuple[str, ...], da
 
 
 PROBLEM = many_row_problem(24)
-# Slow compute, so that copies pay for rows as small as these.
+# Slow compute without tiles, so that copies pay for rows as small as these.
 TIMED = dataclasses.replace(
     PROBLEM, cost=dataclasses.replace(PROBLEM.cost, objective="time"),
-    cluster=dataclasses.replace(PROBLEM.cluster, compute_efficiency=0.001),
+    cluster=dataclasses.replace(PROBLEM.cluster, compute_efficiency=0.001, tile_pairs=1),
 )  # fmt: skip
 
 

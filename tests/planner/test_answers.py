@@ -16,7 +16,7 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import ResidentSlots
 from foremoe.simulate import simulate
-from foremoe.solvers import Chain, ExactSplit, Polish
+from foremoe.solvers import ExactSplit, Search
 from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.workload import Workload
 
@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "so does what is split": (lambda: ExactSplit().solve(PROBLEM, ONE_TOO_LARGE.expert_NGS), PlanError, "does not exist"),
     "what is split is a list": (lambda: ExactSplit().solve(PROBLEM, [1]), PlanError, "got list"),  # type: ignore[arg-type]
     "a solver is given such a start": (
-        lambda: Polish().solve(PROBLEM, dataclasses.replace(STATIC, expert_NGS=beyond(STATIC.expert_NGS))),
+        lambda: Search().solve(PROBLEM, dataclasses.replace(STATIC, expert_NGS=beyond(STATIC.expert_NGS))),
         InputError,
         "the start is not valid",
     ),
@@ -143,7 +143,7 @@ def test_it_is_refused_in_one_sentence(case: str) -> None:
 
 def test_what_no_bound_proves_is_not_called_optimal() -> None:
     def boast(problem: Problem, start: Placement) -> Placement:
-        return dataclasses.replace(Chain().solve(problem, start), stop_N=np.full(problem.N, Stop.OPTIMAL))
+        return dataclasses.replace(Search().solve(problem, start), stop_N=np.full(problem.N, Stop.OPTIMAL))
 
     plan, _ = Planner(rank=(answering(RankSolver, boast),)).plan(PROBLEM)
     proven_ML = plan.objective_ML <= plan.bound_ML * (1 + 1e-5)

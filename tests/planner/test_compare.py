@@ -18,7 +18,7 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
-from foremoe.solvers import Chain, Deadline, Even, Exact, ExpertAware, Greedy, Lpt, NodeChain, RankSolver, Transitions, WaterFill
+from foremoe.solvers import Deadline, Even, Exact, ExpertAware, Greedy, Lpt, Quota, RankSolver, Search, Transitions, WaterFill
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,13 @@ def test_figures_equal_a_slow_count(problem, rows):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProvenChain(RankSolver):
-    """`Chain`, which claims that all its rows are optimal."""
+class ProvenSearch(RankSolver):
+    """`Search`, which claims that all its rows are optimal."""
 
     exact: ClassVar[bool] = True
 
     def solve(self, problem: foremoe.Problem, start: Placement) -> Placement:
-        placement = Chain().solve(problem, start)
+        placement = Search().solve(problem, start)
         return dataclasses.replace(
             placement, bound_N=row_objective(problem, placement), stop_N=np.full(problem.N, Stop.OPTIMAL, np.uint8)
         )
@@ -88,7 +88,7 @@ class ProvenChain(RankSolver):
 
 def test_exact_counts_copies_bytes_and_memory_as_the_other_lines(problem):
     timed = dataclasses.replace(problem, cost=foremoe.CostModel())
-    ours, exact = compare(timed, {"ours": Planner(guard=False), "exact": Planner(rank=(ProvenChain(),), guard=False)})
+    ours, exact = compare(timed, {"ours": Planner(guard=False), "exact": Planner(rank=(ProvenSearch(),), guard=False)})
     assert exact["n_solved"] == problem.N
     for figure in set(FIGURES) - {"plan_us_per_layer"}:
         assert exact[figure] == pytest.approx(ours[figure]), figure
@@ -120,7 +120,7 @@ def test_levels_without_a_part_are_refused(problem):
 def test_ablate_has_no_order_level_without_replicas(problem):
     resident = dataclasses.replace(problem, slots=foremoe.ResidentSlots(), cost=foremoe.CostModel())
     rows = ablate(resident, Planner(order=Transitions()), redundant=(0, 1), foresight=("exact",))
-    names = ["all", "without Chain()", "without Transitions()", "without Deadline()", "without the guard"]
+    names = ["all", "without Search()", "without Transitions()", "without Deadline()", "without the guard"]
     assert [(row["levels"], row["redundant"]) for row in rows] == [(name, slots) for slots in (0, 1) for name in names]
 
 
@@ -172,25 +172,25 @@ def test_a_missing_dependency_is_a_row_with_the_cure(problem, monkeypatch):
 
 
 def test_ablate_pairs_variants_over_slots_and_foresight(problem):
-    rows = ablate(problem, Planner(rank=(Greedy(), Chain())), redundant=(0, 1), foresight=("exact", "step"))
+    rows = ablate(problem, Planner(rank=(Greedy(), Search())), redundant=(0, 1), foresight=("exact", "step"))
     assert len(rows) == 2 * 2 * 6
     key = lambda row: (row["levels"], row["redundant"], row["foresight"])  # noqa: E731
     by = {key(row): row for row in rows}
-    assert by["all", 1, "exact"]["skew_mean"] <= by["without Chain()", 1, "exact"]["skew_mean"]
+    assert by["all", 1, "exact"]["skew_mean"] <= by["without Search()", 1, "exact"]["skew_mean"]
     assert by["all", 0, "exact"]["replicas_per_layer"] == 0
     assert by["all", 0, "exact"]["plan"] == by["all", 0, "step"]["plan"] == by["without Greedy()", 0, "exact"]["plan"]
     assert by["all", 1, "exact"]["plan"] == by["without Deadline()", 1, "exact"]["plan"] != by["all", 0, "exact"]["plan"]
 
 
 def test_ablate_leaves_out_every_level():
-    planner = Planner(pack=ExpertAware(), home=Lpt(), rank=(NodeChain(), Chain()), split=WaterFill(), path=Deadline(relay=1))
+    planner = Planner(pack=ExpertAware(), home=Lpt(), rank=(Quota(), Search()), split=WaterFill(), path=Deadline(relay=1))
     assert list(left_out(planner)) == [
-        "all", "without ExpertAware()", "without Lpt()", "without NodeChain()", "without Chain()", "without WaterFill()",
+        "all", "without ExpertAware()", "without Lpt()", "without Quota()", "without Search()", "without WaterFill()",
         "without Deadline(relay=1)", "without the guard",
     ]  # fmt: skip
-    assert left_out(planner)["without NodeChain()"].rank == (Chain(),)
+    assert left_out(planner)["without Quota()"].rank == (Search(),)
     assert list(left_out(Planner(order=Transitions()))) == [
-        "all", "without Chain()", "without Transitions()", "without Deadline()", "without the guard",
+        "all", "without Search()", "without Transitions()", "without Deadline()", "without the guard",
     ]  # fmt: skip
     assert left_out(Planner())["without split"].split == Even()
     # Where homes move, no copies travel.

@@ -23,7 +23,6 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.solvers import (
     Anneal,
-    Chain,
     Eplb,
     Even,
     ExactSplit,
@@ -31,6 +30,7 @@ from foremoe.solvers import (
     Lpt,
     Quota,
     RankSolver,
+    Search,
     SplitSolver,
     Static,
     WaterFill,
@@ -243,7 +243,7 @@ def test_using_puts_every_solver_at_its_level():
     with pytest.raises(InputError, match="has no level"):
         Planner().using(3)
     with pytest.raises(InputError, match="must be a tuple of Solvers"):
-        Planner(rank=Chain())
+        Planner(rank=Search())
 
 
 def test_homes_are_decided_over_all_stages_and_lower_the_static_skew():

@@ -15,7 +15,7 @@ from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted
-from foremoe.solvers import Chain, Exact, Greedy, Lpt, Quota
+from foremoe.solvers import Exact, Greedy, Lpt, Quota, Search
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -135,7 +135,7 @@ def test_resolve_takes_names_texts_places_and_objects():
     assert resolve("Quota(min_pairs=9)").rank == (Quota(min_pairs=9),)
     assert resolve("foremoe.solvers:Greedy").rank == (Greedy(),)
     assert resolve(Lpt()).home == Lpt()
-    assert resolve(Chain()).rank == (Chain(),)
+    assert resolve(Search()).rank == (Search(),)
     assert resolve(Planner()) == Planner()
     with pytest.raises(InputError, match="choose from static"):
         resolve("fastest")

@@ -18,7 +18,7 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.solvers import Chain, Eplb, Greedy, NodeChain, Quota, RankSolver, Transitions
+from foremoe.solvers import Eplb, Greedy, Quota, RankSolver, Search, Transitions
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts.
@@ -26,7 +26,7 @@ from foremoe.workload.workload import Workload
 CLUSTER = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=4)
 MODEL = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=3)
 PLANNERS = (
-    Planner(), Planner(rank=()), Planner(rank=(NodeChain(), Chain(inside=True)), guard=False), Planner(rank=(Greedy(), Quota())),
+    Planner(), Planner(rank=()), Planner(rank=(Quota(), Search(effort=100)), guard=False), Planner(rank=(Greedy(), Quota())),
     Planner(rank=(Eplb(),), guard=False), Planner(order=Transitions()), Planner(order=Transitions(invest=True), guard=False),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.planner.planner import Planner
-from foremoe.problem.bounds import load_bound, loose_row_bound, row_bound, settled_load_bound
+from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.kernels.least_max import MOST_RANKS, WITHIN, reachable
 from foremoe.problem.kernels.load_bound import bound_row, least_load
@@ -22,7 +22,7 @@ from foremoe.problem.placement import Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates, row_rates
 from foremoe.problem.schedule import Schedule
-from foremoe.solvers import Chain, Exact, Greedy, LeastLoaded, Quota
+from foremoe.solvers import Exact, Greedy, LeastLoaded, Quota, Search
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement, with_quotas
@@ -320,7 +320,6 @@ def test_the_time_bound_is_what_it_says(data: st.DataObject) -> None:
     bound_N = row_bound(problem)
     for n in range(problem.N):
         assert bound_N[n] == pytest.approx(Reference(problem, n).bound(), rel=1e-9)
-    assert (loose_row_bound(problem) <= bound_N * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("overlap", [0.0, 1.0])
@@ -348,7 +347,7 @@ def test_no_placement_goes_below_the_bound(data: st.DataObject) -> None:
     bound_N = row_bound(problem)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     made = [random_placement(problem, rng, density=d, evenness=e) for d in (0.1, 0.4, 1.0) for e in (0.1, 50.0)]
-    solvers = (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0))
+    solvers = (Search(effort=50), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0))
     made += [with_quotas(problem, solver.solve(problem, problem.static())) for solver in solvers]
     for placement in (problem.static(), *made):
         assert (bound_N <= row_objective(problem, placement) * (1 + 1e-9)).all()

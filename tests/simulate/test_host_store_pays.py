@@ -75,11 +75,13 @@ def test_a_host_store_slows_no_default_plan_down_on_two_nodes_of_h100(seed):
 
 
 def test_a_host_store_pays_where_ranks_share_a_nic():
-    options = {"regime": "skew", "tokens_per_rank": 1024, "micro_steps": 2, "stage": "recompute", "seed": 43}
+    options = {
+        "regime": "skew", "tokens_per_rank": 256, "micro_steps": 2, "stage": "recompute", "seed": 96, "dispatch": "node",
+    }  # fmt: skip
     seconds = {}
     for has in (False, True):
-        problem = synthetic("qwen3-235b-a22b", "8xpcie", host_store=has, **options)
+        problem = synthetic("qwen3-30b-a3b", "8xpcie", host_store=has, **options)
         plan, _ = Planner().plan(problem)
         seconds[has] = simulate(problem, plan).total_s
         assert (plan.transfers.link_C == Link.HOST).any() == has
-    assert seconds[True] < 0.9955 * seconds[False]
+    assert seconds[True] < 0.98 * seconds[False]

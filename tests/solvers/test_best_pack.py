@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 import foremoe
-from foremoe import Cluster, Planner, Problem, Workload
+from foremoe import Cluster, Placement, Planner, Problem, Workload, price
 from foremoe.base.errors import InputError
 from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, Greedy, Permute
 from foremoe.solvers.home.price import price_L
@@ -62,8 +62,9 @@ def test_seconds_are_those_of_the_plan(home, redundant, first_layer):
             moves_s = price_L(problem, home_LE, home.state_bytes).sum()
             assert redundant or (home_LE != problem.home_LE).any()
             problem = dataclasses.replace(problem, home_LE=home_LE)
-        plan, _ = Planner().plan(problem)
-        assert seconds == pytest.approx(float(plan.cost_ML.sum().total_s) + moves_s, rel=1e-12)
+        plan, _ = Planner(rank=packer.rank).plan(problem)
+        placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+        assert seconds == pytest.approx(float(price(problem, placement).total_s.sum()) + moves_s, rel=1e-12)
 
 
 def test_a_sample_of_layers_stands_for_all():

@@ -19,7 +19,7 @@ from foremoe.planner.parsing import parse
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
-from foremoe.solvers import Chain, Greedy, LeastLoaded, Quota
+from foremoe.solvers import Greedy, LeastLoaded, Quota, Search
 from foremoe.solvers.rank.exact import exact as exact_module
 from foremoe.solvers.rank.exact.exact import Exact
 from foremoe.solvers.rank.exact.model import Program
@@ -171,7 +171,7 @@ def test_exact_lies_between_the_bound_and_every_heuristic(data):
     found = Exact(node_limit=500).solve(problem, problem.static())
     exact_N, proven_N = row_objective(problem, found), found.stop_N == Stop.OPTIMAL
     assert (row_bound(problem) <= exact_N * (1 + CLOSE)).all()
-    for heuristic in (Chain(), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0)):
+    for heuristic in (Search(effort=50), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0)):
         objective_N = row_objective(problem, with_quotas(problem, heuristic.solve(problem, problem.static())))
         assert (exact_N[proven_N] <= objective_N[proven_N] * (1 + CLOSE)).all(), heuristic
 

@@ -14,6 +14,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.objective import price_rows, problem_rates
 from foremoe.problem.placement import Placement
+from foremoe.problem.pricing import row_price
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.home.anneal import Anneal
@@ -29,8 +30,8 @@ def test_under_time_homes_change_only_if_the_model_says_that_it_pays(problem, mi
     seconds_L = []
     for homes_LE in (problem.home_LE, home_LE):
         there = dataclasses.replace(problem, home_LE=homes_LE)
-        plan, _ = Planner().plan(there)
-        seconds_L.append(price_rows(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)).total_s)
+        plan, _ = Planner(rank=solver.trial).plan(there)
+        seconds_L.append(row_price(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)))
     now_L, new_L = (s.reshape(problem.M, problem.L).sum(axis=0) for s in seconds_L)
     paid_L = new_L + price_L(problem, home_LE, state_bytes)
     assert (paid_L <= (1 - min_gain) * now_L * (1 + 1e-9))[changed_L].all()
@@ -115,6 +116,6 @@ def test_homes_draw_near_to_ranks_in_one_node():
 
 def test_a_trial_plans_every_micro_step_of_a_short_step():
     problem = gathered(micro_steps=3)
-    whole = price_rows(problem, problem.static()).total_s.sum()
+    whole = row_price(problem, problem.static()).sum()
     assert row_seconds_L(problem, problem.home_LE, (), 3).tolist() == [pytest.approx(whole)]
     assert row_seconds_L(problem, problem.home_LE, (), 9).tolist() == [pytest.approx(whole)]

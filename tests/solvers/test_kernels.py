@@ -4,15 +4,25 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foremoe.solvers.kernels.chain import plain_rule
 from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.moves import Copies, new_moves
+from foremoe.solvers.kernels.level import plain_rule
+from foremoe.solvers.kernels.moves import Copies
 from foremoe.solvers.kernels.nearest import Wants, settle_nearest
-from foremoe.solvers.kernels.prune import prune_row
+from foremoe.solvers.kernels.prune import FAILURES, prune_row
 from foremoe.solvers.kernels.rows import Placed
-from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
+from foremoe.solvers.kernels.settle import _by_node
 
 # Letters: G ranks, S slots per rank, E experts, X places.
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20))
+def test_ranks_by_node_are_counted_as_they_are_sorted(node_G):
+    node_G = np.array(node_G, np.int32)
+    num_nodes = int(node_G.max()) + 1
+    rank_G, first_X = np.empty(node_G.size, np.int64), np.empty(num_nodes + 1, np.int64)
+    _by_node(node_G, rank_G, first_X, np.empty(num_nodes, np.int64))
+    assert rank_G.tolist() == np.argsort(node_G, kind="stable").tolist()
+    assert first_X.tolist() == np.searchsorted(np.sort(node_G), np.arange(num_nodes + 1)).tolist()
 
 
 @st.composite
@@ -69,16 +79,15 @@ def no_copies(limits, num_ranks):
     return Copies(*limits, np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64))
 
 
-def nearest_by_hand(target, thrifty, row, place, want):
+def nearest_by_hand(target, row, place, want):
     """The rule of `settle_nearest`; `want[x][e]` is what place x still asks of expert e."""
-    spare = sum(target - row.load(g) for g in row.ranks) if thrifty else 0
     givers, barred = [g for g in row.ranks if row.load(g) > target], set()
     while True:
         takers = [r for r in row.ranks if row.load(r) < target and row.free(r) > 0 and r not in barred]
         if not givers or not takers:
             return
         r = min(takers, key=lambda r: (row.load(r), r))
-        x, need, g, tier = place[r], target - row.load(r), -1, 0
+        x, need = place[r], target - row.load(r)
         over = {g: row.load(g) - target for g in givers}
 
         def gain(e, home, x=x, need=need):
@@ -87,27 +96,19 @@ def nearest_by_hand(target, thrifty, row, place, want):
             fetched = want[place[home]][e] - row.left[e] + need
             return min(need, max(0, want[x][e])) - max(0, min(need, fetched))
 
-        gap = min(spare, 2 * spare // len(givers))
-        for other in givers:  # the first of the smallest gap
-            fits = over[other] <= need and max(row.left[e] for e in row.base[other]) >= over[other]
-            if fits and need - over[other] < gap and row.may(other, r):
-                g, gap, tier = other, need - over[other], 1
-        if g >= 0:
-            spare, need = spare - gap, need - gap
-        else:
-            alone = [
-                (-gain(e, g), g) for g in givers for e in row.base[g]
-                if row.may(g, r) and row.left[e] >= need and (row.free(g) or over[g] >= need)
-            ]  # fmt: skip
-            part = [
-                (-(top if row.free(g) else min(top, over[g])), g) for g in givers
-                if row.may(g, r) and (top := max(row.left[e] for e in row.base[g])) > 0
-            ]  # fmt: skip
-            if not alone and not part:
-                barred.add(r)
-                continue
-            g, tier = (min(alone)[1], 1) if alone else (min(part)[1], 0)
-        if tier:
+        alone = [
+            (-gain(e, g), g) for g in givers for e in row.base[g]
+            if row.may(g, r) and row.left[e] >= need and (row.free(g) or over[g] >= need)
+        ]  # fmt: skip
+        part = [
+            (-(top if row.free(g) else min(top, over[g])), g) for g in givers
+            if row.may(g, r) and (top := max(row.left[e] for e in row.base[g])) > 0
+        ]  # fmt: skip
+        if not alone and not part:
+            barred.add(r)
+            continue
+        g = min(alone or part)[1]
+        if alone:
             fits = [e for e in row.base[g] if row.left[e] >= need]
             e = min(fits, key=lambda e: (-gain(e, g, need=need), row.left[e]))
         else:
@@ -120,51 +121,22 @@ def nearest_by_hand(target, thrifty, row, place, want):
             givers.pop()
 
 
-@given(rows(), st.integers(0, 6), st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans())
-def test_settling_by_gain_follows_the_rule_written_plainly(drawn, above, limits, thrifty):
+@given(rows(), st.integers(0, 6), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_settling_by_gain_follows_the_rule_written_plainly(drawn, above, limits):
     node_G, num_base, load_GE, expert_GS, quota_GS = drawn
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     target = -(-int(load_G.sum()) // load_G.size) + above
     place_G = node_G.astype(np.int64) if node_G.any() else np.arange(load_G.size)
     want_XE = np.stack([load_GE[place_G == x].sum(axis=0, dtype=np.int32) for x in range(place_G.max() + 1)])
     row = Ranks(node_G, num_base, expert_GS, quota_GS, limits)
-    nearest_by_hand(target, thrifty, row, place_G.tolist(), want_XE.tolist())
-    moves, start_GS = new_moves(4 * expert_GS.size + load_GE.shape[1]), quota_GS.copy()
-    rule, placed = plain_rule(node_G, num_base, False, thrifty), Placed(expert_GS, quota_GS, load_G)
-    num_moves = settle_nearest(target, rule, no_copies(limits, load_G.size), Wants(place_G, want_XE), moves, 0, placed)
-    row.require(num_base, expert_GS, quota_GS, load_G)
-    for g, b, r, slot, amount, _ in np.array(moves).T[:num_moves]:
-        start_GS[g, b] -= amount
-        start_GS[r, slot] += amount
-    assert (start_GS == quota_GS).all()
-
-
-@given(rows(), st.integers(0, 6), st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans())
-def test_shedding_follows_the_rule_written_plainly(drawn, above, limits, node_only):
-    node_G, num_base, _, expert_GS, quota_GS = drawn
-    load_G = quota_GS.sum(axis=1, dtype=np.int64)
-    target = -(-int(load_G.sum()) // load_G.size) + above
-    row = Ranks(node_G, num_base, expert_GS, quota_GS, limits)
-    for g in sorted(row.ranks, key=lambda g: -row.load(g)):
-        while row.load(g) > target:
-            over, top = row.load(g) - target, max(row.left[e] for e in row.base[g])
-            takers = []
-            for r in row.ranks:
-                need, near = target - row.load(r), node_G[r] == node_G[g]
-                if need > 0 and row.free(r) and row.may(g, r) and (near or not node_only) and top > 0:
-                    takers.append((-min(over, need, top), not near, need, r))
-            if not takers:
-                break
-            amount, _, _, r = min(takers)
-            e = min((e for e in row.base[g] if row.left[e] >= -amount), key=lambda e: row.left[e])
-            row.give(g, e, r, -amount)
-    rule, placed = plain_rule(node_G, num_base, node_only, True), Placed(expert_GS, quota_GS, load_G)
-    shed_row(target, most_loaded_first(load_G), rule, no_copies(limits, load_G.size), placed)
+    nearest_by_hand(target, row, place_G.tolist(), want_XE.tolist())
+    rule, placed = plain_rule(node_G, num_base, False), Placed(expert_GS, quota_GS, load_G)
+    settle_nearest(target, rule, no_copies(limits, load_G.size), Wants(place_G, want_XE), placed)
     row.require(num_base, expert_GS, quota_GS, load_G)
 
 
-@given(rows(), st.integers(0, 40), st.integers(1, 3), st.integers(0, 99))
-def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed):
+@given(rows(), st.integers(0, 40), st.integers(0, 99))
+def test_pruning_tries_one_replica_after_the_other(drawn, above, seed):
     """As `prune_row` says, every try with an exact split of its own."""
     node_G, num_base, _, expert_GS, quota_GS = drawn
     load_E = np.zeros(node_G.size * num_base, np.int32)
@@ -179,7 +151,7 @@ def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed)
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     target = int(load_G.max()) + above
     mine = Placed(expert_GS.copy(), quota_GS.copy(), load_G.copy())
-    prune_row(target, load_E, failures, num_base, mine)
+    prune_row(target, load_E, num_base, mine)
 
     G, slack = load_G.size, target * load_G.size - int(load_G.sum())
     held = expert_GS >= 0
@@ -188,7 +160,8 @@ def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed)
         (g, s) for g in range(G) for s in range(num_base, expert_GS.shape[1])
         if held[g, s] and target - (most_G[g] - load_E[expert_GS[g, s]]) <= slack
     ]  # fmt: skip
-    while failures > 0 and untried and slack >= G:
+    failures = 0
+    while failures < FAILURES and untried and slack >= G:
         g, s = min(untried, key=lambda at: (quota_GS[at], at))
         untried.remove((g, s))
         home = np.argwhere(expert_GS[:, :num_base] == expert_GS[g, s])[0]
@@ -199,7 +172,7 @@ def test_pruning_tries_one_replica_after_the_other(drawn, above, failures, seed)
         if split_row(target, target, num_base, less) >= 0:
             expert_GS, quota_GS, load_G = less
         else:
-            failures -= 1
+            failures += 1
     if slack >= G:
         expert_GS[:, num_base:][quota_GS[:, num_base:] == 0] = -1
     for one, other in zip(mine, (expert_GS, quota_GS, load_G), strict=True):

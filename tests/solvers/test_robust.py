@@ -15,7 +15,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import Noisy, Rerouted, foreseen
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Chain, Eplb, ExactSplit, Robust
+from foremoe.solvers import Eplb, ExactSplit, Robust, Search
 from foremoe.synthetic.counts import synthetic_workload
 
 
@@ -124,12 +124,12 @@ def test_one_placement_serves_all_micro_steps_of_a_step():
 
 
 def test_the_default_rank_level_follows_foresight_and_a_given_one_stays():
-    assert Planner().rank == Planner(foresight=Rerouted(0.1)).rank == (Chain(),)
+    assert Planner().rank == Planner(foresight=Rerouted(0.1)).rank == (Search(),)
     for view in ("previous", "step", Noisy(0.1)):
         assert Planner(foresight=view).rank == (Robust(),)
         assert dataclasses.replace(Planner(), foresight=view).rank == (Robust(),)
-        assert dataclasses.replace(Planner(foresight=view), foresight="exact").rank == (Chain(),)
-        assert Planner(rank=(Chain(),), foresight=view).rank == (Chain(),)
+        assert dataclasses.replace(Planner(foresight=view), foresight="exact").rank == (Search(),)
+        assert Planner(rank=(Search(),), foresight=view).rank == (Search(),)
         assert foremoe.resolve(repr(Planner(foresight=view))) == Planner(foresight=view)
 
 
@@ -138,7 +138,7 @@ def test_the_default_rank_level_follows_foresight_and_a_given_one_stays():
 def test_replicas_for_scenarios_balance_better_than_replicas_for_one_load(view, redundant):
     for seed in range(3):
         problem = step_problem(redundant, seed=seed)
-        robust, one_load = (skew(Planner(rank=(solver,), foresight=view), problem) for solver in (Robust(), Chain()))
+        robust, one_load = (skew(Planner(rank=(solver,), foresight=view), problem) for solver in (Robust(), Search()))
         assert robust < one_load
         if redundant > 1:
             assert robust < 1.0 + 0.5 * (one_load - 1.0), "more slots are used"

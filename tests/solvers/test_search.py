@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 from profiles import examples
 
 import foremoe
+from foremoe.base.errors import InputError
+from foremoe.planner.parsing import parse
 from foremoe.problem.laws import placement_violations
+from foremoe.problem.pricing import row_price
 from foremoe.simulate import simulate
-from foremoe.solvers import Chain, Search
+from foremoe.solvers import Eplb, Search
+from foremoe.testing import SolverTests
 from foremoe.testing import strategies as draws
+
+
+class TestSearch(SolverTests):
+    solver = Search(effort=40)
+    many_rows = 300
 
 
 def case(kind="8xh100", num_ranks=16, dispatch="pairs", redundant=1, **options):
@@ -29,10 +38,8 @@ def test_no_row_ends_above_its_start_or_home(data):
     start = data.draw(draws.placements(problem))
     found = Search(effort=60).solve(problem, start)
     assert not placement_violations(problem, found)
-    found_N, start_N = foremoe.price(problem, found).total_s, foremoe.price(problem, start).total_s
-    assert (found_N <= start_N * (1.0 + 1e-12)).all()
-    if isinstance(problem.slots, foremoe.SharedSlots):
-        assert (found_N <= foremoe.price(problem, problem.static()).total_s * (1.0 + 1e-12)).all()
+    found_N, start_N, home_N = (row_price(problem, placed) for placed in (found, start, problem.static()))
+    assert (found_N <= np.minimum(start_N, home_N) * (1.0 + 1e-12)).all()
     if problem.replicas == "node":
         expert_NGS = Search(effort=60).solve(problem, problem.static()).expert_NGS
         home_NGS = (problem.home_LE // problem.B)[np.arange(problem.N)[:, None, None] % problem.L, expert_NGS]
@@ -45,8 +52,8 @@ def test_no_row_ends_above_its_start_or_home(data):
 )
 def test_stages_get_shorter_in_the_simulator(kind, dispatch, share):
     problem = case(kind, dispatch=dispatch)
-    plan, _ = foremoe.Planner(rank=(Chain(),), guard=False).plan(problem)
-    found, _ = foremoe.Planner(rank=(Chain(), Search(2000)), guard=False).plan(problem)
+    plan, _ = foremoe.Planner(rank=(Search(0),)).plan(problem)
+    found, _ = foremoe.Planner(rank=(Search(2000),)).plan(problem)
     assert simulate(problem, found).total_s <= share * simulate(problem, plan).total_s
 
 
@@ -57,14 +64,41 @@ def test_more_effort_is_no_loss_on_average():
     assert totals[1] < totals[0]
 
 
-def test_every_row_is_searched_by_itself():
-    """Rows of another problem, or in other blocks, do not change what a row becomes; but its number seeds it."""
+@pytest.mark.parametrize("effort", [500, None])
+def test_what_a_row_becomes_does_not_depend_on_the_rows_around_it(effort):
     problem = case()
-    whole = Search(500).solve(problem, problem.static())
-    first = problem[:1]
-    alone = Search(500).solve(first, first.static())
-    np.testing.assert_array_equal(alone.expert_NGS, whole.expert_NGS[: problem.L])
-    np.testing.assert_array_equal(alone.quota_NGS, whole.quota_NGS[: problem.L])
+    whole, last = Search(effort).solve(problem, problem.static()), problem[1:]
+    alone = Search(effort).solve(last, last.static())
+    np.testing.assert_array_equal(alone.expert_NGS, whole.expert_NGS[problem.L :])
+    np.testing.assert_array_equal(alone.quota_NGS, whole.quota_NGS[problem.L :])
+
+
+def test_by_default_little_is_tried_where_little_is_to_be_had():
+    """The same as a handful of moves on one node; as good as a thousand where links are slow and rows are long."""
+    easy, hard = case(num_ranks=8), case("8xpcie", num_ranks=32)
+    for problem, effort, better in ((easy, 1500, False), (hard, 500, True)):
+        found, other = (Search(e).solve(problem, problem.static()) for e in (None, effort))
+        default_s, other_s = (foremoe.price(problem, placed).total_s.sum() for placed in (found, other))
+        assert (default_s <= other_s) == better
+
+
+@pytest.mark.parametrize("effort", [-1, 1.5, True, "8"])
+def test_refuses_an_effort_that_makes_no_sense(effort):
+    with pytest.raises(InputError, match="effort of Search must"):
+        Search(effort)
+
+
+@pytest.mark.parametrize("objective", ["time", "balance"])
+def test_refuses_a_start_that_moves_homes(objective):
+    """Compiled code would look for homes that are not there."""
+    problem = dataclasses.replace(case(), cost=foremoe.CostModel(objective=objective))
+    with pytest.raises(InputError, match="Search keeps homes"):
+        foremoe.Planner(rank=(Eplb(), Search(effort=10)), guard=False).plan(problem)
+
+
+def test_reads_back_from_its_repr():
+    for search in (Search(), Search(effort=4)):
+        assert parse(repr(search)) == search
 
 
 @pytest.mark.parametrize(
@@ -74,7 +108,7 @@ def test_every_row_is_searched_by_itself():
     ],
     ids=["balance", "resident slots", "unknown sources"],
 )  # fmt: skip
-def test_what_it_does_not_search_stays(changes):
+def test_what_it_does_not_search_is_started_all_the_same(changes):
     problem = dataclasses.replace(case(), **changes)
-    start = problem.static()
-    assert Search().solve(problem, start) is start
+    found, start = (Search(effort).solve(problem, problem.static()) for effort in (None, 0))
+    assert found.same_as(start) and not found.same_as(problem.static())

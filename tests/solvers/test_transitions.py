@@ -23,7 +23,7 @@ from foremoe.problem.placement import Stop
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.solvers import Chain, Even, Exact, Transitions
+from foremoe.solvers import Even, Exact, Search, Transitions
 from foremoe.solvers.kernels.keep import Buffers, price_kept, use_buffers
 from foremoe.solvers.kernels.rows import Placed
 from foremoe.solvers.kernels.walk import distances, row_keeping, shortest_path
@@ -293,7 +293,7 @@ def test_the_level_is_left_out_with_a_sentence_where_nothing_stays() -> None:
         alone, _ = Planner().plan(problem)
         assert dataclasses.replace(plan, header=alone.header).same_as(alone)
     plan, report = Planner(order=Transitions()).plan(base)
-    assert [level.solver for level in report.levels] == ["start", repr(Chain()), repr(Transitions())]
+    assert [level.solver for level in report.levels] == ["start", repr(Search()), repr(Transitions())]
     assert report.levels[-1].objective_sum == pytest.approx(total_s(plan))
 
 
@@ -303,7 +303,7 @@ def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(InputError, match="leave out split=Even"):
         Planner(order=Transitions(), split=Even())
     with pytest.raises(InputError, match="order must be"):
-        Planner(order=Chain())  # type: ignore[arg-type]
+        Planner(order=Search())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="invest of Transitions must be true or false"):
         Transitions(invest=1)  # type: ignore[arg-type]
     planner = Planner().using(Transitions(reorder=False))

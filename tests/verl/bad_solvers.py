@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from foremoe.levels import RankSolver
-from foremoe.solvers import Chain
+from foremoe.solvers import Search
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Raises(RankSolver):
     def solve(self, problem, start):
         if dist.get_rank() == 0:
             raise ValueError("made to fail")
-        return Chain().solve(problem, start)
+        return Search().solve(problem, start)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sleeps(RankSolver):
     def solve(self, problem, start):
         if dist.get_rank() == 1:
             time.sleep(8.0)
-        return Chain().solve(problem, start)
+        return Search().solve(problem, start)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Quits(RankSolver):
     def solve(self, problem, start):
         if dist.get_rank() == 1:
             raise SystemExit("made to quit")
-        return Chain().solve(problem, start)
+        return Search().solve(problem, start)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Invalid(RankSolver):
     """Serves a token that nobody sent."""
 
     def solve(self, problem, start):
-        placement = Chain().solve(problem, start)
+        placement = Search().solve(problem, start)
         quota_NGS = placement.quota_NGS.copy()
         quota_NGS[0, 0, 0] += 1
         return dataclasses.replace(placement, quota_NGS=quota_NGS)

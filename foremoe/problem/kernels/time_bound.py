@@ -206,12 +206,12 @@ def least_row_s(floor_s, load_GB, near_G, far, rates, least):
 
 
 @kernel
-def time_bound_rows(low, high, counts, homes, rates, times, load_bound_2N, bound_2N):
-    """Fills ``bound_2N[:, low:high]`` with the least seconds of rows without ``times.base_N``.
+def time_bound_rows(low, high, counts, homes, rates, times, load_bound_2N, bound_N):
+    """Fills ``bound_N[low:high]`` with the least seconds of rows without ``times.base_N``.
 
-    The first of the two tells replicas that stay inside nodes apart from others, the second does not and is no larger. The
-    largest rank load is no smaller than the first of `load_bound_2N`, nor than the second if replicas stay inside nodes. Sources
-    count as uniform where they are not known.
+    Replicas that stay inside nodes are told apart from others. The largest rank load is no smaller
+    than the first of `load_bound_2N`, nor than the second if replicas stay inside nodes. Sources count as uniform where they are
+    not known.
     """
     node_G = homes.node_G
     G, B = homes.base_NGB.shape[1], homes.base_NGB.shape[2]
@@ -248,7 +248,4 @@ def time_bound_rows(low, high, counts, homes, rates, times, load_bound_2N, bound
         apart_s = least_row_s(floor_s, load_GB, near_G, True, of_row, far) if may_leave else np.inf
         if near_floor_s + near.plain_K[0] < apart_s:
             apart_s = min(apart_s, least_row_s(near_floor_s, load_GB, near_G, False, of_row, near))
-        bound_2N[:, n] = apart_s
-        if may_leave:
-            near.plain_K[:], near.late_K[:] = np.minimum(near.plain_K, far.plain_K), np.minimum(near.late_K, far.late_K)
-            bound_2N[1, n] = least_row_s(floor_s, load_GB, near_G, True, of_row, near)
+        bound_N[n] = apart_s

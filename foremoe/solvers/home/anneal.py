@@ -16,8 +16,7 @@ from foremoe.problem.rates import Rates
 from foremoe.solvers.home.lpt import few_moves, home_slots
 from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 from foremoe.solvers.home.swaps import Cooling, anneal, scaled, settle_inside
-from foremoe.solvers.rank.chain import Chain
-from foremoe.solvers.rank.node import NodeChain
+from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, G ranks, V domains, E experts.
 
@@ -72,7 +71,7 @@ class Anneal(HomeSolver):
     min_gain: float = 0.002
     move_price: float = 0.04
     state_bytes: float = 12.0
-    trial: tuple[RankSolver, ...] = (NodeChain(), Chain())
+    trial: tuple[RankSolver, ...] = (Search(effort=0),)
     trial_steps: int = 8
     seed: int = 0
 
@@ -85,7 +84,7 @@ class Anneal(HomeSolver):
         for name in ("smooth", "move_price", "state_bytes", "min_gain"):
             real(getattr(self, name), f"{name} of Anneal", 0.0, 1.0 if name == "min_gain" else math.inf, open_low=False)
         if not isinstance(self.trial, tuple) or not all(isinstance(solver, RankSolver) for solver in self.trial):
-            raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Chain(),); got {self.trial!r}.")
+            raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Search(effort=0),); got {self.trial!r}.")
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""

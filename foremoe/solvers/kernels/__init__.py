@@ -1,1 +1,1 @@
-"""Compiled row kernels that call each other: the search behind `Chain` and `NodeChain`."""
+"""Compiled row kernels that call each other."""

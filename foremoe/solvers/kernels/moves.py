@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.base.compiled import inner_kernel
 
-# Letters: G ranks, S slots per rank, C moves.
+# Letters: G ranks, S slots per rank.
 
 
 class Rule(NamedTuple):
@@ -20,7 +20,6 @@ class Rule(NamedTuple):
     node_only: bool  # whether replicas stay inside their home's node
     relay: bool  # whether ranks of a node pass on what one larger replica brings in from another node
     blind: bool  # whether nodes do not matter for the choice of the giver
-    thrifty: bool  # whether a giver whose whole excess nearly fills the taker goes before all others
     weight_G: Array  # float64, favours givers; all 1.0 but for repeated tries
 
 
@@ -31,31 +30,6 @@ class Copies(NamedTuple):
     far_limit: int  # most copies out of a rank to other nodes
     near_G: Array  # int64, copies inside the node
     far_G: Array  # int64, copies to other nodes
-
-
-class Moves(NamedTuple):
-    """A log of moves, int64 [C] each, or nothing logged with C = 0."""
-
-    giver_C: Array  # rank that gives
-    base_C: Array  # its base slot
-    taker_C: Array  # rank that takes
-    slot_C: Array  # its slot
-    pairs_C: Array  # pairs moved
-    new_C: Array  # 1 if the replica is new
-
-
-@kernel
-def new_moves(num):
-    """A log with room for `num` moves."""
-    log_6C = np.empty((6, num), np.int64)
-    return Moves(log_6C[0], log_6C[1], log_6C[2], log_6C[3], log_6C[4], log_6C[5])
-
-
-@inner_kernel
-def add_move(moves, i, g, b, r, slot, amount, new):
-    """Writes move `i` into the log."""
-    moves.giver_C[i], moves.base_C[i], moves.taker_C[i] = g, b, r
-    moves.slot_C[i], moves.pairs_C[i], moves.new_C[i] = slot, amount, new
 
 
 @inner_kernel
@@ -91,7 +65,7 @@ def slot_for(expert, r, num_base, expert_GS):
 
 @inner_kernel
 def give(g, b, r, amount, rule, copies, placed):
-    """Moves pairs of the expert in base slot b of rank g to rank r. Returns its slot there, and whether the replica is new."""
+    """Moves pairs of the expert in base slot b of rank g to rank r. Returns whether the replica is new."""
     expert_GS, quota_GS, load_G = placed
     slot = slot_for(expert_GS[g, b], r, rule.num_base, expert_GS)
     new = expert_GS[r, slot] < 0
@@ -105,4 +79,4 @@ def give(g, b, r, amount, rule, copies, placed):
     quota_GS[g, b] -= amount
     load_G[r] += amount
     load_G[g] -= amount
-    return slot, new
+    return new

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import add_move, fullest_base, give, top_left
+from foremoe.solvers.kernels.moves import fullest_base, give, top_left
 
 # Letters: G ranks, S slots per rank, E experts, X places, I some ranks.
 
@@ -97,22 +97,6 @@ def _offer(g, target, one_node, rule, copies, free, placed, experts):
 
 
 @inner_kernel
-def _twin(r, target, spare, giver_I, rule, copies, placed):
-    """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of `spare`, -1 if there
-    is none; and how much it falls short."""
-    node_G, load_G = rule.node_G, placed.load_G
-    need = target - load_G[r]
-    twin, gap = np.int64(-1), min(spare, 2 * spare // giver_I.size)
-    for g in giver_I:
-        over = load_G[g] - target
-        if over > need or need - over >= gap or top_left(g, rule.num_base, placed.quota_GS) < over:
-            continue
-        if copies.near_G[g] < copies.near_limit if node_G[g] == node_G[r] else copies.far_G[g] < copies.far_limit:
-            twin, gap = g, need - over
-    return twin, gap
-
-
-@inner_kernel
 def _largest(r, target, rule, copies, free_G, placed):
     """The lowest rank that can give most to rank r, -1 if none can give anything."""
     node_G, load_G = rule.node_G, placed.load_G
@@ -144,7 +128,7 @@ def _expert(g, need, x, num_base, wants, spare_E, placed):
 
 
 @kernel
-def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
+def settle_nearest(target, rule, copies, wants, placed):
     """`settle_on` where any rank may give to any other and it is known where tokens come from; in place.
 
     The emptiest taker is filled to `target` by the giver and expert that bring most pairs nearer, of all that can fill it alone;
@@ -158,28 +142,23 @@ def settle_nearest(target, rule, copies, wants, moves, num_moves, placed):
     experts = _Experts(
         by_expert_6E[0], by_expert_6E[1], by_expert_6E[2], by_expert_6E[3], by_expert_6E[4], by_expert_6E[5]
     )  # fmt: skip
-    return _settle(target, rule, copies, wants, moves, num_moves, placed, (ranks, experts, one_node))
+    _settle(target, rule, copies, wants, placed, (ranks, experts, one_node))
 
 
 @inner_kernel
-def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
+def _settle(target, rule, copies, wants, placed, state):
     """`settle_nearest` over the memory for its state."""
     (expert_GS, quota_GS, load_G), (ranks, experts, one_node) = placed, state
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
     free_G, need_G, giver_I, at_G, taker_I = ranks
-    num_givers, num_takers, spare = _begin(target, rule, wants, placed, ranks, experts)
+    num_givers, num_takers = _begin(target, rule, wants, placed, ranks, experts)
     for g in range(load_G.size):
         _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
-    while num_givers > 0 and num_takers > 0 and num_moves < moves.giver_C.size:
+    while num_givers > 0 and num_takers > 0:
         num_takers -= 1
         r = taker_I[num_takers]
         x, need, g = place_G[r], need_G[r], np.int64(-1)
-        if spare > 0:
-            g, short = _twin(r, target, spare, giver_I[:num_givers], rule, copies, placed)
-            if g >= 0:
-                spare -= short
-                need -= short
-        if g < 0 and need < 2**31:
+        if need < 2**31:
             g = np.int64(_nearest(np.int32(need), np.int32(x), want_XE[x], experts))
         if g >= 0:
             b = _expert(g, need, x, num_base, wants, experts.spare_E, placed)
@@ -191,9 +170,7 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
         e, amount = expert_GS[g, b], min(need, np.int64(quota_GS[g, b]))
         if free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        slot, new = give(g, b, r, amount, rule, copies, placed)
-        add_move(moves, num_moves, g, b, r, slot, amount, new)
-        num_moves += 1
+        new = give(g, b, r, amount, rule, copies, placed)
         free_G[r] -= new
         want_XE[x, e] -= amount
         experts.spare_E[e] -= amount if place_G[g] != x else 0
@@ -208,22 +185,19 @@ def _settle(target, rule, copies, wants, moves, num_moves, placed, state):
             if over < 0 and free_G[g] > 0:
                 num_takers = _queue(g, need_G, taker_I, num_takers)
         _offer(g, target, one_node, rule, copies, free_G[g], placed, experts)
-    return num_moves
 
 
 @inner_kernel
 def _begin(target, rule, wants, placed, ranks, experts):
-    """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers, and what may stay unfilled
-    in all."""
+    """Fills the state of `settle_nearest` but for the caps. Returns the numbers of givers and takers."""
     expert_GS, quota_GS, load_G = placed
     free_G, need_G, giver_I, at_G, taker_I = ranks
     place_G, want_XE, num_base = wants.place_G, wants.want_XE, rule.num_base
-    num_givers, num_takers, spare = np.int64(0), np.int64(0), np.int64(0)
+    num_givers, num_takers = np.int64(0), np.int64(0)
     for g in range(load_G.size):
         for s in range(num_base, quota_GS.shape[1]):
             free_G[g] += expert_GS[g, s] < 0
         over = load_G[g] - target
-        spare -= over if rule.thrifty else 0
         if over > 0:
             at_G[g], giver_I[num_givers] = num_givers, g
             num_givers += 1
@@ -234,4 +208,4 @@ def _begin(target, rule, wants, placed, ranks, experts):
             e = expert_GS[g, b]
             experts.spare_E[e], experts.place_E[e] = quota_GS[g, b] - want_XE[place_G[g], e], place_G[g]
             experts.rank_E[e] = g
-    return num_givers, num_takers, spare
+    return num_givers, num_takers

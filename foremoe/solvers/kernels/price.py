@@ -13,24 +13,12 @@ from foremoe.problem.rates import add_copies, back_s, busiest_s, late_s
 
 @inner_kernel
 def fans_seconds(fan_4G, rates):
-    """Seconds of all replicas: their price, and what of `busiest_s` does not hide."""
+    """Seconds of all replicas: their price, and what of `busiest_s` does not hide; `add_copies` fills `fan_4G`."""
     peers = rdmas = np.int64(0)
     for g in range(fan_4G.shape[1]):
         peers += fan_4G[0, g]
         rdmas += fan_4G[2, g]
     return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + late_s(busiest_s(fan_4G, rates), rates)
-
-
-@inner_kernel
-def count_copies(row, placed, fan_4G):
-    """Adds up copies through every rank, as `fans_seconds` reads them."""
-    expert_GS, node_G = placed.expert_GS, row.node_G
-    G, S = expert_GS.shape
-    for g in range(G):
-        for s in range(row.num_base, S):
-            if expert_GS[g, s] < 0 or placed.quota_GS[g, s] == 0:
-                continue
-            add_copies(1, row.home_E[expert_GS[g, s]] // S, g, node_G, fan_4G)
 
 
 @inner_kernel

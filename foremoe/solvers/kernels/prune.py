@@ -1,4 +1,4 @@
-"""Drops replicas that a placement does not need: for its maximum load, or for one that is a little larger."""
+"""Drops replicas that a placement does not need for its maximum load."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import numpy as np
 
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.rows import Placed, assign, clean_row, copy_of, home_of_experts, row_of
+from foremoe.solvers.kernels.rows import assign, clean_row, copy_of, home_of_experts
 
-# Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
+FAILURES = 4  # vain tries after which pruning ends
 
-# Vain tries of `prune_rows`.
-FAILURES = 16
+# Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
 
 
 @inner_kernel
@@ -103,11 +101,11 @@ def _without(rank, slot, home, target, links, placed, before):
 
 
 @kernel
-def prune_row(target, load_E, failures, num_base, placed):
+def prune_row(target, load_E, num_base, placed):
     """Drops replicas that a maximum load of `target` does not need, smallest quota first; in place.
 
     A replica goes if the exact split manages without it. Only those are tried whose rank could still be filled so far that
-    the slack of all ranks together covers the rest; the search ends after `failures` vain tries.
+    the slack of all ranks together covers the rest; the search ends after `FAILURES` vain tries.
     """
     expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
@@ -125,7 +123,8 @@ def prune_row(target, load_E, failures, num_base, placed):
         for s in range(num_base, S):
             if untried_GS[g, s] and target - (most - load_E[expert_GS[g, s]]) > slack:
                 untried_GS[g, s] = False
-    while failures > 0:
+    failures = 0
+    while failures < FAILURES:
         rank, slot = _smallest(untried_GS, quota_GS, num_base)
         if rank < 0:
             break
@@ -134,28 +133,5 @@ def prune_row(target, load_E, failures, num_base, placed):
         _unlink(rank * S + slot, e, links)
         if not _without(rank, slot, home_E[e], target, links, placed, before):
             _link(rank * S + slot, e, links)
-            failures -= 1
+            failures += 1
     clean_row(num_base, placed)
-
-
-@kernel
-def prune_rows(low, high, rows, within, priced, expert_NGS, quota_NGS):
-    """Drops replicas of rows [low, high) while the maximum load rises by at most `within` of the mean; with `priced`, the seconds
-    too by no more than that much load takes. In place.
-
-    All of `within` is tried first, then three quarters of it, half, and a quarter.
-    """
-    num_base = rows.num_base
-    for n in range(low, high):
-        row = row_of(rows, n, expert_NGS[n])
-        placed = Placed(expert_NGS[n], quota_NGS[n], np.empty(expert_NGS.shape[1], np.int64))
-        clean_row(num_base, placed)
-        more = within * placed.load_G.sum() / placed.load_G.size
-        limit_s = price_row(row, row.rates, placed) + row.rates.pair_s * more
-        tried = copy_of(placed)
-        for quarters in range(4, 0, -1):
-            prune_row(placed.load_G.max() + np.int64(more * quarters / 4), row.load_E, FAILURES, num_base, tried)
-            if not priced or price_row(row, row.rates, tried) <= limit_s:
-                assign(placed, tried)
-                break
-            assign(tried, placed)

@@ -13,7 +13,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import Copies, add_move, give, new_moves, top_left
+from foremoe.solvers.kernels.moves import give, top_left
 
 # Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
 
@@ -28,7 +28,6 @@ class _Ranks(NamedTuple):
     open_G: Array  # 1 if a rank can still be filled, else 0
     giver_I: Array  # ranks above the target
     emptiest_V: Array  # every node's emptiest open rank, -1 without any
-    spare_V: Array  # what may stay unfilled in all; a target above the mean leaves room for moves that settle two ranks at once
 
 
 @inner_kernel
@@ -57,15 +56,7 @@ def _by_node(node_G, by_node_I, first_X, next_V):
 
 
 @kernel
-def settle_row(target, rule, placed):
-    """`settle_on` from a placement without replicas of its own: any number of copies, and without a log."""
-    G = placed.load_G.size
-    copies = Copies(G, G, np.zeros(G, np.int64), np.zeros(G, np.int64))
-    settle_on(target, rule, copies, new_moves(0), np.int64(0), placed)
-
-
-@kernel
-def settle_on(target, rule, copies, moves, num_moves, placed):
+def settle_on(target, rule, copies, placed):
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
@@ -74,52 +65,40 @@ def settle_on(target, rule, copies, moves, num_moves, placed):
     the largest of all gives what it has. Ranks of the taker's own node go first.
 
     With ``rule.relay``, where no rank of the node can fill the taker, a node mate that is itself below the target does: its
-    deficit grows, and one larger replica from another node will fill both. With ``rule.thrifty`` and a target above the mean,
-    one replica may settle giver and taker; what the taker is left without comes out of what the target allows in all.
+    deficit grows, and one larger replica from another node will fill both.
 
-    Keeps `copies` up to date, logs its moves from `num_moves` on, and returns the number of moves in the log.
+    Keeps `copies` up to date.
     """
     ranks, num_givers = _begin(target, rule, placed)
-    return _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers)
+    _settle(target, rule, copies, placed, ranks, num_givers)
 
 
 @inner_kernel
-def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
+def _settle(target, rule, copies, placed, ranks, num_givers):
     """`settle_on` after `_begin`."""
     quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     while num_givers > 0:
         r = _taker(ranks.emptiest_V, load_G)
         if r < 0:
             break
-        need, pool = target - load_G[r], rule.node_G[r] if rule.node_only else 0
-        g, short = _twin(target, r, num_givers, rule, copies, ranks, load_G)
-        alone = g >= 0
-        if alone:
-            ranks.spare_V[pool] -= short
-            need -= short
-        else:
-            g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, load_G)
-            if g < 0:  # nobody may give to this rank, and no giver will appear later
-                ranks.open_G[r] = 0
-                _renew_emptiest(target, r, rule, ranks, load_G)
-                continue
-            if rule.relay and far:
-                mate = _mate(target, r, reach, rule, copies, ranks, load_G)
-                if mate >= 0:
-                    g, alone = mate, True
+        need = target - load_G[r]
+        g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, load_G)
+        if g < 0:  # nobody may give to this rank, and no giver will appear later
+            ranks.open_G[r] = 0
+            _renew_emptiest(target, r, rule, ranks, load_G)
+            continue
+        if rule.relay and far:
+            mate = _mate(target, r, reach, rule, copies, ranks, load_G)
+            if mate >= 0:
+                g, alone = mate, True
         b = _expert(g, need, alone, num_base, quota_GS)
         amount = min(need, np.int64(quota_GS[g, b]))
         if ranks.free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
-        if 0 < moves.giver_C.size == num_moves:
-            break
-        slot, new = give(g, b, r, amount, rule, copies, placed)
+        new = give(g, b, r, amount, rule, copies, placed)
         if new:
             ranks.free_G[r] -= 1
             ranks.open_G[r] = ranks.free_G[r] > 0
-        if moves.giver_C.size > 0:
-            add_move(moves, num_moves, g, b, r, slot, amount, new)
-            num_moves += 1
         if load_G[g] + amount > target >= load_G[g]:
             num_givers -= 1
             for i in range(num_givers):
@@ -129,17 +108,16 @@ def _settle(target, rule, copies, moves, num_moves, placed, ranks, num_givers):
         _renew_emptiest(target, r, rule, ranks, load_G)
         if rule.node_G[g] != rule.node_G[r]:
             _renew_emptiest(target, g, rule, ranks, load_G)
-    return num_moves
 
 
 @kernel
 def _begin(target, rule, placed):
     """The state of `settle_on` before the first move, and the number of givers."""
     num_nodes = rule.node_G.max() + 1
-    of_rank_5G, of_node_3X = np.empty((5, placed.load_G.size), np.int64), np.empty((3, num_nodes + 1), np.int64)
+    of_rank_5G, of_node_2X = np.empty((5, placed.load_G.size), np.int64), np.empty((2, num_nodes + 1), np.int64)
     by_node_I, top_G, free_G, open_G, giver_I = of_rank_5G[0], of_rank_5G[1], of_rank_5G[2], of_rank_5G[3], of_rank_5G[4]
-    emptiest_V, spare_V = of_node_3X[1, :num_nodes], of_node_3X[2, :num_nodes]
-    ranks = _Ranks(by_node_I, of_node_3X[0], top_G, free_G, open_G, giver_I, emptiest_V, spare_V)
+    emptiest_V = of_node_2X[1, :num_nodes]
+    ranks = _Ranks(by_node_I, of_node_2X[0], top_G, free_G, open_G, giver_I, emptiest_V)
     _by_node(rule.node_G, by_node_I, ranks.first_X, emptiest_V)
     return ranks, _fill(target, rule, placed, ranks)
 
@@ -148,11 +126,9 @@ def _begin(target, rule, placed):
 def _fill(target, rule, placed, ranks):
     """Fills the state of `settle_on`. Returns the number of givers."""
     expert_GS, quota_GS, load_G = placed
-    node_G, num_base = rule.node_G, rule.num_base
+    num_base = rule.num_base
     G, S = quota_GS.shape
     num_givers = np.int64(0)
-    for v in range(ranks.spare_V.size):
-        ranks.spare_V[v] = 0
     for g in range(G):
         ranks.top_G[g], ranks.free_G[g] = top_left(g, num_base, quota_GS), 0
         for s in range(num_base, S):
@@ -161,8 +137,6 @@ def _fill(target, rule, placed, ranks):
         if load_G[g] > target:
             ranks.giver_I[num_givers] = g
             num_givers += 1
-        if rule.thrifty:
-            ranks.spare_V[node_G[g] if rule.node_only else 0] += target - load_G[g]
     for v in range(ranks.emptiest_V.size):
         mate_I = ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]]
         ranks.emptiest_V[v] = _emptiest(target, mate_I, ranks.open_G, load_G)
@@ -184,28 +158,6 @@ def _taker(emptiest_V, load_G):
         if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
             r = other
     return r
-
-
-@inner_kernel
-def _twin(target, r, num_givers, rule, copies, ranks, load_G):
-    """The giver whose whole excess falls least short of what rank r lacks, by less than twice its share of what may stay
-    unfilled, -1 if there is none; and how much it falls short."""
-    node_G, top_G, giver_I = rule.node_G, ranks.top_G, ranks.giver_I
-    near_G, far_G, near_limit, far_limit = copies.near_G, copies.far_G, copies.near_limit, copies.far_limit
-    need, spare = target - load_G[r], ranks.spare_V[node_G[r] if rule.node_only else 0]
-    mate_I = ranks.by_node_I[ranks.first_X[node_G[r]] : ranks.first_X[node_G[r] + 1]]
-    twin, gap = np.int64(-1), min(spare, 2 * spare // num_givers)
-    for near in (True, False):
-        if gap <= 0 or (not near and (rule.node_only or twin >= 0)):
-            break
-        for i in range(0 if near and rule.blind else mate_I.size if near else num_givers):
-            other = mate_I[i] if near else giver_I[i]
-            over = load_G[other] - target
-            if over <= 0 or over > need or need - over >= gap or top_G[other] < over:
-                continue
-            if near_G[other] < near_limit if node_G[other] == node_G[r] else far_G[other] < far_limit:
-                twin, gap = other, need - over
-    return twin, gap
 
 
 @inner_kernel

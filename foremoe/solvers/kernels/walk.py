@@ -9,8 +9,8 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.problem.rates import Rates, row_rates
-from foremoe.solvers.kernels.chain import level_goal
 from foremoe.solvers.kernels.keep import Buffers, Keeping, fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
+from foremoe.solvers.kernels.level import level_goal
 from foremoe.solvers.kernels.rows import Placed, Rows, assign, copy_of, row_of
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank, X hints,
@@ -86,7 +86,8 @@ def _plan_row(given_s, keeping, forced, buffer_GP, hint_XGR, best):
             if this_s < best_s:
                 best_s = this_s
                 assign(best, tried)
-    return descend_row(best_s, keeping, buffer_GP, hint_XGR, best)
+    # What was forced costs more than nothing in this row, so it would be taken back.
+    return best_s if forced else descend_row(best_s, keeping, buffer_GP, hint_XGR, best)
 
 
 @kernel
@@ -96,7 +97,7 @@ def row_keeping(walk, n):
     home_load_G = np.zeros(row.node_G.size, np.int64)
     for e in range(row.load_E.size):
         home_load_G[row.home_E[e] // walk.expert_NGS.shape[2]] += row.load_E[e]
-    goal = level_goal(0.0, row.node_only, row.node_G, home_load_G)
+    goal = level_goal(row.node_only, row.node_G, home_load_G)
     return Keeping(row, row_rates(walk.free, walk.rows.times, n), walk.peer_s, walk.rdma_s, goal)
 
 

@@ -18,7 +18,7 @@ from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
 from foremoe.solvers.kernels.rows import problem_rows
 from foremoe.solvers.kernels.walk import Walk, distances, shortest_path, walk_layer
-from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.
 
@@ -60,7 +60,7 @@ class Transitions(OrderSolver):
             orders.append(shortest_path(apart_MM).astype(np.int32))
         best_s, best = np.inf, (orders[0], placement)
         mean = _mean_of(problem)
-        suits = Chain().solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
+        suits = Search(effort=0).solve(mean, mean.static()).expert_NGS[:, :, problem.B :]
         # Replicas of the placement, and those that suit the mean of all micro-steps.
         hint_XNGR = np.stack([placement.expert_NGS[:, :, problem.B :], np.tile(suits, (problem.M, 1, 1))])
         for order_M in orders:

@@ -20,7 +20,7 @@ from foremoe.solvers.home.price import price_L, row_seconds_L
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens, model_of, rank_tokens
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.value import expert_pairs
-from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.search.search import Search
 from foremoe.workload.dealing import require_counts, sum_cells
 from foremoe.workload.packing import AsGiven
 
@@ -51,13 +51,13 @@ class BestPack(PackSolver):
     packers: tuple[PackSolver, ...] = ()
     redundant: int = 1
     home: Anneal | None = None
-    rank: tuple[RankSolver, ...] = (Chain(),)
+    rank: tuple[RankSolver, ...] = (Search(effort=0),)
     cluster: str = "8xh100"
     ranks_per_node: int | None = None
     layers: int = 16
 
     def __post_init__(self) -> None:
-        for name, kind, example in (("packers", PackSolver, "AsGiven()"), ("rank", RankSolver, "Chain()")):
+        for name, kind, example in (("packers", PackSolver, "AsGiven()"), ("rank", RankSolver, "Search()")):
             value = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(solver, kind) for solver in value):
                 raise InputError(f"BestPack needs {name} as a tuple of such solvers, like ({example},); got {value!r}.")

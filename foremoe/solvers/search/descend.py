@@ -1,14 +1,17 @@
-"""The search of a row: moves until there were enough of them."""
+"""The search of a row: from its start, moves until there were enough of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from foremoe.base.compiled import kernel
-from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic
-from foremoe.problem.kernels.traffic import settle
+from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
+from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rows import empty_of, row_of
+from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, copy_of
+from foremoe.solvers.kernels.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
+from foremoe.solvers.search.start import price_of, start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
@@ -16,6 +19,35 @@ from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, 
 # The price is smoothed by SOFT at first, and not at all in the last SHARP of the moves.
 SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two looks at how smooth the price is
+_SEED = 88172645463325252  # of every row: what a row becomes does not depend on the rows around it
+# A row is searched for SHARE of its time at home on each of its ranks, which plan at once, and for GAIN of what there may be to
+# gain in it at most; but never by more than MOST moves.
+SHARE, GAIN, MOST = 0.005, 0.05, 20_000
+AS_PAYS = -1  # for `effort`
+# Moves a second on one thread: 0.8 to 1.9 us each by pairs, 1.4 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
+BY_PAIR_MOVES, BY_NODE_MOVES = 700_000.0, 250_000.0
+
+
+@kernel
+def _to_gain(num_base, s):
+    """Seconds of a row that search could save at most: uneven compute, copies that show, and exchanges, but for the pairs that
+    have to travel to a mean rank however slots are filled."""
+    prices, row, sum_XG = s.prices, s.row, s.t.sum_XG
+    parts = row_seconds(prices, s.windows, row, s.t)
+    even_s = prices.compute_passes * (prices.gemm_s + prices.pair_s) * s.mean
+    num_ranks, num_nics = s.num_G.size, row.ranks.num_nics
+    peer, rdma = sum_XG[PEER_IN, :num_ranks].sum() / num_ranks, sum_XG[RDMA_IN, :num_nics].sum() / num_nics
+    travels = max(0.0, 1.0 - s.num_slots / num_base)
+    least_s = 2.0 * prices.exchange_passes * (prices.latency_s + travels * max(peer * prices.peer_s, rdma * prices.rdma_s))
+    exchange_s = max(0.0, parts.exchange_s - least_s)
+    return max(0.0, parts.compute_s - even_s) + exchange_s + parts.forward_s + parts.backward_s + parts.slowed_s
+
+
+@kernel
+def moves_of(home_s, num_base, s):
+    """The number of moves that pay in a row."""
+    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * s.num_G.size
+    return min(MOST, np.int64(spent_s * (BY_NODE_MOVES if s.row.ranks.travel == BY_NODE else BY_PAIR_MOVES)))
 
 
 @kernel
@@ -38,41 +70,43 @@ def _descend(effort, s):
 
 
 @kernel
-def search_rows(low, high, rows, effort, node_only, expert_NGS, quota_NGS):
-    """Searches rows [low, high), in place."""
+def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_NGS):
+    """Starts and searches rows [low, high), in place: none ends above its start, nor above its experts at home."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
     t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, num_base, S - num_base)
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
     for n in range(low, high):
         row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
-        mean = 0.0
-        for g in range(G):
-            mean += pairs_G[g] / G
+        mean = row.load_E.sum() / G
         windows = Windows(w[0], w[1], w[2])
-        list_homes(row, home_GB, num_G)
         s = State(
-            row, rows.prices, windows, S - num_base, node_only, mean, t, home_GB, replica_GR, num_G, change_4I, num_changes,
-            random,
+            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I,
+            num_changes, random,
         )  # fmt: skip
+        best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
+        estimate = estimated_row(estimated, n, expert_NGS[n])
+        if effort == 0:
+            start_row(by_price, estimate, s, best)
+            continue
+        given, given_s = copy_of(best), price_of(best, num_base, s)
+        # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
+        start_row(False, estimate, s, best)
+        list_homes(row, home_GB, num_G)
         hold(s)
-        at_home = seconds(s)
+        home_s = seconds(s)
         clear_traffic(row, t)
-        fill_traffic(expert_NGS[n], quota_NGS[n], num_base, row, t)
-        started = seconds(s)
-        if at_home < started:
-            clear_traffic(row, t)
-            hold(s)
+        fill_traffic(best.expert_GS, best.quota_GS, num_base, row, t)
+        started_s = seconds(s)
         list_replicas(s)
-        random[0] = np.uint64(88172645463325252) + np.uint64(n)
-        _descend(effort, s)
-        if seconds(s) >= min(at_home, started):  # smoothness was worth more than what it led to
-            clear_traffic(row, t)
-            hold(s)
-            list_replicas(s)
-        if seconds(s) < started:
-            _write(s, num_base, expert_NGS[n], quota_NGS[n])
+        random[0] = np.uint64(_SEED)
+        _descend(moves_of(windows.all_s + home_s, num_base, s) if effort == AS_PAYS else effort, s)
+        found_s = seconds(s)
+        if found_s < started_s:
+            _write(s, num_base, best.expert_GS, best.quota_GS)
         clear_traffic(row, t)
+        if min(given_s, home_s) < min(found_s, started_s):
+            assign(best, given if given_s <= home_s else bare_homes(row.load_E, num_base, best.expert_GS))
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Kernels of Chain against plain references: the exact split, settling, the bound, pruning, the price of a row."""
+"""Kernels of Search against plain references: the exact split, settling, the bound, pruning, the price of a row."""
 
 import itertools
 
@@ -11,12 +11,12 @@ from solver_util import balance, make_problem, placed_rows, problems, require_sp
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.problem.objective import price_rows
 from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.price import price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
 from foremoe.solvers.kernels.settle import settle_on
-from foremoe.solvers.rank.chain import Chain
+from foremoe.solvers.search.search import Search
 from foremoe.testing import placements
 
 MANY = 2**31
@@ -166,8 +166,8 @@ def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits
     quota = {e: int(problem.load_NE[0, e]) for e in range(problem.E)}
     held = settle_by_hand(target, relay, *limits, node_only, weight_G.tolist(), node_G.tolist(), base, quota, problem.R)
     copies = Copies(*limits, np.zeros(problem.G, np.int64), np.zeros(problem.G, np.int64))
-    rule = Rule(node_G, problem.B, node_only, relay, False, False, weight_G)
-    settle_on(target, rule, copies, new_moves(0), 0, placed)
+    rule = Rule(node_G, problem.B, node_only, relay, False, weight_G)
+    settle_on(target, rule, copies, placed)
     require_split(problem.load_NE[0], expert_GS, quota_GS)
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
     for g in range(problem.G):
@@ -200,7 +200,7 @@ def test_bound_is_below_every_choice_of_replicas(load_E, num_ranks):
     best, _ = least_of_all(problem)
     bound = bound_row(-(-sum(load_E) // num_ranks), np.ones(num_ranks, bool), problem.B, quota_GS)
     assert bound <= best
-    assert best <= Chain().solve(problem, problem.static()).load_NG().max()
+    assert best <= Search().solve(problem, problem.static()).load_NG().max()
 
 
 def test_reaches_the_optimum_of_small_rows():
@@ -209,17 +209,17 @@ def test_reaches_the_optimum_of_small_rows():
     missed = 0
     for load_E in load_NE:
         problem = balance(make_problem([[load_E]], [0, 0, 1], 1))
-        missed += Chain().solve(problem, problem.static()).load_NG().max() > least_of_all(problem)[0]
+        missed += Search().solve(problem, problem.static()).load_NG().max() > least_of_all(problem)[0]
     assert missed <= 3
 
 
 @given(problem=problems(), above=st.integers(0, 30))
 def test_pruning_keeps_the_target(problem, above):
-    placement = Chain().solve(balance(problem), problem.static())
+    placement = Search().solve(balance(problem), problem.static())
     expert_GS, quota_GS = placement.expert_NGS[0].copy(), placement.quotas_NGS[0].copy()
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     target = load_G.max() + above
-    prune_row(target, problem.load_NE[0], 2, problem.B, Placed(expert_GS, quota_GS, load_G))
+    prune_row(target, problem.load_NE[0], problem.B, Placed(expert_GS, quota_GS, load_G))
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all() and load_G.max() <= target
     assert (expert_GS >= 0).sum() <= (placement.expert_NGS[0] >= 0).sum()
     require_split(problem.load_NE[0], expert_GS, quota_GS)
@@ -229,7 +229,7 @@ def test_pruning_drops_what_is_not_needed():
     expert_GS = np.array([[0, 1, -1], [2, 3, 0]], np.int16)
     quota_GS = np.array([[50, 10, 0], [20, 30, 10]], np.int32)
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
-    prune_row(70, np.array([60, 10, 20, 30], np.int32), 1, 2, Placed(expert_GS, quota_GS, load_G))
+    prune_row(70, np.array([60, 10, 20, 30], np.int32), 2, Placed(expert_GS, quota_GS, load_G))
     assert expert_GS.tolist() == [[0, 1, -1], [2, 3, -1]] and load_G.tolist() == [70, 50]
 
 

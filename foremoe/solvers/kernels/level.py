@@ -1,4 +1,4 @@
-"""Row kernels of `Chain`: settle, split exactly, prune."""
+"""Row kernels of `Search` under ``"balance"``: settle, split exactly, prune."""
 
 from __future__ import annotations
 
@@ -9,31 +9,28 @@ import numpy as np
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.moves import Copies, Rule, new_moves
+from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.prune import count_row, prune_row
 from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
 from foremoe.solvers.kernels.settle import settle_on
-from foremoe.solvers.kernels.shed import most_loaded_first, shed_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
-# Vain tries after which `prune_row` stops.
-FAILURES = 4
+
+# Settlings of a row, and how far apart the weights of givers lie in repeated ones.
+TRIES, SPREAD = 16, 0.6
 
 
 class Options(NamedTuple):
-    """Options of `Chain` as its row functions take them."""
+    """Options of row functions."""
 
     node_only: bool  # whether replicas stay inside their home's node
     tries: int  # settlings of a row; 0 tries the goal once and does not split
-    spread: float  # how far apart the weights of givers lie in repeated tries
-    slack: float  # A maximum this share above the mean will do
-    relay: bool  # whether ranks of a node pass load on
 
 
 @kernel
-def level_goal(slack, node_only, node_G, load_G):
-    """ceil((1 + slack) * ceil(mean load)), of the most loaded node if replicas stay inside nodes."""
+def level_goal(node_only, node_G, load_G):
+    """ceil(mean load), of the most loaded node if replicas stay inside nodes."""
     num_domains = node_G.max() + 1 if node_only else 1
     goal = np.int64(0)
     for domain in range(num_domains):
@@ -43,7 +40,7 @@ def level_goal(slack, node_only, node_G, load_G):
                 total += load_G[g]
                 num += 1
         goal = max(goal, -(-total // num))
-    return np.int64(np.ceil(goal * (1.0 + slack)))
+    return goal
 
 
 @kernel
@@ -68,25 +65,23 @@ def _draw_weights(state, spread, weight_G):
 
 
 @kernel
-def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
+def search_row(goal, limit, rule, options, home_quota_GS, placed):
     """The best of several settlings that start from the given placement, in place; only maxima up to `limit` count.
 
     First the goal is tried. If ranks stay above it, the goal rises to the lower bound and the target is bisected between that
     and the best maximum so far; the exact split makes the most of every failure. When the interval is used up, it starts again
     with givers weighted at random, by the same numbers in every row. Relays are tried first and, at the best maximum, last: as
-    much balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`; `limits` are the most
-    copies out of a home inside its node and to other nodes, `home_quota_GS` the pairs at home before any are moved.
+    much balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`; `home_quota_GS` are the
+    pairs at home before any are moved.
     """
     most, tries, num_base = placed.load_G.max(), options.tries, rule.num_base
     if most <= goal:
         return
     limit = limit if limit < most else most - 1
-    relays = options.relay and not rule.node_only and rule.node_G.min() != rule.node_G.max()
+    relays = not rule.node_only and rule.node_G.min() != rule.node_G.max()
     first, tried = copy_of(placed), copy_of(placed)
     G = placed.load_G.size
-    weight_G, copies = np.ones(G), Copies(limits[0], limits[1], np.zeros(G, np.int64), np.zeros(G, np.int64))
-    none = new_moves(0)
-    order_G = most_loaded_first(first.load_G) if rule.thrifty else np.empty(0, np.int64)
+    weight_G, copies = np.ones(G), Copies(UNLIMITED, UNLIMITED, np.zeros(G, np.int64), np.zeros(G, np.int64))
     state = np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
@@ -99,15 +94,10 @@ def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
             target = limit
             weight_G[:] = 1.0
         relay = relays if t == 0 or last else False
-        this_rule = Rule(rule.node_G, num_base, rule.node_only, relay, False, rule.thrifty, weight_G)
+        this_rule = Rule(rule.node_G, num_base, rule.node_only, relay, False, weight_G)
         copies.near_G[:], copies.far_G[:] = 0, 0
         assign(tried, first)
-        if rule.thrifty:
-            shed_row(target, order_G, this_rule, copies, tried)
-            if tried.load_G.max() > target:
-                copies.near_G[:], copies.far_G[:] = 0, 0
-                assign(tried, first)
-        settle_on(target, this_rule, copies, none, np.int64(0), tried)
+        settle_on(target, this_rule, copies, tried)
         reached = tried.load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
             reached = split_row(goal, limit, num_base, tried)
@@ -122,27 +112,27 @@ def search_row(goal, limit, rule, limits, options, home_quota_GS, placed):
             bottom = target if target > bottom else bottom
         if limit - bottom <= goal // 4096:
             bottom = goal
-            state = _draw_weights(state, options.spread, weight_G)
+            state = _draw_weights(state, SPREAD, weight_G)
         target = max(goal, (bottom + limit) // 2)
 
 
 @kernel
-def plain_rule(node_G, num_base, node_only, thrifty):
+def plain_rule(node_G, num_base, node_only):
     """The `Rule` of most searches."""
-    return Rule(node_G, num_base, node_only, False, False, thrifty, np.ones(node_G.size))
+    return Rule(node_G, num_base, node_only, False, False, np.ones(node_G.size))
 
 
 @kernel
-def chain_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Chain` under ``"balance"``; see `RowSolver.edit` for the arguments."""
+def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+    """The most even placement of one row with few replicas; see `RowSolver.edit` for the arguments."""
     best = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
     clean_row(num_base, best)
     home_E = home_of_experts(num_base, expert_GS)
-    goal = level_goal(options.slack, options.node_only, node_G, best.load_G)
+    goal = level_goal(options.node_only, node_G, best.load_G)
     far, num = count_row(home_E, node_G, num_base, expert_GS)
     most, start_far, replicated = max(goal, best.load_G.max()), far, num > 0
     home, start = bare_homes(load_E, num_base, expert_GS), copy_of(best)
-    rule, tried = plain_rule(node_G, num_base, options.node_only, options.slack > 0.0), copy_of(best)
+    rule, tried = plain_rule(node_G, num_base, options.node_only), copy_of(best)
     for keep in (False, True):
         if keep and not replicated:
             break
@@ -152,11 +142,10 @@ def chain_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             if far <= start_far:
                 break  # nothing to gain: the start's replicas across nodes would all stay
             tries = 0
-        this = Options(options.node_only, tries, options.spread, options.slack, options.relay)
-        search_row(goal, most, rule, (UNLIMITED, UNLIMITED), this, home.quota_GS, tried)
+        search_row(goal, most, rule, Options(options.node_only, tries), home.quota_GS, tried)
         clean_row(num_base, tried)
         reached = max(tried.load_G.max(), goal)
-        prune_row(reached, load_E, FAILURES, num_base, tried)
+        prune_row(reached, load_E, num_base, tried)
         try_far, try_num = count_row(home_E, node_G, num_base, tried.expert_GS)
         if (reached, try_far, try_num) < (most, far, num):
             most, far, num = reached, try_far, try_num
@@ -164,30 +153,7 @@ def chain_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 
 @kernel
-def inside_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of ``Chain(inside=True)``: settles ranks inside nodes from a placement whose replicas across nodes stay."""
-    placed = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
-    clean_row(num_base, placed)
-    goal = level_goal(options.slack, np.bool_(True), node_G, placed.load_G)
-    # What is at home now, not what was before load crossed: whole loads would lift the bound back to that of bare homes.
-    home_quota_GS = quota_GS.copy()
-    home_quota_GS[:, num_base:] = 0
-    limit = max(goal, placed.load_G.max())
-    rule = plain_rule(node_G, num_base, np.bool_(True), options.slack > 0.0)
-    search_row(goal, limit, rule, (UNLIMITED, UNLIMITED), options, home_quota_GS, placed)
-    clean_row(num_base, placed)
-    prune_row(max(goal, placed.load_G.max()), load_E, FAILURES, num_base, placed)
-
-
-@kernel
-def chain_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`chain_row` for rows [low, high)."""
+def balanced_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """`balanced_row` for rows [low, high)."""
     for n in range(low, high):
-        chain_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
-@kernel
-def inside_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`inside_row` for rows [low, high)."""
-    for n in range(low, high):
-        inside_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
+        balanced_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])

@@ -1,0 +1,119 @@
+"""Where the search of a row begins: two settlings with exact splits, and replicas near tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
+from foremoe.problem.kernels.row_price import clear_traffic, fill_traffic
+from foremoe.problem.rates import exposed_s
+from foremoe.solvers.kernels.bring import bring_row
+from foremoe.solvers.kernels.flow import UNLIMITED, split_row
+from foremoe.solvers.kernels.level import level_goal
+from foremoe.solvers.kernels.moves import Copies, Rule
+from foremoe.solvers.kernels.nearest import Wants, settle_nearest
+from foremoe.solvers.kernels.price import free_fans, price_row
+from foremoe.solvers.kernels.prune import prune_row
+from foremoe.solvers.kernels.rows import assign, bare_homes, clean_row, copy_of
+from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.search.state import seconds
+
+# Letters: G ranks, S slots per rank, V nodes, X places.
+
+# Up to so many nodes, replicas near tokens are chosen for all ranks at once; with more nodes a rank's slots matter one by one.
+NODES = 4
+
+
+@inner_kernel
+def _wider(near, far, one_node, rates):
+    """The next limits on copies out of a home, inside its node and to other nodes, and the seconds that they leave exposed."""
+    more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
+    none = np.int64(0)
+    near_s, far_s = exposed_s(more_near, none, rates), exposed_s(none, more_far, rates)
+    if one_node or near_s <= far_s:
+        return more_near, far, max(near_s, exposed_s(none, far, rates))
+    return near, more_far, max(far_s, exposed_s(near, none, rates))
+
+
+@inner_kernel
+def _binds(near, far, one_node, num_slots):
+    """Whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
+    return near < num_slots or (far < num_slots and not one_node)
+
+
+@inlined_kernel
+def _settled(goal, blind, row, placed):
+    """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
+    node_G, num_base, rates = row.node_G, row.num_base, row.rates
+    G, S = placed.expert_GS.shape
+    near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
+    one_rack, one_node = node_G.max() == 0, row.node_only or node_G.min() == node_G.max()
+    # Where tokens come from counts by node, or by rank if there is one node.
+    by_rank = one_rack and row.located
+    place_G = np.arange(G) if by_rank else node_G.astype(np.int64)
+    wants = Wants(place_G, (row.load_GE if by_rank else row.demand_VE).copy())
+    rule = Rule(node_G, num_base, row.node_only, not blind, blind, np.ones(G))
+    near, far = free_fans(rates)
+    if one_node:
+        far = np.int64(0)
+    node_goal = goal if one_node else level_goal(np.bool_(True), node_G, placed.load_G)
+    while True:
+        this_goal, copies = goal if far > 0 else node_goal, Copies(near, far, near_G, far_G)
+        if blind and row.located:
+            settle_nearest(this_goal, rule, copies, wants, placed)
+        else:
+            settle_on(this_goal, rule, copies, placed)
+        over = placed.load_G.max() - goal
+        if over <= 0 or not _binds(near, far, one_node, G * (S - num_base)):
+            break
+        near, far, least_s = _wider(near, far, one_node, rates)
+        if least_s >= rates.pair_s * over:
+            break
+    clean_row(num_base, placed)
+
+
+@kernel
+def price_of(placed, num_base, s):
+    """Seconds of a placement by the price, from an empty traffic and back to one."""
+    fill_traffic(placed.expert_GS, placed.quota_GS, num_base, s.row, s.t)
+    found_s = seconds(s)
+    clear_traffic(s.row, s.t)
+    return found_s
+
+
+@kernel
+def _keep_cheaper(tried, best_s, best, by_price, row, s):
+    """Overwrites `best` with `tried` if that costs less. Returns the seconds of the cheaper one."""
+    this_s = price_of(tried, row.num_base, s) if by_price else price_row(row, row.rates, tried)
+    if this_s < best_s:
+        assign(best, tried)
+    return min(this_s, best_s)
+
+
+@kernel
+def start_row(by_price, row, s, best):
+    """Overwrites `best`, a placement, with the cheapest of itself, bare homes and the settlings; the traffic of `s` is empty."""
+    num_base, located, node_only, node_G = row.num_base, row.located, row.node_only, row.node_G
+    num_nodes = node_G.max() + 1
+    clean_row(num_base, best)
+    home = bare_homes(row.load_E, num_base, best.expert_GS)
+    best_s = price_of(best, num_base, s) if by_price else price_row(row, row.rates, best)
+    if (best.expert_GS[:, num_base:] >= 0).any():
+        best_s = _keep_cheaper(home, best_s, best, by_price, row, s)
+    goal = level_goal(node_only, node_G, home.load_G)
+    if home.load_G.max() <= goal:
+        return
+    tried = copy_of(home)
+    for blind in (True, False):
+        if blind and (node_only or (num_nodes == 1 and not located)):
+            continue
+        assign(tried, home)
+        _settled(goal, blind, row, tried)
+        reached = split_row(goal, UNLIMITED, num_base, tried)
+        clean_row(num_base, tried)
+        prune_row(reached, row.load_E, num_base, tried)
+        best_s = _keep_cheaper(tried, best_s, best, by_price, row, s)
+    if located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
+        found = copy_of(best)
+        bring_row(goal, row, home, tried, price_row(row, row.rates, best), found)
+        _keep_cheaper(found, best_s, best, by_price, row, s)

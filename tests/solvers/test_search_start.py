@@ -1,0 +1,139 @@
+"""What a search starts from, and the objective "balance", where the start is all: even loads with few replicas."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from solver_util import BALANCE, balance, make_problem, num_replicas_N, problems, require_valid
+
+import foremoe
+from foremoe.base.parallel import row_runner
+from foremoe.machine.cluster import Cluster
+from foremoe.problem.bounds import load_bound
+from foremoe.problem.cost import CostModel
+from foremoe.problem.pricing import row_price
+from foremoe.problem.problem import Problem
+from foremoe.solvers import Search
+from foremoe.synthetic.counts import synthetic_workload
+from foremoe.testing import SolverTests, placements
+
+START = Search(effort=0)
+
+
+class TestStart(SolverTests):
+    solver = START
+
+
+def crossing(problem, placement):
+    """Replicas outside the node of their home."""
+    node_G, num = problem.cluster.node_of_rank_G, 0
+    home_NGS = (problem.home_LE // problem.B)[np.arange(problem.N)[:, None, None] % problem.L, placement.expert_NGS]
+    away_NGS = (placement.expert_NGS >= 0) & (node_G[home_NGS] != node_G[:, None])
+    num += int(away_NGS[:, :, problem.B :].sum())
+    return num
+
+
+@given(st.data())
+def test_valid_and_no_worse_than_the_start_on_maximum_load(data):
+    problem = balance(data.draw(problems()))
+    for start in (problem.static(), data.draw(placements(problem))):
+        placement = START.solve(problem, start)
+        require_valid(problem, placement)
+        assert (placement.load_NG().max(axis=1) <= start.load_NG().max(axis=1)).all()
+        assert (placement.load_NG().max(axis=1) >= load_bound(problem)).all()
+        if problem.replicas == "node":
+            assert crossing(problem, placement) == 0
+
+
+@given(st.data())
+def test_costs_no_more_than_the_start(data):
+    problem = data.draw(problems())
+    problem = dataclasses.replace(problem, cost=CostModel(overlap=data.draw(st.sampled_from((0.0, 1.0)))))
+    start = data.draw(placements(problem))
+    placement = START.solve(problem, start)
+    require_valid(problem, placement)
+    found_N, start_N = (row_price(problem, placed) for placed in (placement, start))
+    assert (found_N <= start_N * (1.0 + 1e-12)).all()
+
+
+def workload_problem(num_ranks, redundant=1, cost=BALANCE, tokens_per_rank=8192, model="qwen3-30b-a3b"):
+    work = synthetic_workload(model, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, micro_steps=2, num_layers=12, seed=1)
+    return Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=redundant, cost=cost)
+
+
+def mean_skew(placement):
+    load_NG = placement.load_NG()
+    return float((load_NG.max(axis=1) / load_NG.mean(axis=1)).mean())
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "redundant", "most"),
+    [(8, 1, 1.012), (16, 1, 1.004), (32, 1, 1.001), (64, 1, 1.0005), (8, 2, 1.001), (64, 2, 1.0005)],
+)
+def test_mid_loads_are_balanced(num_ranks, redundant, most):
+    problem = workload_problem(num_ranks, redundant)
+    placement = START.solve(problem, problem.static())
+    assert mean_skew(problem.static()) > 1.3
+    assert mean_skew(placement) <= most
+    assert (num_replicas_N(problem, placement) < num_ranks * redundant).all()
+    with row_runner(2):
+        assert placement.same_as(Search(effort=10).solve(problem, problem.static()))
+
+
+def test_under_time_copies_that_show_are_few():
+    problem = workload_problem(32, cost=CostModel(overlap=0.0), tokens_per_rank=2048, model="qwen3-235b-a22b")
+    level = START.solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
+    timed = START.solve(problem, problem.static())
+    level_s, timed_s = (foremoe.price(problem, placement).total_s.mean() for placement in (level, timed))
+    assert timed_s < 0.97 * level_s and num_replicas_N(problem, timed).mean() < num_replicas_N(problem, level).mean()
+
+
+def test_under_time_replicas_bring_tokens_nearer():
+    problem = workload_problem(64, cost=CostModel())
+    level = START.solve(dataclasses.replace(problem, cost=BALANCE), problem.static())
+    timed, searched = (solver.solve(problem, problem.static()) for solver in (START, Search(effort=300)))
+    level_s, timed_s, searched_s = (foremoe.price(problem, placed).dispatch_s.sum() for placed in (level, timed, searched))
+    assert searched_s < 0.94 * timed_s < 0.92 * level_s and mean_skew(timed) < 1.005
+
+
+@pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])
+def test_being_allowed_to_leave_the_node_never_costs_time(tokens_per_rank):
+    anywhere = workload_problem(16, cost=CostModel(), tokens_per_rank=tokens_per_rank, model="gpt-oss-20b")
+    inside = dataclasses.replace(anywhere, replicas="node")
+    any_s, node_s = (
+        float(foremoe.price(problem, START.solve(problem, problem.static())).total_s.sum()) for problem in (anywhere, inside)
+    )
+    assert any_s <= node_s * (1 + 1e-9)
+
+
+def test_a_chain_where_no_star_will_do():
+    """Rank 2 lacks 60; only rank 0's expert covers that, and rank 1 fills rank 0 in turn."""
+    problem = balance(make_problem([[[70, 20, 80, 90, 20, 20]]], [0, 0, 0], 1))
+    placement = START.solve(problem, problem.static())
+    assert placement.load_NG().tolist() == [[100, 100, 100]]
+
+
+@pytest.mark.parametrize("node_G", ([0, 0], [0, 1]))
+def test_small_and_empty_rows(node_G):
+    problem = balance(make_problem([[[0, 0], [7, 0], [1, 1], [0, 1]]], node_G, 2))
+    placement = START.solve(problem, problem.static())
+    require_valid(problem, placement)
+    assert placement.load_NG().max(axis=1).tolist() == [0, 4, 1, 1]
+    assert num_replicas_N(problem, placement).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ("gpt_oss_20b_decode", "esft_law"))
+def test_recorded_routing_is_balanced(name):
+    path = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data" / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"the recorded trace {path.name} is not here")
+    with np.load(path, allow_pickle=False) as trace:
+        topk_TLK, num_experts = trace["topk_ids"][:8192], int(trace["num_experts"])
+    load_LE = np.array([np.bincount(topk_TLK[:, i].ravel(), minlength=num_experts) for i in range(topk_TLK.shape[1])])
+    for num_ranks in (8, 16, 32):
+        problem = balance(make_problem(load_LE[None], np.arange(num_ranks) // 8, 1))
+        assert mean_skew(START.solve(problem, problem.static())) <= 1.004
