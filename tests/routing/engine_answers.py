@@ -1,6 +1,6 @@
 """Answers of rollout engines as their own protocol classes write them: makes `engine_answers.json` from the engines' wheels.
 
-    python tests/routing/engine_answers.py vllm-0.33.0-*.whl sglang-0.5.9-*.whl sglang-0.5.23-*.whl > tests/routing/engine_answers.json
+    cd tests/routing; python engine_answers.py vllm-0.33.0-*.whl sglang-0.5.9-*.whl sglang-0.5.23-*.whl > engine_answers.json
 
 Nothing of a wheel is installed or imported: a class runs from its own source, with Any for what other modules define. What the
 classes are given is what the engines' servers give them, `serving*.py` beside each `protocol.py`.

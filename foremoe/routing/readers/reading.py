@@ -113,7 +113,9 @@ class Reader:
         elif start > length or num_rows < length - start - 1:
             rows = f"{num_rows} rows from token {start} on"
             lack = f"do not reach the end of {length} tokens, the last of which alone may be missing"
-            cure = f"give start={length - 1 - num_rows} if the request left out that many" if length > num_rows else "correct start"
+            cure = (
+                f"give start={length - 1 - num_rows} if the request left out that many" if length > num_rows else "correct start"
+            )
             raise InputError(f"{rows} {lack}; {cure}, or correct lengths.")
         used = min(num_rows, length - start)
         pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))

@@ -133,11 +133,13 @@ def _with_length(item: Routed, length: Any, start: Any) -> Routed:
     first = 0 if start is None else whole(start, "start", 0)
     if first and item.start and first != item.start:
         raise InputError(f"start says {first} but the payload {item.start}; correct start, or leave it out.")
-    # Who says where the rows of an engine begin says where they end: at the last token but one.
-    missing = {"num_last_missing": 1} if start is not None and item.num_last_missing is None else {}
-    if length is None and not first and not missing:
+    # Rows of an engine end at the last token but one; a caller who says where they begin says where they belong.
+    is_told = start is not None and item.num_last_missing is None
+    if length is None and not first and not is_told:
         return item
-    return dataclasses.replace(item, length=item.length if length is None else length, start=first or item.start, **missing)
+    length = item.length if length is None else length
+    last = 1 if is_told else item.num_last_missing
+    return dataclasses.replace(item, length=length, start=first or item.start, num_last_missing=last)
 
 
 def _separate(payloads: Any) -> list[Any]:
