@@ -56,7 +56,7 @@ Examples:
     "--ranks", type=click.IntRange(1, 1024),
     help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2; with one GPU 1]",
 )  # fmt: skip
-@option("--model", metavar="NAME|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
+@option("--model", metavar="NAME|config.json|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
 @option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
 @option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
 @option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts of a layer.  [default: none]")

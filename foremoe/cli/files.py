@@ -23,14 +23,15 @@ from foremoe.workload.workload import Workload
 
 
 def is_file(text: str) -> bool:
-    """True if a --model, --cluster or --synthetic names a TOML file rather than a preset."""
-    return text.lower().endswith(".toml") or os.sep in text
+    """True if a --model, --cluster or --synthetic names a file rather than a preset."""
+    return text.lower().endswith((".toml", ".json")) or os.sep in text
 
 
 def model_of(text: str) -> Model:
-    """The preset or TOML file of that name."""
+    """The preset, TOML file or Hugging Face config.json (or its folder) of that name."""
     if is_file(text):
-        return Model.from_toml(text)
+        is_config = text.lower().endswith(".json") or os.path.isdir(text)
+        return Model.from_hf(text) if is_config else Model.from_toml(text)
     require_known(text.lower(), Model.preset_names(), "model preset")
     return Model.preset(text)
 
@@ -69,9 +70,9 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
         raise InputError(f"{shape} fit several models; give --model one of {', '.join(m.name for m in found)}.")
     presets = [Model.preset(name) for name in Model.preset_names()]
     alike = [m.name for m in presets if (m.num_experts, m.num_topk) == (num_experts, num_topk) and num_layers < m.num_layers]
-    cure = f"--model NAME (one of {', '.join(m.name for m in presets)}) or --model FILE.toml"
+    cure = f"--model NAME (one of {', '.join(m.name for m in presets)}) or --model config.json"
     if alike:
-        cure = f"--model {' or '.join(alike)} if these are some of its layers, or --model FILE.toml"
+        cure = f"--model {' or '.join(alike)} if these are some of its layers, or --model config.json"
     raise InputError(f"no known model has {shape}; give {cure}.")
 
 

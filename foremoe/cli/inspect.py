@@ -31,7 +31,7 @@ Examples:
     help=f"Trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
 )  # fmt: skip
 @option(
-    "--model", metavar="NAME|FILE.toml",
+    "--model", metavar="NAME|config.json|FILE.toml",
     help="Trace: the model that was recorded, where the file lacks the number of experts.  [default: none]",
 )  # fmt: skip
 @option("--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]")

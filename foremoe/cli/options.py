@@ -110,10 +110,11 @@ accept_fit_option = option(
     "--accept-fit", is_flag=True, help="Take a --cluster file even if its fit has a residual above 100 %, so explains nothing."
 )
 _TOML = "NAME|FILE.toml"
+_MODEL = "NAME|config.json|FILE.toml"
 _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
     "synthetic": option(
-        "--synthetic", metavar=_TOML,
+        "--synthetic", metavar=_MODEL,
         help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
     "regime": option(
@@ -147,7 +148,7 @@ _CASE = {
         help="Trace of an earlier step: the load that foresight 'previous' begins with.  [default: none]",
     ),
     "model": option(
-        "--model", metavar=_TOML,
+        "--model", metavar=_MODEL,
         help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),

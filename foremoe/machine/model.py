@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +14,10 @@ import numpy.typing as npt
 
 from foremoe.base import fields
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, naming
+from foremoe.base.errors import InputError, first_line, naming
+from foremoe.base.files import read_file
+from foremoe.base.schema import MAX_JSON_BYTES, parse_json
+from foremoe.machine.hf_config import model_fields
 
 _FILE = "models.toml"
 # Plans number layers and experts with int16.
@@ -157,6 +161,28 @@ class Model:
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
         """The model in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
+
+    @classmethod
+    def from_hf(cls, path: str | os.PathLike[str]) -> Self:
+        """The model of a Hugging Face `config.json`, or of the folder where it lies.
+
+        Reads Qwen2-MoE and Qwen3-MoE, DeepSeek-V2 and V3, Kimi-K2, GLM-4.5, gpt-oss, Mixtral and OLMoE. Weights are taken as
+        bf16, whatever the checkpoint has; layers of multi-token prediction are left out.
+
+        Raises:
+            InputError: There is no such file, it is of another family, or it lacks a size.
+        """
+        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+        text = read_file(file, MAX_JSON_BYTES)
+        with naming(repr(str(file))):
+            try:
+                config = parse_json(text)
+            except ValueError as error:
+                raise InputError(f"is not valid JSON ({first_line(error)}); give a model's config.json.") from None
+            if not isinstance(config, dict):
+                raise InputError("is not a model's config.json, which holds one object.")
+            name = str(config.get("_name_or_path") or file.resolve().parent.name) or "own"
+            return cls(name=name, source=f"{file.name} of {name}", **model_fields(config))
 
     def to_dict(self) -> dict[str, Any]:
         """Fields as plain numbers and text, without shared experts and dense layers where there are none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,19 @@ def test_counts_that_cannot_be(value: float, model: str, tmp_path: Path) -> None
 )
 def test_lists_of_ablate(words: list[str], trace: str, dealing: list[str]) -> None:
     assert words[0].strip("-") in bad(["ablate", trace, *dealing, *words]) or "drift" in bad(["ablate", trace, *dealing, *words])
+
+
+def test_a_config_json_or_its_folder_names_a_model(tmp_path: Path) -> None:
+    ids = np.argsort(np.random.default_rng(0).random((64, 3, 12)), axis=2)[..., :5].astype(np.uint8)
+    path = write_trace(tmp_path / "none.npz", topk_ids=ids, seq_len=np.array([64]), num_experts=12)
+    assert "--model config.json" in bad(["compare", path, "--ranks", "4"])
+    config = {
+        "model_type": "olmoe", "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_experts": 12, "num_experts_per_tok": 5, "vocab_size": 96,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for model in (tmp_path / "config.json", tmp_path):
+        words = ["compare", path, "--ranks", "4", "--tokens-per-rank", "16", "--planners", "static", "--model", str(model)]
+        assert "static" in good(words).stdout
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 16}))
+    assert "16" in bad([*words[:-1], str(tmp_path)])

@@ -161,7 +161,7 @@ def encoded(array: np.ndarray, as_npy: bool) -> str:
 RAW, NPY = encoded(ids(4).astype("<i4"), False), encoded(ids(4), True)
 PAYLOADS: list[Any] = [
     [{"meta_info": {"routed_experts": RAW, "prompt_tokens": 2, "completion_tokens": 3}}, {"meta_info": {"routed_experts": NPY}}],
-    {"choices": [{"sgl_ext": {"routed_experts": RAW}, "index": 0}], "prompt_token_ids": [1, 2]},
+    {"choices": [{"index": 0, "token_ids": [3, 4, 5]}], "sglext": {"routed_experts": RAW, "input_ids": [1, 2]}},
     [{"prompt_token_ids": [1, 2], "outputs": [{"token_ids": [3, 4], "routed_experts": NPY}], "prompt_routed_experts": None}],
     [{"data": RAW, "shape": [4, LAYERS, TOPK], "dtype": "int32", "encoding": "base64", "start": 0}],
     [{"routed_experts": ids(4).tolist(), "routed_experts_start_len": 1}, None, RAW],

@@ -111,9 +111,13 @@ def test_sglang_openai_route_and_tensor(routing, tensor):
     topk_TLK, E, moe, all_layers = routing
     rows = spread(topk_TLK, moe, all_layers)[:-1].astype(np.int32)
     data = torch.from_numpy(rows) if tensor and torch else b64(rows.tobytes())
-    response = {"choices": [{"index": 0, "sgl_ext": {"routed_experts": data}}, {"meta_info": {"routed_experts": data}}]}
+    usage = {"prompt_tokens": 1, "completion_tokens": len(rows)}
+    responses = [
+        {"choices": [{"index": 0}], "sglext": {"routed_experts": data}, "usage": usage},
+        {"choices": [{"index": 0, "meta_info": {"routed_experts": data}}]},
+    ]
     found = from_routed_experts(
-        sglang.payloads(response), num_experts=E, num_topk=rows.shape[2], num_layers=all_layers, moe_layer_L=moe
+        sglang.payloads(responses), num_experts=E, num_topk=rows.shape[2], num_layers=all_layers, moe_layer_L=moe, dtype="int32"
     )
     T = len(topk_TLK)
     check(found, np.concatenate([topk_TLK] * 2), ([True] * (T - 1) + [False]) * 2, moe, [T, T])
@@ -176,6 +180,8 @@ def test_vllm_whole_sequences(routing, form, P, start):
         "prompt_token_ids": [0] * P, "routed_experts_prompt_start": start,
         "choices": [{"token_ids": [0] * (T - P), "routed_experts": data}],
     }  # fmt: skip
+    if form == "response only":  # of an engine that sends the prompt's apart, and has lost it
+        output["prompt_routed_experts"] = None
     found = from_routed_experts(vllm.payloads([output]), num_experts=E, num_topk=rows.shape[2], moe_layer_L=moe)
     if form == "response only" and P > 1:
         known = [t >= P for t in range(T)]

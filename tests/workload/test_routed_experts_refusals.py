@@ -1,5 +1,6 @@
 """Garbage is refused in one sentence, and nothing is allocated for what it claims."""
 
+import base64
 import tracemalloc
 from types import SimpleNamespace
 
@@ -48,11 +49,25 @@ GARBAGE = {
     "an id too large in uint8": (changed(255).astype(np.uint8), {}, "lists expert 255"),
     "an id too large in uint64": (changed(0).astype(np.uint64) + np.uint64(2**63), {}, "lists expert"),
     "a negative id": (changed(-2), {}, "lists expert -2"),
-    "a negative int8": (changed(-3).astype(np.int8), {"num_experts": 256}, "lists expert -3"),
+    "a negative int8": (changed(-3).astype(np.int8), {"num_experts": 128}, "lists expert -3"),
+    "uint8 of 384 experts": (I32.astype(np.uint8), {"num_experts": 384}, "uint8 ends at 255 but there are 384 experts"),
+    "int8 of 256 experts": (npy(I32.astype(np.int8)), {"num_experts": 256}, "int8 ends at 127 but there are 256 experts"),
+    "bytes of 384 experts": (I32.astype(np.uint8).tobytes(), {**FLAT, "num_experts": 384, "dtype": "uint8"}, "uint8 ends at 255"),
+    "bytes of 384 experts without dtype": (bytes(24), {**FLAT, "num_experts": 384, "lengths": 4}, "do not make 4 or 3 rows"),
     "garbage beside -1": (np.where(changed(-1) == -1, -1, 99), {}, "lists expert 99"),
     "floats": (I32.astype(np.float32), {}, "whole numbers; got float32"),
     "bools": (I32 > 3, {}, "whole numbers; got bool"),
-    "objects": (objects(), {}, "whole numbers; got object"),
+    "objects": (objects(), {}, r"whole numbers; got object .*to_pylist\(\)"),
+    "a column of objects": (np.array([I32, None], object), {}, r"whole numbers; got object .*to_pylist\(\)"),
+    "one array per layer": (list(I32.transpose(1, 0, 2)), FLAT, r"got \[4, 2\]: stack one array per layer on axis 1"),
+    "one array per layer of no model": (list(I32.transpose(1, 0, 2)), {}, "stack one array per layer on axis 1"),
+    "shape and bytes": ([(I32.shape, I32.tobytes())], FLAT, "a pair of shape and bytes does not tell its dtype; give {'data'"),
+    "dtype, shape and bytes": (("int32", list(I32.shape), I32.tobytes()), FLAT, "a pair of shape and bytes"),
+    "base85": (base64.b85encode(I32.tobytes()).decode(), FLAT, "not base64.* base85; decode it by base64.b85decode"),
+    "empty without a length": ("", FLAT, "None or empty needs the length of its sequence"),
+    "no rows without a length": (I32[:0], {}, "None or empty needs the length of its sequence"),
+    "nothing said of its end": (Routed(data=I32, num_last_missing=None), {}, "neither token ids nor counts"),
+    "an engine's start left out": (Routed(data=I32, length=8), {}, "4 rows from token 0 on .* give start=3 if the request left"),
     "a number": (7, {}, "got int"),
     "a set": ({1, 2}, {}, "got set"),
     "ragged lists": ([[[1, 2]], [[1, 2], [3, 4]]], {}, r"each level of one length; among the tokens are lengths \[1, 2\]"),
@@ -202,12 +217,22 @@ def test_places_that_do_not_exist_are_refused(places, message):
         (sglang.payloads, "text", "meta_info or choices"),
         (sglang.payloads, [[]], "0 requests"),
         (sglang.payloads, [[{"choices": [{"routed_experts": I32}] * 2}]], "they have 2 together"),
+        (vllm.payloads, [[]], "0 requests"),
         (sglang.payloads, {"text": "a", "meta_info": {"id": 1}}, "needs routed_experts"),
+        (sglang.payloads, {"choices": [{"sgl_ext": {"routed_experts": b64(I32.tobytes())}}]}, "needs routed_experts"),
+        (sglang.payloads, {"choices": 3}, "choices of an output must be a list of dicts; got int"),
     ],
 )
 def test_responses_without_routing_are_refused(read, outputs, message):
     with pytest.raises(InputError, match=message):
         read(outputs)
+
+
+@pytest.mark.parametrize("empty", ["", b"", [], None, I32[:0], npy(I32[:0])], ids=repr)
+def test_a_request_that_was_aborted_is_unknown_tokens(empty):
+    """Engines send no rows for it, in one encoding or another; the other sequences are read."""
+    trace, report = from_routed_experts([empty, I32], num_experts=8, num_topk=2, num_layers=3, lengths=[3, 4])
+    assert trace.known_T.tolist() == [False] * 3 + [True] * 4 and report.num_missing_tokens == 3
 
 
 def test_an_error_names_the_sequence():

@@ -2,6 +2,7 @@
 
 import binascii
 import math
+import string
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from foremoe.base.stored import NPY, npy_array
 # Letters: T rows (tokens), L layers of the payload, K top-k.
 
 _NPY_BASE64 = "k05VTVBZ"
+_BASE64 = frozenset(string.ascii_letters + string.digits + "+/=")
+_BASE85 = frozenset(string.ascii_letters + string.digits + "!#$%&()*+-;<=>?@^_`{|}~")
+_LOOK = 1024  # characters of a text that are looked at before anything else
 # Plans number layers with int16, as experts.
 _MAX_LAYERS = int(np.iinfo(np.int16).max)
 # What engines send without saying so, the most frequent first.
@@ -29,6 +33,7 @@ class Expected(NamedTuple):
     num_rows: tuple[int, ...] = ()  # row counts that the payload may have
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None  # as the engine sent it with the payload
+    largest: int = 0  # the number of the last expert
 
 
 def decode(payload: Any, expected: Expected) -> Array:
@@ -55,7 +60,8 @@ def as_numpy(value: Any) -> Array | None:
     """An array or tensor of integers as numpy's, None for anything else; torch is not imported."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
-            raise InputError(f"routing must be whole numbers; got {value.dtype} of shape {list(value.shape)}.")
+            cure = ", as pandas holds a column of lists; give pyarrow's column.to_pylist()" if value.dtype.kind == "O" else ""
+            raise InputError(f"routing must be whole numbers; got {value.dtype} of shape {list(value.shape)}{cure}.")
         return value
     if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "detach"):
         return None
@@ -82,6 +88,7 @@ def integer_dtype(value: Any) -> np.dtype[Any]:
 
 
 def _from_base64(text: str, expected: Expected) -> Array:
+    _require_base64(text[:_LOOK])
     if len(text) % 4:
         raise InputError(f"base64 of {len(text)} characters is truncated: not a multiple of 4; send the whole payload.")
     padding = len(text[-2:]) - len(text[-2:].rstrip("="))
@@ -91,9 +98,18 @@ def _from_base64(text: str, expected: Expected) -> Array:
     try:
         blob = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
-        lack = "are not base64, A-Z a-z 0-9 + / and = at the end"
-        raise InputError(f"{len(text)} characters of text {lack}; send it as the engine gave it.") from None
+        _require_base64(text)
+        raise InputError(f"base64 of {len(text)} characters is damaged: = is not at its end alone.") from None
     return _from_npy(memoryview(blob), expected) if is_npy else _from_raw(memoryview(blob), expected)
+
+
+def _require_base64(text: str) -> None:
+    """Raises InputError at another character; base85, which Python writes too, has all of base64's but the slash."""
+    if set(text) <= _BASE64:
+        return
+    cure = "decode it by base64.b85decode and give the bytes" if set(text) <= _BASE85 else "send it as the engine gave it"
+    lack = "not base64, A-Z a-z 0-9 + / and = at the end" + (", but may be base85" if set(text) <= _BASE85 else "")
+    raise InputError(f"text that begins with {text[:12]!r} is {lack}; {cure}.")
 
 
 def _from_raw(blob: memoryview, expected: Expected) -> Array:
@@ -119,7 +135,8 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
         return dtype, shape
     if expected.num_topk is None or not expected.num_layers:
         raise InputError(f"{num_bytes} raw bytes have no shape; give model, or num_topk and num_layers.")
-    dtypes = (expected.dtype,) if expected.dtype else _WIRE if expected.num_rows else _WIRE[:1]
+    wire = tuple(dtype for dtype in _WIRE if np.iinfo(dtype).max >= expected.largest)
+    dtypes = (expected.dtype,) if expected.dtype else wire if expected.num_rows else wire[:1]
     fits = []
     for dtype in dtypes:
         for num_layers in expected.num_layers:
@@ -133,7 +150,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
         raise InputError(f"{num_bytes} bytes fit both {layouts}; give dtype, num_layers or lengths.")
     rows_text, layers, names = (" or ".join(map(str, some)) for some in (expected.num_rows, expected.num_layers, dtypes))
     wanted = f"{rows_text or 'whole'} rows of {layers} layers x top-{expected.num_topk} of {names}"
-    cure = "the payload is truncated, or lengths, num_layers, num_topk or dtype is wrong"
+    cure = "the payload is truncated, or lengths, start, num_layers, num_topk or dtype is wrong"
     raise InputError(f"{num_bytes} bytes do not make {wanted}; {cure}.")
 
 
@@ -193,12 +210,14 @@ def _shaped(array: Array, expected: Expected) -> Array:
     """`array` as [T, L, K]; one or two axes are split as expected."""
     if expected.shape is not None and array.shape != checked_shape(expected.shape):
         raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was sent with it; correct it.")
-    if array.ndim in (1, 2) and expected.num_topk is not None and expected.num_layers:
+    one_layer = array.ndim == 2 and array.shape[1] == expected.num_topk and 1 not in expected.num_layers
+    if array.ndim in (1, 2) and expected.num_topk is not None and expected.num_layers and not one_layer:
         num_rows = (len(array),) if array.ndim == 2 else expected.num_rows
         flat = expected._replace(num_rows=num_rows, dtype=array.dtype, shape=None)
         return array.reshape(_raw_layout(array.nbytes, flat)[1])
     if array.ndim != 3:
-        raise InputError(f"routing must have shape [tokens, layers, top-k]; got {list(array.shape)}.")
+        cure = ": stack one array per layer on axis 1, numpy.stack(layers, axis=1)" if array.ndim == 2 else ""
+        raise InputError(f"routing must have shape [tokens, layers, top-k]; got {list(array.shape)}{cure}.")
     _require_sizes(array.shape, expected)
     return array
 

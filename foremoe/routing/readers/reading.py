@@ -94,23 +94,29 @@ class Reader:
                 raise InputError(f"{rows} do not make its {prompt_length} tokens; correct them.")
             pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK))
             start += len(rows_TLK)
-        if item.data is None:
-            if length is None and not pieces:
-                raise InputError("a payload that is None needs the length of its sequence; give lengths.")
-            return Read(start if length is None else length, pieces)
+        if item.data is None or (isinstance(item.data, str | bytes | bytearray | list | tuple) and not item.data):
+            return _without_rows(item, start, pieces)
         fitting = _num_rows(length, start)
         # A response without its prompt: engines that send both apart may give None for a cached prompt.
         after_prompt = _num_rows(length, item.prompt_length) if item.prompt is None else ()
         rows_TLK = self._decode(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
         num_rows = len(rows_TLK)
+        if not num_rows:
+            return _without_rows(item, start, pieces)
         if num_rows in after_prompt and num_rows not in fitting:
             start = item.prompt_length or 0
+        if length is None and item.num_last_missing is None:
+            says = "neither token ids nor counts of tokens for each choice, so that its rows may belong to any tokens"
+            raise InputError(f"the answer has {says}; ask for token ids, or give lengths, or start (0 if none was requested).")
         if length is None:
-            length = start + num_rows + item.num_last_missing
-        if length < 1 or start > length or num_rows < length - start - 1 - (item.num_last_missing if item.length is None else 0):
+            length = start + num_rows + (item.num_last_missing or 0)
+        elif start > length or num_rows < length - start - 1:
             rows = f"{num_rows} rows from token {start} on"
             lack = f"do not reach the end of {length} tokens, the last of which alone may be missing"
-            raise InputError(f"{rows} {lack}; correct lengths or start, or send all rows.")
+            cure = (
+                f"give start={length - 1 - num_rows} if the request left out that many" if length > num_rows else "correct start"
+            )
+            raise InputError(f"{rows} {lack}; {cure}, or correct lengths.")
         used = min(num_rows, length - start)
         pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))
         return Read(length, pieces, num_rows - used)
@@ -142,10 +148,15 @@ class Reader:
 
     def _decode(self, payload: Any, dtype: Any, shape: Any, num_rows: tuple[int, ...]) -> Array:
         dtype = self._dtype if dtype is None else integer_dtype(dtype)
-        rows_TLK = decode(payload, Expected(self._topk, self._layer_counts(), tuple(dict.fromkeys(num_rows)), dtype, shape))
+        rows = tuple(dict.fromkeys(num_rows))
+        rows_TLK = decode(payload, Expected(self._topk, self._layer_counts(), rows, dtype, shape, self.num_experts - 1))
         self._topk = rows_TLK.shape[2]
         if self._topk > self.num_experts:
             raise InputError(f"top-{self._topk} of {self.num_experts} experts is impossible; correct num_experts.")
+        largest = np.iinfo(rows_TLK.dtype).max
+        if largest < self.num_experts - 1:
+            beyond = f"{rows_TLK.dtype} ends at {largest} but there are {self.num_experts} experts: larger ones were lost"
+            raise InputError(f"{beyond} when routing was recorded; record a wider dtype, or correct num_experts or dtype.")
         return rows_TLK
 
     def _layer_counts(self) -> tuple[int, ...]:
@@ -168,6 +179,16 @@ class Reader:
         shown = " or ".join(map(str, counts))
         given = f"routing of {num_layers} layers was given where {shown} fit, {len(self._moe)} of them MoE"
         raise InputError(f"{given}; correct model, moe_layer_L or num_layers.")
+
+
+def _without_rows(item: Routed, start: int, pieces: list[tuple[int, Array, Array]]) -> Read:
+    """A sequence of which no more than the prompt's rows were sent: aborted, or lost."""
+    length = item.length
+    if length is None:
+        length = start + (0 if item.data is None else item.num_last_missing or 0)
+        if not pieces and (item.data is None or not length):
+            raise InputError("a payload that is None or empty needs the length of its sequence; give lengths, or leave it out.")
+    return Read(length, pieces)
 
 
 def _num_rows(length: int | None, start: int | None) -> tuple[int, ...]:

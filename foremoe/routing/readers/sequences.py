@@ -33,7 +33,7 @@ class Routed:
     length: int | None = None  # tokens of the sequence
     prompt_length: int | None = None  # tokens of its prompt
     start: int = 0  # the token that the first row belongs to
-    num_last_missing: int = 0  # tokens after the last row, where `length` is None
+    num_last_missing: int | None = 0  # tokens after the last row, where `length` is None; None: it must be given
     dtype: Any = None  # of `data`, where the engine sent it apart
     shape: Any = None  # of `data`, where the engine sent it apart
     segments: tuple[Any, ...] = ()
@@ -82,9 +82,8 @@ def parse_routed(item: Any, depth: int = 0) -> Routed:
         if item.get("encoding", "base64") != "base64":
             raise InputError(f"the payload's encoding is {str(item['encoding'])[:40]!r}; only base64 is read.")
         return Routed(data=item["data"], dtype=item.get("dtype"), shape=item.get("shape"), start=item.get("start") or 0)
-    for envelope in ("meta_info", "sgl_ext"):
-        if "routed_experts" not in item and isinstance(item.get(envelope), Mapping):
-            return parse_routed({**item, **item[envelope], envelope: None}, depth + 1)
+    if isinstance(item.get("meta_info"), Mapping):
+        return parse_routed({**item, **item["meta_info"], "meta_info": None}, depth + 1)
     if not {"routed_experts", "prompt_routed_experts"} & set(item):
         keys = ", ".join(sorted(str(key)[:20] for key in list(item)[:8]))
         hint = "; read whole responses by routing.readers.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
@@ -95,7 +94,8 @@ def parse_routed(item: Any, depth: int = 0) -> Routed:
         counts = item.get("prompt_tokens"), item.get("completion_tokens")
     length = None if None in counts else sum(whole(n, "a count of tokens", 0) for n in counts)
     outer = Routed(
-        data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length, prompt_length=prompt_tokens,
+        data=item.get("routed_experts"), prompt=item.get("prompt_routed_experts"), length=length,
+        prompt_length=prompt_tokens if "prompt_routed_experts" in item else None,
         start=item.get("routed_experts_start_len") or item.get("routed_experts_prompt_start") or item.get("start") or 0,
     )  # fmt: skip
     return parse_routed(outer, depth + 1)
@@ -133,9 +133,13 @@ def _with_length(item: Routed, length: Any, start: Any) -> Routed:
     first = 0 if start is None else whole(start, "start", 0)
     if first and item.start and first != item.start:
         raise InputError(f"start says {first} but the payload {item.start}; correct start, or leave it out.")
-    if length is None and not first:
+    # Rows of an engine end at the last token but one; a caller who says where they begin says where they belong.
+    is_told = start is not None and item.num_last_missing is None
+    if length is None and not first and not is_told:
         return item
-    return dataclasses.replace(item, length=item.length if length is None else length, start=first or item.start)
+    length = item.length if length is None else length
+    last = 1 if is_told else item.num_last_missing
+    return dataclasses.replace(item, length=length, start=first or item.start, num_last_missing=last)
 
 
 def _separate(payloads: Any) -> list[Any]:
@@ -149,6 +153,8 @@ def _separate(payloads: Any) -> list[Any]:
         return list(array) if array.ndim == 4 else [array]
     if not isinstance(payloads, list | tuple):
         return [payloads]
+    if _is_pair(payloads) or any(map(_is_pair, payloads)):
+        raise InputError("a pair of shape and bytes does not tell its dtype; give {'data': .., 'shape': .., 'dtype': ..}.")
     depth, leaf = _depth(payloads)
     if not isinstance(leaf, int | float | np.number) and depth > 1:
         kind = "empty" if leaf is None else type(leaf).__name__
@@ -156,6 +162,14 @@ def _separate(payloads: Any) -> list[Any]:
     if depth not in (1, 3, 4) or (depth == 1 and isinstance(leaf, int | float | np.number)):
         raise InputError(f"nested lists of routing must be [tokens][layers][top-k], or a list of such; these are {depth} deep.")
     return [payloads] if depth == 3 else list(payloads)
+
+
+def _is_pair(value: Any) -> bool:
+    """True for bytes or text with three whole numbers beside it, as arrays are often serialized."""
+    if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3:
+        return False
+    shapes = [x for x in value if isinstance(x, list | tuple) and len(x) == 3 and all(isinstance(n, int) for n in x)]
+    return len(shapes) == 1 and any(isinstance(x, str | bytes | bytearray | memoryview) for x in value)
 
 
 def _depth(value: Any, limit: int = 6) -> tuple[int, Any]:

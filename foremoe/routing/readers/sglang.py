@@ -8,35 +8,53 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.errors import InputError
+from foremoe.routing.readers.answers import get, sequences_of, total
 from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 def payloads(outputs: Any) -> list[Routed]:
-    """One `Routed` per output, in order: rows from `routed_experts_start_len` on, the last token without one.
+    """One `Routed` per output or choice, in order: the last token has no row.
 
     Args:
-        outputs: A dict with `meta_info` as `/generate` and the engine return it, a response of the OpenAI route with `choices`
-            (`meta_info` or `sgl_ext`), or a list of these. Where `meta_info` counts tokens, no lengths are needed. A list in the
-            list is one sequence of several requests (turns, resumed rollouts), in their order; see `Routed.segments`.
+        outputs: A dict with `meta_info` as `/generate` and the engine return it, an answer of an OpenAI route with `choices`, or
+            a list of these; a list in the list is one sequence of several requests (turns, resumed rollouts), in their order.
+            OpenAI routes send routing of the first choice alone, in `sglext`, unless the request has `return_meta_info`.
+            Lengths are taken from token ids and counts of tokens; without either, give `lengths`. No answer repeats the request's
+            `routed_experts_start_len`: where it was set, add it to the answer under this name, or give `start`.
 
     Raises:
         InputError: Something else.
     """
+    return sequences_of(outputs, _of_answer)
+
+
+def _of_answer(answer: Any) -> list[Routed]:
+    if not isinstance(answer, Mapping):
+        raise InputError(f"an output of SGLang is a dict with meta_info or choices; got {type(answer).__name__}.")
+    start = answer.get("routed_experts_start_len") or 0
+    if "choices" not in answer:
+        return [_of_choice(answer, start)]
+    choices = answer["choices"] or [{}]  # the chunk of a stream that has the routing has no choice
+    if not isinstance(choices, list | tuple) or not all(isinstance(choice, Mapping) for choice in choices):
+        raise InputError(f"choices of an output must be a list of dicts; got {type(choices).__name__}.")
+    if get(answer.get("sglext"), "routed_experts") is None:
+        return [_of_choice(choice, start) for choice in choices]
+    sent, usage = answer["sglext"], answer.get("usage") if len(choices) == 1 else None  # of several choices it has sums
+    output_ids = get(sent, "output_ids") or [None] * len(choices)
     out = []
-    for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
-        if isinstance(output, list | tuple):
-            segments = payloads(output)
-            if len(segments) != len(output) or not segments:
-                have = f"they have {len(segments)} together"
-                raise InputError(f"a sequence of {len(output)} requests needs one choice in each; {have}.")
-            out.append(Routed(segments=tuple(segments)))
-            continue
-        if not isinstance(output, Mapping):
-            raise InputError(f"an output of SGLang is a dict with meta_info or choices; got {type(output).__name__}.")
-        choices = output.get("choices") or [output]
-        if not isinstance(choices, list | tuple):
-            raise InputError(f"choices of an output must be a list; got {type(choices).__name__}.")
-        for choice in choices:
-            item = parse_routed(choice)
-            out.append(item if item.length is not None else dataclasses.replace(item, num_last_missing=1))
+    for i, choice in enumerate(choices):
+        ids = choice.get("response_token_ids"), choice.get("token_ids"), output_ids[i] if i < len(output_ids) else None
+        length = total((choice.get("prompt_token_ids"), get(sent, "input_ids")), ids, usage)
+        data = get(sent, "routed_experts") if i == 0 else None
+        out.append(Routed(data=data, length=length, start=start if i == 0 else 0, num_last_missing=None))
     return out
+
+
+def _of_choice(choice: Mapping[str, Any], start: int) -> Routed:
+    """What has routing, or was aborted, by itself."""
+    meta = choice.get("meta_info")
+    reason = get(meta, "finish_reason") or choice.get("finish_reason")
+    if (get(reason, "type") or reason) == "abort" and "routed_experts" not in {*choice, *(meta or ())}:
+        choice = {**choice, "routed_experts": None}
+    item = parse_routed(choice)
+    return dataclasses.replace(item, start=item.start or start, num_last_missing=1 if item.length is None else 0)

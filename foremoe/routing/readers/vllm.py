@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.errors import InputError
+from foremoe.routing.readers.answers import get, sequences_of, total
 from foremoe.routing.readers.sequences import Routed, num_ids
 
 
@@ -14,28 +15,30 @@ def payloads(outputs: Any) -> list[Routed]:
     """One `Routed` per completion, in order.
 
     Args:
-        outputs: A `RequestOutput` of vLLM or a response of its HTTP server as a dict, or a list of them. Of a request,
-            `prompt_token_ids`, `prompt_routed_experts` and `routed_experts_prompt_start` are read, of its completions (`outputs`
-            or `choices`) `token_ids` and `routed_experts`. Without token ids, give `lengths`.
+        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these; a list in the list is one
+            sequence of several requests (turns, resumed rollouts). Lengths are taken from token ids, in an answer of one choice
+            from `usage` too; without either, give `lengths`. No answer repeats the request's `routed_experts_prompt_start`:
+            where it was set, add it to the answer under this name, or give `start`.
 
     Raises:
         InputError: Something without completions.
     """
+    return sequences_of(outputs, _of_answer)
+
+
+def _of_answer(answer: Any) -> list[Routed]:
+    completions = get(answer, "outputs") or get(answer, "choices")
+    if not isinstance(completions, list | tuple) or not completions:
+        raise InputError(f"a request's output needs outputs or choices with routed_experts; got {type(answer).__name__}.")
+    usage = get(answer, "usage") if len(completions) == 1 else None  # of several choices it has sums
+    prompt_ids, start = get(answer, "prompt_token_ids"), get(answer, "routed_experts_prompt_start") or 0
+    apart = "prompt_routed_experts" in answer if isinstance(answer, Mapping) else hasattr(answer, "prompt_routed_experts")
     out = []
-    for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
-        completions = get(output, "outputs") or get(output, "choices")
-        if not isinstance(completions, list | tuple) or not completions:
-            raise InputError(f"a request's output needs outputs or choices with routed_experts; got {type(output).__name__}.")
-        prompt, prompt_length = get(output, "prompt_routed_experts"), num_ids(get(output, "prompt_token_ids"))
-        start = get(output, "routed_experts_prompt_start") or 0
-        for completion in completions:
-            num_tokens = num_ids(get(completion, "token_ids"))
-            length = None if prompt_length is None or num_tokens is None else prompt_length + num_tokens
-            data = get(completion, "routed_experts")
-            out.append(Routed(data=data, prompt=prompt, length=length, prompt_length=prompt_length, start=start))
+    for completion in completions:
+        length = total((get(completion, "prompt_token_ids"), prompt_ids), (get(completion, "token_ids"),), usage)
+        routed = Routed(
+            data=get(completion, "routed_experts"), prompt=get(answer, "prompt_routed_experts"), length=length, start=start,
+            prompt_length=num_ids(prompt_ids) if apart else None, num_last_missing=None,
+        )  # fmt: skip
+        out.append(routed)
     return out
-
-
-def get(value: Any, name: str) -> Any:
-    """A key of a dict or an attribute of an object; None if there is none."""
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

@@ -1,0 +1,38 @@
+"""Answers of rollout engines to requests: which sequences they hold, and how long each is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
+from foremoe.routing.readers.sequences import MAX_TOKENS, Routed, num_ids
+
+
+def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Routed]:
+    """What `read` finds in each answer, in order; a list in the list is one sequence of several requests."""
+    out = []
+    for answer in answers if isinstance(answers, list | tuple) else [answers]:
+        if not isinstance(answer, list | tuple):
+            out += read(answer)
+            continue
+        segments = [item for request in answer for item in read(request)]
+        if len(segments) != len(answer) or not segments:
+            have = f"they have {len(segments)} together"
+            raise InputError(f"a sequence of {len(answer)} requests needs one choice in each; {have}.")
+        out.append(Routed(segments=tuple(segments)))
+    return out
+
+
+def total(prompt: tuple[Any, ...], completion: tuple[Any, ...], usage: Any) -> int | None:
+    """Tokens of a sequence by the first list of ids that was sent of each part, else by `usage`; None: not known."""
+    counts = []
+    for ids, name in ((prompt, "prompt_tokens"), (completion, "completion_tokens")):
+        known = [n for n in map(num_ids, ids) if n is not None]
+        given = None if known else get(usage, name)
+        counts += known[:1] or ([] if given is None else [whole(given, name, 0, MAX_TOKENS)])
+    return sum(counts) if len(counts) == 2 else None
+
+
+def get(value: Any, name: str) -> Any:
+    """A key of a dict or an attribute of an object; None if there is none."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
