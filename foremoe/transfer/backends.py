@@ -97,15 +97,9 @@ def package_of(module: str) -> str:
 
 
 class BackendSet:
-    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened.
+    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened."""
 
-    Args:
-        backends: None for those of `default_backends`.
-    """
-
-    def __init__(self, backends: Sequence[TransferBackend] | None, group: Group, buffers: Buffers) -> None:
-        if backends is None:
-            backends = [resolve_backend(name) for name in default_backends(buffers, group)]
+    def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
         self.backends = list(backends)
         self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
         self.retired: set[int] = set()  # two-sided backends given up by all ranks

@@ -15,7 +15,7 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
-from foremoe.transfer.backends import BackendSet, class_name, resolve_backend
+from foremoe.transfer.backends import BackendSet, class_name, default_backends, resolve_backend
 from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, watch_homes
@@ -52,8 +52,7 @@ class Engine:
         settings: EngineSettings | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.settings = EngineSettings.of(settings, **options)
-        given = self.settings.backends
-        resolved = None if given is None else [resolve_backend(backend) for backend in given]
+        resolved = [resolve_backend(backend) for backend in self.settings.backends or ()]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
         self.buffers, self._version, self._slots = buffers, 0, SlotContents({})
@@ -63,8 +62,9 @@ class Engine:
         self._ended = ""  # why nothing can be run any more
         try:
             # What a backend opens may be collective.
-            require_same(self.group, self.settings.agreed() | {"backends": ", ".join(map(class_name, given or ["default"]))})
-            self._backends = BackendSet(resolved, self.group, buffers)
+            require_same(self.group, self.settings.agreed() | {"backends": ", ".join(map(class_name, resolved)) or "default"})
+            chosen = resolved or [*map(resolve_backend, default_backends(buffers, self.group))]
+            self._backends = BackendSet(chosen, self.group, buffers)
         except BaseException:
             if self._owns_group:
                 self.group.close()

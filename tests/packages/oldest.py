@@ -24,7 +24,6 @@ LONG = (
     "cli/test_cli_errors.py::test_a_workload_file_is_dealt_already",
     "cli/test_cli_main.py::test_planners_have_one_name_and_other_words_find_it",
     "cli/test_cli_plan.py::test_check_prices_as_the_planner_did", "cli/test_cli_plan.py::test_the_home_and_pack_levels_act",
-    "cli/test_cli_plan.py::test_the_simulator_may_have_the_last_word",
     "solvers/test_exact.py::test_exact_lies_between_the_bound_and_every_heuristic",
 )  # fmt: skip
 
