@@ -2,7 +2,7 @@
 
     python -m bench.bounds [--layers 4] [--only balance|time] [--out bench/results/bounds_HARDWARE_DATE.md]
 
-Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest by the closed form, row by row, of bare homes,
+Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest, row by row, of bare homes,
 `Search`, its start, `Quota`, `Greedy`, `LeastLoaded` and `Lplb`. A gap is what this is above the bound: looseness of the bound
 and what search misses together.
 """
@@ -22,8 +22,9 @@ from foremoe.base.arrays import Array
 from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.cost import CostModel
-from foremoe.problem.objective import problem_rates, row_objective, row_times
+from foremoe.problem.estimate import bound_rates
 from foremoe.problem.placement import Placement
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy, LeastLoaded, Lplb, Quota, Search
 from foremoe.synthetic.counts import synthetic_workload
@@ -74,7 +75,7 @@ def per_row_s(problem: Problem, bound: Callable[[Problem], object]) -> float:
     took = []
     for _ in range(5):
         fresh = dataclasses.replace(problem)
-        for needed in (problem_rates, row_times, load_bound):
+        for needed in (bound_rates, load_bound):
             needed(fresh)
         fresh.counts()
         begin_s = time.process_time()
@@ -142,7 +143,7 @@ def main() -> None:
         sections.append(table("time", ("rows", "tokens per rank", "dispatch", "cluster"), seconds(args.layers)))
     text = (
         f"# Lower bounds against the best placement known\n\nMeasured on: {hardware()}. Command: `python -m bench.bounds --layers"
-        f" {args.layers}`. Gap: the best known above the bound, by the closed form under time. Time rows: regime mid, update"
+        f" {args.layers}`. Gap: the best known above the bound. Time rows: regime mid, update"
         " (R = 1, 2) and recompute (R = 1). Microseconds: of settling, of the bound. Model, uncalibrated."
     )
     emit("\n\n".join([text, *sections]) + "\n", args.out)

@@ -17,9 +17,9 @@ from bench.output import command_line, emit, hardware
 from foremoe.base.compiled import kernel
 from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import DISPATCHES
+from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.kernels.row_price import Windows, fill_traffic, move_pairs, row_seconds
 from foremoe.problem.kernels.traffic import settle
-from foremoe.problem.objective import price_rows
 from foremoe.problem.pricing import problem_rows
 from foremoe.problem.rows import empty_of, row_of
 
@@ -75,7 +75,7 @@ def line(dispatch: str, num_ranks: int) -> str:
     with row_runner(1):
         move_us = least_us(lambda: try_moves(MOVES, rows, placed.expert_NGS[0], placed.quotas_NGS[0]), MOVES)
         whole_us = least_us(lambda: foremoe.price(problem, placed), problem.N)
-        closed_us = least_us(lambda: price_rows(problem, placed), problem.N)
+        closed_us = least_us(lambda: estimate_rows(problem, placed), problem.N)
     return f"| {dispatch} | EP{num_ranks} | {move_us:.2f} | {whole_us:.1f} | {closed_us:.1f} |"
 
 

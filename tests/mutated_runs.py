@@ -29,8 +29,8 @@ from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots

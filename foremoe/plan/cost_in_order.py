@@ -8,7 +8,7 @@ from foremoe.base.arrays import Array
 from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.bounds import seconds_bound
 from foremoe.problem.cost import Cost
-from foremoe.problem.objective import price_rows, problem_rates, row_times
+from foremoe.problem.estimate import estimate_rows, problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
@@ -46,10 +46,10 @@ def weight_price(rates: Rates) -> Array:
 
 
 def sequence_cost(problem: Problem, placement: Placement, transfers: TransferList) -> Cost:
-    """`price_rows` with `transfer_s` and `gradient_s` of the copies in `transfers` alone, [N].
+    """`estimate_rows` with `transfer_s` and `gradient_s` of the copies in `transfers` alone, [N].
 
     Copies count on the link to their home, whichever link they are advised to take, in the row that they are sent for: those for
-    forward hide as in `price_rows`, those for backward (re-sent where too few buffers held them) share links with gradients.
+    forward hide as in `estimate_rows`, those for backward (re-sent where too few buffers held them) share links with gradients.
     """
     r, times = problem_rates(problem), row_times(problem)
     price_2 = weight_price(r)
@@ -76,7 +76,7 @@ def sequence_cost(problem: Problem, placement: Placement, transfers: TransferLis
         )
     )  # fmt: skip
     transfer_N = transfer_N + forward_N + weights_N + sum(_count(sent_N22G) @ price_2 for sent_N22G in sent_2N22G)
-    cost = price_rows(problem, placement)
+    cost = estimate_rows(problem, placement)
     return dataclasses.replace(cost, transfer_s=transfer_N, gradient_s=backward_N - weights_N)
 
 
@@ -85,7 +85,7 @@ def sequence_bound(problem: Problem, load_bound_N: Array) -> Array:
     r = problem_rates(problem)
     peer_s, rdma_s = np.array([r.replica_peer_s, r.replica_rdma_s]) - weight_price(r)
     kept = r._replace(copy_peer_s=0.0, copy_rdma_s=0.0, replica_peer_s=peer_s, replica_rdma_s=rdma_s)
-    return seconds_bound(problem, kept, load_bound_N)
+    return seconds_bound(problem, kept, row_times(problem), load_bound_N)
 
 
 def _fans(problem: Problem, row_C: Array, src_C: Array, dst_C: Array) -> Array:

@@ -15,8 +15,8 @@ from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
 from foremoe.plan.transfer_laws import check_transfers
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.laws import Violations, check_placement, check_stops
-from foremoe.problem.objective import price_rows
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_cost
 from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
 from foremoe.problem.slots import ResidentSlots, resident_fault
@@ -125,7 +125,7 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
     """Costs and bounds are those of the problem, row by row or, in resident slots, as the weights are sent in order."""
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    cost, load_bound_N, bound_N = price_rows(problem, placement), load_bound(problem), row_bound(problem)
+    cost, load_bound_N, bound_N = row_cost(problem, placement), load_bound(problem), row_bound(problem)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
     def apart_N(name: str, part_N: Array) -> Array:

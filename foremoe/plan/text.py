@@ -51,7 +51,7 @@ def summary(plan: Plan) -> str:
         lines.append("moves homes: scored, never executed; the stage leaves out how weights travel")
     stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
     lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted, expert compute {compute_s * 1e3:.1f} ms;")
-    lines.append(f"  its layers alone, in closed form ({head.cluster.standing})")
+    lines.append(f"  its layers alone, row by row ({head.cluster.standing})")
     return "\n".join(lines)
 
 

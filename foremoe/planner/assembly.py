@@ -13,8 +13,8 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.planner.answers import linked, valid
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
-from foremoe.problem.objective import price_rows, row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_cost, row_objective
 from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots.
@@ -47,7 +47,7 @@ def assemble(
         header=header, home_LE=problem.home_LE, load_MLE=problem.load_MLE,
         expert_MLGS=placement.expert_NGS.reshape(M, L, G, S), quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
         transfers=TransferList.none(), order_M=np.arange(M) if order_M is None else order_M,
-        cost_ML=price_rows(problem, placement).reshape(M, L), bound_ML=bound_N.reshape(M, L),
+        cost_ML=row_cost(problem, placement).reshape(M, L), bound_ML=bound_N.reshape(M, L),
         load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L), resident_LGS=problem.resident_LGS,
     )  # fmt: skip
     if not header.keeps_homes:

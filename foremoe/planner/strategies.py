@@ -31,8 +31,8 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "hierarchical": Planner(),
-        # Most rows are optimal where they start. What the closed form calls optimal stays where the price prefers the start.
-        "exact": Planner(rank=(Search(effort=0), Exact()), guard=False),
+        # Started from the heuristic: most rows are optimal already and need no search.
+        "exact": Planner(rank=(Search(), Exact())),
     }
 )
 

@@ -17,8 +17,8 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.answers import linked, valid
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.solvers.home.keep import Keep

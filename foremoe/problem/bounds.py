@@ -4,12 +4,12 @@ import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.parallel import for_rows
+from foremoe.problem.estimate import bound_rates
 from foremoe.problem.kernels.least_max import settle_rows
 from foremoe.problem.kernels.load_bound import load_bound_rows
 from foremoe.problem.kernels.time_bound import Homes, time_bound_rows
-from foremoe.problem.objective import problem_rates, row_times
 from foremoe.problem.problem import Problem, once
-from foremoe.problem.rates import Rates
+from foremoe.problem.rates import Rates, RowTimes
 
 # Letters: N rows.
 
@@ -37,17 +37,20 @@ def row_bound(problem: Problem) -> Array:
     """float64 [N]: no placement has a smaller objective; worked out once and kept."""
     if problem.cost.objective == "balance":
         return load_bound(problem)
-    return frozen_array(seconds_bound(problem, problem_rates(problem), load_bound(problem)), np.float64, "row_bound_N")
+    rates, times = bound_rates(problem)
+    return frozen_array(seconds_bound(problem, rates, times, load_bound(problem)), np.float64, "row_bound_N")
 
 
-def seconds_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
+def seconds_bound(problem: Problem, rates: Rates, times: RowTimes, load_bound_N: Array) -> Array:
     """float64 [N], seconds: no row takes less at `rates`, all parts together."""
-    return _seconds(problem, time_bound(problem, rates, load_bound_N))
+    # Rounding: the bound adds up in another order than prices, so it gives way by some units in the last place.
+    bound_N = times.base_N + time_bound(problem, rates, times, load_bound_N)
+    return bound_N - 1e-12 * (np.abs(times.base_N) + np.abs(bound_N))
 
 
-def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
+def time_bound(problem: Problem, rates: Rates, times: RowTimes, load_bound_N: Array) -> Array:
     """float64 [N], seconds: all parts of a row but ``base_N`` sum up to no less at `rates`."""
-    bound_N, counts, homes, times = np.zeros(problem.N), problem.counts(), _homes(problem), row_times(problem)
+    bound_N, counts, homes = np.zeros(problem.N), problem.counts(), _homes(problem)
     one_node = problem.cluster.node_of_rank_G.max() == 0
     near_bound_N = load_bound_N if homes.node_only or one_node else _load_bound(problem, homes._replace(node_only=True))
     load_2N = np.stack([load_bound_N, near_bound_N]).astype(np.float64)
@@ -55,14 +58,6 @@ def time_bound(problem: Problem, rates: Rates, load_bound_N: Array) -> Array:
         lambda low, high: time_bound_rows(low, high, counts, homes, rates, times, load_2N, bound_N), problem.N, whole=True
     )  # fmt: skip
     return bound_N
-
-
-def _seconds(problem: Problem, bound_N: Array) -> Array:
-    """A bound with ``base_N``."""
-    # Rounding: the bound adds up in another order than `price_rows`, so it gives way by some units in the last place.
-    base_N = row_times(problem).base_N
-    bound_N = base_N + bound_N
-    return bound_N - 1e-12 * (np.abs(base_N) + np.abs(bound_N))
 
 
 def _load_bound(problem: Problem, homes: Homes) -> Array:

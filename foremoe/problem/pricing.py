@@ -11,10 +11,10 @@ from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.problem.cost import Cost
+from foremoe.problem.estimate import estimate_rows, window_seconds
 from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
 from foremoe.problem.laws import require_slots
-from foremoe.problem.objective import row_objective, window_seconds
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rows import Rows, price_rows
@@ -76,14 +76,17 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
     return Ranks(node_G, order_G, first_V, nic_G, int(nic_G.max()) + 1, forward_VG, travel, num_topk, cluster.tile_pairs)
 
 
-def row_price(problem: Problem, placement: Placement) -> Array:
-    """float64 [N], what planning makes small: pairs on the busiest rank under "balance", `price` under "time".
+def row_objective(problem: Problem, placement: Placement) -> Array:
+    """float64 [N], what solvers minimise: pairs on the busiest rank under balance, seconds of the row under time."""
+    if problem.cost.objective == "balance":
+        return placement.load_NG().max(axis=1).astype(np.float64)
+    return row_cost(problem, placement).total_s
 
-    Rows of resident slots count by the closed form: what replicas cost that stay from one row to the next is priced by that.
-    """
-    if problem.cost.objective == "balance" or isinstance(problem.slots, ResidentSlots):
-        return row_objective(problem, placement)
-    return price(problem, placement).total_s
+
+def row_cost(problem: Problem, placement: Placement) -> Cost:
+    """What plans say that their rows cost, [N], whatever the objective: `price`, or the closed form of rows of resident slots,
+    by which sequences are priced too."""
+    return (estimate_rows if isinstance(problem.slots, ResidentSlots) else price)(problem, placement)
 
 
 def price(problem: Problem, placement: Placement) -> Cost:

@@ -12,7 +12,7 @@ from foremoe.plan.relays import chain_depth, relays_of
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
-from foremoe.problem.objective import window_seconds
+from foremoe.problem.estimate import window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
 from foremoe.problem.slots import SharedSlots

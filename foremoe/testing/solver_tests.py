@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from foremoe.base.parallel import row_runner
 from foremoe.levels import RankSolver
 from foremoe.problem.laws import placement_violations
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.testing.pasteable import describe

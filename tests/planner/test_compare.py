@@ -16,8 +16,8 @@ from foremoe.planner.ablation import ablate, left_out
 from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.solvers import Deadline, Even, Exact, ExpertAware, Greedy, Lpt, Quota, RankSolver, Search, Transitions, WaterFill
 
 

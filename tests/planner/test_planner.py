@@ -18,8 +18,8 @@ from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.foresight import Noisy, Rerouted, predicted_load
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import (
     Anneal,

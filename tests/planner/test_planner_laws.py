@@ -17,8 +17,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.bounds import row_bound
-from foremoe.problem.objective import row_objective
-from foremoe.problem.pricing import row_price
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Exact, RankSolver
 from foremoe.testing.pasteable import describe
@@ -56,7 +55,7 @@ def objective_N(problem: Problem, plan: Plan) -> np.ndarray:
 
 def price_N(problem: Problem, plan: Plan) -> np.ndarray:
     """What the guard compares."""
-    return row_price(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+    return row_objective(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
 
 
 def guarded(planner: Planner) -> Planner:
@@ -82,7 +81,7 @@ def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObje
     problem = data.draw(problems(**TINY if name == "exact" else SMALL))
     note(describe(problem))
     plan, _ = guarded(RUNNABLE[name]).plan(problem, num_threads=1)
-    assert (price_N(problem, plan) <= row_price(problem, problem.static())).all()
+    assert (price_N(problem, plan) <= row_objective(problem, problem.static())).all()
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "exact"])
@@ -108,13 +107,13 @@ def test_a_bad_start_still_gives_no_row_worse_than_static(data: st.DataObject) -
     problem = data.draw(problems(**SMALL))
     note(describe(problem))
     plan, _ = Planner().plan(problem, data.draw(placements(problem)), num_threads=1)
-    assert (price_N(problem, plan) <= row_price(problem, problem.static())).all()
+    assert (price_N(problem, plan) <= row_objective(problem, problem.static())).all()
 
 
 def test_the_guard_is_what_keeps_the_law() -> None:
     problem = many_row_problem(8)
     worse = random_placement(problem, np.random.default_rng(0), evenness=0.1)
-    static_N = row_price(problem, problem.static())
+    static_N = row_objective(problem, problem.static())
     assert (price_N(problem, plan_of(problem, worse)) > static_N).any()
     kept, _ = Planner(rank=(), guard=True).plan(problem, worse)
     assert (price_N(problem, kept) <= static_N).all()

@@ -14,14 +14,16 @@ from foremoe.machine.model import Model
 from foremoe.planner.planner import Planner
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.cost import CostModel
+from foremoe.problem.estimate import bound_rates
 from foremoe.problem.kernels.least_max import MOST_RANKS, WITHIN, reachable
 from foremoe.problem.kernels.load_bound import bound_row, least_load
 from foremoe.problem.kernels.time_bound import fill_level
-from foremoe.problem.objective import problem_rates, row_objective, row_times
 from foremoe.problem.placement import Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates, row_rates
 from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Exact, Greedy, LeastLoaded, Quota, Search
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing.pasteable import describe
@@ -217,9 +219,9 @@ class Reference:
     """`time_bound_rows` of one row, every step written out in plain Python and every minimum taken over all there is."""
 
     def __init__(self, problem: Problem, n: int) -> None:
-        times = row_times(problem)
+        rates, times = bound_rates(problem)
         self.problem, self.n, self.base_s = problem, n, times.base_N[n]
-        self.r = row_rates(problem_rates(problem), times, n)
+        self.r = row_rates(rates, times, n)
         self.node = problem.cluster.node_of_rank_G.tolist()
         self.home = (problem.home_LE[n % problem.L] // problem.B).tolist()
         self.load = problem.load_NE[n].tolist()
@@ -332,10 +334,11 @@ def test_the_time_bound_is_what_it_says_at_real_sizes(tokens: int, contention: f
         cluster = Cluster.preset("8xh100", num_ranks=4, ranks_per_node=ranks_per_node)
         cluster = dataclasses.replace(cluster, copy_contention=contention)
         cost = CostModel(overlap=overlap)
-        problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost)
-        bound_N = row_bound(problem)
-        for n in range(problem.N):
-            assert bound_N[n] == pytest.approx(Reference(problem, n).bound(), rel=1e-9)
+        for slots in (SharedSlots(), ResidentSlots()):
+            problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost, slots=slots)
+            bound_N = row_bound(problem)
+            for n in range(problem.N):
+                assert bound_N[n] == pytest.approx(Reference(problem, n).bound(), rel=1e-9)
 
 
 @given(st.data())
@@ -367,5 +370,6 @@ def test_static_meets_the_bound_where_no_replica_pays() -> None:
     # Few pairs, nothing hides: the least price of a copy is more than all that it could save.
     problem = many_row_problem(8)
     cost = dataclasses.replace(problem.cost, objective="time", overlap=0.0)
-    problem = dataclasses.replace(problem, cost=cost, cluster=dataclasses.replace(problem.cluster, slot_overhead_s=0.0))
+    cluster = dataclasses.replace(problem.cluster, slot_overhead_s=0.0)
+    problem = dataclasses.replace(problem, cost=cost, cluster=cluster, slots=ResidentSlots())
     np.testing.assert_allclose(row_bound(problem), row_objective(problem, problem.static()), rtol=1e-6)

@@ -12,8 +12,9 @@ from foremoe.base.errors import InputError
 from foremoe.plan.split import split_over_sources
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
-from foremoe.problem.objective import price_rows, problem_rates, row_objective, row_times
+from foremoe.problem.estimate import estimate_rows, problem_rates, row_times
 from foremoe.problem.placement import Placement
+from foremoe.problem.pricing import row_cost, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import row_rates
 from foremoe.problem.slots import SharedSlots
@@ -87,7 +88,7 @@ def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
     problem = data.draw(problems())
     note(describe(problem))
     placement = data.draw(placements(problem))
-    parts = price_rows(problem, placement).parts()
+    parts = estimate_rows(problem, placement).parts()
     for n in range(problem.N):
         for name, seconds in reference_row(problem, placement, n).items():
             np.testing.assert_allclose(parts[name][n], seconds, rtol=1e-12, atol=1e-20, err_msg=f"{name} of row {n}")
@@ -97,7 +98,7 @@ def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
 def test_parts_add_up(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    cost = price_rows(problem, placement)
+    cost = estimate_rows(problem, placement)
     assert all((part >= 0).all() for part in cost.parts().values())
     np.testing.assert_allclose(cost.total_s, np.sum(list(cost.parts().values()), axis=0), rtol=1e-12)
     np.testing.assert_allclose(cost.sum().total_s, cost.total_s.sum(), rtol=1e-12)
@@ -111,7 +112,7 @@ def test_the_objective_is_the_largest_rank_load_or_the_seconds(data: st.DataObje
     placement = data.draw(placements(problem))
     objective_N = row_objective(problem, placement)
     if problem.cost.objective == "time":
-        np.testing.assert_array_equal(objective_N, price_rows(problem, placement).total_s)
+        np.testing.assert_array_equal(objective_N, row_cost(problem, placement).total_s)
     else:
         np.testing.assert_array_equal(objective_N, [max(row_GS.sum() for row_GS in row) for row in placement.quotas_NGS])
 
@@ -161,7 +162,7 @@ def test_copies_are_priced_by_fan_out() -> None:
         for g, e in replicas:
             expert_NGS[:, g, -1], quota_NGS[:, g, -1] = e, 2
             quota_NGS[expert_NGS == e] = 5
-        return float(price_rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
+        return float(estimate_rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
 
     assert priced((1, 0)) < priced((1, 0), (2, 6)) < priced((1, 0), (2, 1))
 

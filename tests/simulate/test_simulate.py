@@ -14,7 +14,7 @@ from slow_simulator import exchange_seconds, stage_seconds
 import foremoe
 from foremoe.plan.relays import relays_of
 from foremoe.plan.transfers import Link
-from foremoe.problem.objective import window_seconds
+from foremoe.problem.estimate import window_seconds
 from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange

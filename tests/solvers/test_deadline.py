@@ -14,7 +14,7 @@ from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
-from foremoe.problem.objective import problem_rates, row_times
+from foremoe.problem.estimate import problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.schedule import Phase
 from foremoe.problem.slots import SharedSlots

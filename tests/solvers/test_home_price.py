@@ -12,9 +12,9 @@ from solver_util import make_problem, problems
 import foremoe
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
-from foremoe.problem.objective import price_rows, problem_rates
+from foremoe.problem.estimate import estimate_rows, problem_rates
 from foremoe.problem.placement import Placement
-from foremoe.problem.pricing import row_price
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.home.anneal import Anneal
@@ -31,7 +31,7 @@ def test_under_time_homes_change_only_if_the_model_says_that_it_pays(problem, mi
     for homes_LE in (problem.home_LE, home_LE):
         there = dataclasses.replace(problem, home_LE=homes_LE)
         plan, _ = Planner(rank=solver.trial).plan(there)
-        seconds_L.append(row_price(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)))
+        seconds_L.append(row_objective(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)))
     now_L, new_L = (s.reshape(problem.M, problem.L).sum(axis=0) for s in seconds_L)
     paid_L = new_L + price_L(problem, home_LE, state_bytes)
     assert (paid_L <= (1 - min_gain) * now_L * (1 + 1e-9))[changed_L].all()
@@ -61,7 +61,7 @@ def test_what_drawing_near_saves_is_what_the_cost_model_says(problem, by_rank):
     problem = dataclasses.replace(problem, cost=CostModel(), redundant=0, resident_LGS=None, slots=SharedSlots())
     node_G, rates = problem.cluster.node_of_rank_G.astype(np.int64), problem_rates(problem)
     domain_G = np.arange(problem.G) if by_rank else node_G
-    cost = price_rows(problem, problem.static())
+    cost = estimate_rows(problem, problem.static())
     sent_L = (cost.dispatch_s + cost.combine_s - rates.fixed_s).reshape(problem.M, problem.L).sum(axis=0)
     for layer in range(problem.L):
         send_EV = Anneal()._send_EV(problem, layer, domain_G, rates)
@@ -116,6 +116,6 @@ def test_homes_draw_near_to_ranks_in_one_node():
 
 def test_a_trial_plans_every_micro_step_of_a_short_step():
     problem = gathered(micro_steps=3)
-    whole = row_price(problem, problem.static()).sum()
+    whole = row_objective(problem, problem.static()).sum()
     assert row_seconds_L(problem, problem.home_LE, (), 3).tolist() == [pytest.approx(whole)]
     assert row_seconds_L(problem, problem.home_LE, (), 9).tolist() == [pytest.approx(whole)]

@@ -13,8 +13,8 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.window import window_seconds
+from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.exchange import pair_prices
-from foremoe.problem.objective import price_rows
 from foremoe.problem.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
 from foremoe.solvers.kernels import pack as pack_kernels
@@ -163,7 +163,7 @@ def test_without_replicas_the_objective_is_the_cost_model(ranks_per_node):
     packer = ExpertAware(skew_weight=1.0, redundant=0, ranks_per_node=ranks_per_node, sweeps=50)
     work = foremoe.Workload.from_trace(trace, num_ranks=8, tokens_per_rank=300, packer=packer)
     problem = Problem.of(work, cluster, redundant=0)
-    cost_s = float(price_rows(problem, problem.static()).sum().total_s)
+    cost_s = float(estimate_rows(problem, problem.static()).sum().total_s)
     assert packer.objective(trace, work.micro_step_Q, work.rank_Q, num_ranks=8) == pytest.approx(cost_s, rel=1e-9)
 
 

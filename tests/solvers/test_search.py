@@ -12,7 +12,7 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.planner.parsing import parse
 from foremoe.problem.laws import placement_violations
-from foremoe.problem.pricing import row_price
+from foremoe.problem.pricing import row_objective
 from foremoe.simulate import simulate
 from foremoe.solvers import Eplb, Search
 from foremoe.testing import SolverTests
@@ -38,7 +38,7 @@ def test_no_row_ends_above_its_start_or_home(data):
     start = data.draw(draws.placements(problem))
     found = Search(effort=60).solve(problem, start)
     assert not placement_violations(problem, found)
-    found_N, start_N, home_N = (row_price(problem, placed) for placed in (found, start, problem.static()))
+    found_N, start_N, home_N = (row_objective(problem, placed) for placed in (found, start, problem.static()))
     assert (found_N <= np.minimum(start_N, home_N) * (1.0 + 1e-12)).all()
     if problem.replicas == "node":
         expert_NGS = Search(effort=60).solve(problem, problem.static()).expert_NGS

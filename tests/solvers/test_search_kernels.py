@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from profiles import examples
 from solver_util import balance, make_problem, placed_rows, problems, require_split
 
+from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.problem.objective import price_rows
 from foremoe.solvers.kernels.flow import link_slots, split_linked
 from foremoe.solvers.kernels.moves import Copies, Rule
 from foremoe.solvers.kernels.price import price_row
@@ -241,8 +241,8 @@ def test_the_price_of_a_row_is_the_cost_model(data):
     """Up to what is the same for all placements of a row."""
     problem = data.draw(problems())
     first, second = problem.static(), data.draw(placements(problem))
-    cost_N = price_rows(problem, second).total_s - price_rows(problem, first).total_s
-    scale_N = price_rows(problem, second).total_s + price_rows(problem, first).total_s
+    cost_N = estimate_rows(problem, second).total_s - estimate_rows(problem, first).total_s
+    scale_N = estimate_rows(problem, second).total_s + estimate_rows(problem, first).total_s
     price_N = price_of(problem, second) - price_of(problem, first)
     assert np.abs(price_N - cost_N).max() <= 1e-9 * scale_N.max()
 

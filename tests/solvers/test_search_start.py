@@ -14,7 +14,7 @@ from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
-from foremoe.problem.pricing import row_price
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Search
 from foremoe.synthetic.counts import synthetic_workload
@@ -55,7 +55,7 @@ def test_costs_no_more_than_the_start(data):
     start = data.draw(placements(problem))
     placement = START.solve(problem, start)
     require_valid(problem, placement)
-    found_N, start_N = (row_price(problem, placed) for placed in (placement, start))
+    found_N, start_N = (row_objective(problem, placed) for placed in (placement, start))
     assert (found_N <= start_N * (1.0 + 1e-12)).all()
 
 

@@ -18,8 +18,9 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
 from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
-from foremoe.problem.objective import price_rows, problem_rates, row_objective, row_times
+from foremoe.problem.estimate import estimate_rows, problem_rates, row_times
 from foremoe.problem.placement import Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
@@ -160,7 +161,7 @@ def test_the_sequence_cost_equals_the_slow_reference_and_bounds_hold(data: st.Da
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=data.draw(st.sampled_from([1.0, 0.4])), evenness=20.0)
     plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
-    cost, full = sequence_cost(problem, placement, plan.transfers), price_rows(problem, placement)
+    cost, full = sequence_cost(problem, placement, plan.transfers), estimate_rows(problem, placement)
     parts_N2 = [slow_parts(problem, plan, n) for n in range(problem.N)]
     np.testing.assert_allclose(np.stack([cost.transfer_s, cost.gradient_s], axis=1), parts_N2, rtol=1e-9, atol=1e-15)
     for name, part in full.parts().items():

@@ -13,8 +13,8 @@ import foremoe.solvers
 from foremoe.base.arrays import Array
 from foremoe.base.errors import PlanError
 from foremoe.plan.transfers import TransferList
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Deadline, HomeSolver, OrderSolver, PathSolver, RankSolver, RowSolver, SplitSolver, Transitions
 from foremoe.testing import HomeSolverTests, OrderSolverTests, PathSolverTests, SolverTests, SplitSolverTests

@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import HomeSolver, RankSolver
-from foremoe.problem.objective import problem_rates
+from foremoe.problem.estimate import problem_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.solvers.home.lpt import few_moves, home_slots

@@ -6,7 +6,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.levels import RankSolver
-from foremoe.problem.pricing import row_price
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 
 # Letters: L layers, G ranks, E experts, C experts that move.
@@ -42,10 +42,10 @@ def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...]
         # What slots hold belongs to the present homes; both sides start from empty ones.
         step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE, resident_LGS=None)
         placement = step.static()
-        best_N = row_price(step, placement)
+        best_N = row_objective(step, placement)
         if problem.R >= 1 and problem.G >= 2:
             for solver in rank:
                 placement = solver.solve(step, placement)
-                best_N = np.minimum(best_N, row_price(step, placement))
+                best_N = np.minimum(best_N, row_objective(step, placement))
         seconds_L += best_N
     return seconds_L * (problem.M / len(chosen))

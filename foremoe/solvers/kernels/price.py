@@ -1,4 +1,4 @@
-"""Seconds of a placement, up to what is the same for all placements: `objective.price_rows` of one row, without a pass over
+"""Seconds of a placement, up to what is the same for all placements: `estimate_rows` of one row, without a pass over
 experts."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.counts import Counts
-from foremoe.problem.objective import problem_rates, row_times
+from foremoe.problem.estimate import problem_rates, row_times
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates, RowTimes, row_rates
 

@@ -8,7 +8,7 @@ from foremoe.base.errors import InputError
 from foremoe.levels import PathSolver
 from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import TransferList
-from foremoe.problem.objective import row_times
+from foremoe.problem.estimate import row_times
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 

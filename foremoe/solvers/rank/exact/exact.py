@@ -14,8 +14,8 @@ from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
 from foremoe.problem.bounds import row_bound
-from foremoe.problem.objective import row_objective
 from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import require_start
 from foremoe.solvers.rank.exact.model import Outcome, Program
@@ -34,8 +34,9 @@ class Exact(RankSolver):
     An oracle for tests and ablations and a usable solver for small groups: under balance, 16 experts on 4 ranks take about
     20 ms a row and 32 on 8 under a second; under time, 32 experts on 4 ranks take 0.1 to 1 s with one redundant slot and a few
     seconds with two. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the
-    load of every rank. Under time the objective is the closed form, which is rougher than `foremoe.price`: a guard, which goes by
-    the price, may prefer the start. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
+    load of every rank. Under time the program counts what is linear in it (`estimate.least_rates`): its optimum is a
+    lower bound, and what it finds stays where it is cheaper. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through
+    PySCIPOpt.
 
     ``stop_N`` is OPTIMAL where the bound meets the objective (to a relative 1e-6 under time), LIMIT where a limit came first,
     FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is `start` itself unless it is better.

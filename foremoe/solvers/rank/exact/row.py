@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.problem.bounds import load_bound, time_bound
-from foremoe.problem.objective import problem_rates, row_times
+from foremoe.problem.estimate import bound_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 
@@ -53,10 +53,10 @@ def rows_of(problem: Problem, objective_N: Array) -> Callable[[int], Row]:
     rates = load_NGE = None
     window_N = rest_N = hide_forward_N = hide_backward_N = np.zeros(problem.N)
     if problem.cost.objective == "time":
-        rates, load_NGE, times = problem_rates(problem), problem.load_NGE, row_times(problem)
+        (rates, times), load_NGE = bound_rates(problem), problem.load_NGE
         window_N, hide_forward_N, hide_backward_N = times.base_N, times.hide_forward_N, times.hide_backward_N
         # Seconds that all parts but compute and window take at least.
-        rest_N = time_bound(problem, rates._replace(pair_s=0.0, slot_s=0.0), least_N)
+        rest_N = time_bound(problem, rates._replace(pair_s=0.0, slot_s=0.0), times, least_N)
     most_N = (objective_N - window_N - rest_N) / (1.0 if rates is None else rates.pair_s)
 
     def row(n: int) -> Row:

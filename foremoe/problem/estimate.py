@@ -1,8 +1,8 @@
-"""Seconds per row in closed form, part by part, and the objective that solvers minimise.
+"""Linear estimates of the price of rows: in closed form, for starts, homes and sequences, and from below, for bounds.
 
-The closed form is row-separable by definition: a row's copies hide under that row's own time, and what couples rows (slot
-rings, links shared by neighbouring layers) is left to simulation. A mixed-integer program can express every part. Its constants
-come from `Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
+The closed form averages exchanges and counts copies by rank. The price (`foremoe.problem.pricing`) does not; rows of resident
+slots, whose copies may be there already, are priced by the closed form. Constants come from `Cluster`; unless
+``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
 """
 
 import numpy as np
@@ -69,15 +69,53 @@ def row_times(problem: Problem) -> RowTimes:
     return RowTimes(all_passes_N, mean_N, base_N, hide_N, (cluster.backward_ratio + reforward) * hide_N)
 
 
-def row_objective(problem: Problem, placement: Placement) -> Array:
-    """float64 [N], what solvers minimise: pairs on the busiest rank under balance, seconds of the row under time."""
-    if problem.cost.objective == "balance":
-        return placement.load_NG().max(axis=1).astype(np.float64)
-    return price_rows(problem, placement).total_s
+@once
+def least_rates(problem: Problem) -> Rates:
+    """Coefficients that no row of shared slots is priced below; worked out once and kept.
+
+    Compute counts pairs, not tiles. Of an exchange, the link class that is busier under even load counts, by the mean over its
+    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and hide.
+    """
+    model, cluster, slots = problem.model, problem.cluster, problem.slots
+    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
+    gemm_passes, comm_passes = 1.0 + cluster.backward_ratio * backward + reforward, 1.0 + backward + reforward
+    peer_s = rdma_s = 0.0
+    if cluster.dispatch == "pairs" and problem.load_MLGE is not None:
+        num_nics, (_, peer, rdma, _) = len(np.unique(cluster.nic_of_rank_G)), pair_prices(model, cluster)
+        if rdma > peer:
+            rdma_s = model.token_bytes / cluster.rdma_bytes_per_s / num_nics
+        else:
+            peer_s = model.token_bytes / cluster.kernel_bytes_per_s / problem.G
+            rdma_s = peer_s if cluster.num_nodes == 1 else 0.0  # without other nodes no pair travels there
+    sends = 1.0 + backward * isinstance(slots, SharedSlots)
+    slowed_s = []
+    for bytes_per_s, latency_s in (
+        (cluster.peer_bytes_per_s, cluster.peer_latency_s), (cluster.rdma_bytes_per_s, cluster.rdma_latency_s)
+    ):  # fmt: skip
+        back_s = model.gradient_bytes / min(bytes_per_s, cluster.return_bytes_per_s or np.inf) + latency_s
+        slowed_s.append(sends * (model.expert_bytes / bytes_per_s + latency_s) + backward * back_s)
+    # Both ends of a copy are slowed down; the busiest rank is no less busy than the mean.
+    share = 2.0 * cluster.copy_contention / problem.G
+    return Rates(
+        hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes, late_s=0.0, mean_s=0.0,
+        slot_s=cluster.slot_overhead_s * gemm_passes,
+        fixed_s=2.0 * comm_passes * cluster.exchange_latency_s * (problem.G > 1),
+        peer_pair_s=2.0 * comm_passes * peer_s, rdma_pair_s=2.0 * comm_passes * rdma_s, copy_peer_s=0.0, copy_rdma_s=0.0,
+        gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=share * slowed_s[0], replica_rdma_s=share * slowed_s[1],
+        contention=0.0, sends_backward=False, returns_gradients=False,
+    )  # fmt: skip
 
 
-def price_rows(problem: Problem, placement: Placement) -> Cost:
-    """Cost of every row, [N], whatever the objective."""
+def bound_rates(problem: Problem) -> tuple[Rates, RowTimes]:
+    """By what rows are bounded from below: `least_rates`, or the closed form where that is what rows cost (`row_cost`)."""
+    times = row_times(problem)
+    if isinstance(problem.slots, SharedSlots):
+        return least_rates(problem), times._replace(base_N=times.window_N)
+    return problem_rates(problem), times
+
+
+def estimate_rows(problem: Problem, placement: Placement) -> Cost:
+    """Cost of every row in closed form, [N], whatever the objective."""
     r, times = problem_rates(problem), row_times(problem)
     f = _features(problem, placement, r)
     # The slowest rank by compute and exchange together; what is not its compute is exchange.
