@@ -33,12 +33,13 @@ def summary(plan: Plan) -> str:
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
     optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
+    standing = f"; {optimal} of {plan.N} rows proven optimal in" if optimal else " above the least possible load; planned for"
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
     steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
     lines = [
         f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks, R = {head.redundant}",
         f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst",
-        f"load gap: {plan.load_gap_ML.mean():.2%} mean; {optimal} of {plan.N} rows proven optimal in {head.cost.objective}",
+        f"load gap: {plan.load_gap_ML.mean():.2%} mean{standing} {head.cost.objective}",
         f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank); "
         f"{plan.E} experts, {nodes}",
     ]
