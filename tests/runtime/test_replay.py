@@ -180,14 +180,16 @@ def test_a_known_layer_takes_few_operations_and_waits_for_nothing() -> None:
     run_threads(whole_layer, 2, case, None)  # torch is asked once what it can do
     ranks = run_threads(whole_layer, 2, case, None)
     (forward, forward_waits), (backward, backward_waits) = ranks[1]
-    assert forward <= 21 and backward <= 66 and forward_waits == backward_waits == 0
+    assert forward <= 21 and backward <= 68 and forward_waits == backward_waits == 0
     (loop_forward, _), (loop_backward, _) = run_threads(whole_layer, 2, case, BySlot())[1]
     assert loop_forward > 4 * forward and loop_backward > 3 * backward
-    # Of both ranks, since whichever comes last makes the copies of a message.
-    more = run_threads(whole_layer, 2, a_case(base=64, dtype=torch.float32), None)
+    # Of both ranks, since whichever comes last makes the copies of a message, and the most of some runs, since it may come when
+    # the other one's count is over.
+    few, many = ([run_threads(whole_layer, 2, of, None) for _ in range(6)] for of in (case, a_case(base=64, dtype=torch.float32)))
     for phase, num_more in enumerate((0, 2 * 2 * 48)):
-        assert sum(rank[phase][0] for rank in more) == sum(rank[phase][0] for rank in ranks) + num_more
-    assert [waits for rank in more for _, waits in rank] == [0] * 4
+        most = [max(sum(rank[phase][0] for rank in ranks) for ranks in runs) for runs in (few, many)]
+        assert most[1] == most[0] + num_more
+    assert [waits for ranks in many for rank in ranks for _, waits in rank] == [0] * 24
 
 
 def test_other_routing_than_was_known_is_an_error() -> None:
