@@ -11,15 +11,17 @@ WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "unique_"
 
 
 class Work(TorchDispatchMode):
-    """Counts operations that are no views, those of them that sort, and those whose result or its shape the host waits for."""
+    """Counts operations that are no views; those of them that copy (messages between threads do), that sort, and those whose
+    result or its shape the host waits for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num = self.num_sorts = self.num_waits = 0
+        self.num = self.num_copies = self.num_sorts = self.num_waits = 0
         self.reads = Reads()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num += not func.is_view
+        self.num_copies += func.__name__.startswith("copy_")
         self.num_sorts += func.__name__.startswith(("sort", "argsort"))
         self.num_waits += func.__name__.startswith(WAITS)
         return func(*args, **(kwargs or {}))
