@@ -175,7 +175,7 @@ class OnGpu(torch.Tensor):
 def test_on_a_gpu_factors_are_not_widened(newest: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_GROUPED", newest)
     monkeypatch.setattr(OnGpu, "asked", [])
-    left, right = torch.randn(3, 4).bfloat16(), torch.randn(4, 2).bfloat16()
+    left, right = (torch.randint(-8, 9, shape).bfloat16() for shape in ((3, 4), (4, 2)))  # whole numbers: no sum is rounded
     on_host, on_gpu = torch.ones(2, 3, 2)
     add_product(on_host, left, right)
     add_product(on_gpu, left.as_subclass(OnGpu), right.as_subclass(OnGpu))
