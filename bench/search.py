@@ -1,4 +1,4 @@
-"""What the effort of `Search` buys: simulated stages and milliseconds a row, by the moves tried in a row.
+"""Simulated stages and milliseconds a row by the effort of `Search`, the moves tried in a row.
 
     python -m bench.search [--efforts 0,200,2000,10000] [--long 50000] [--out bench/results/search_HARDWARE_DATE.md]
 

@@ -1,4 +1,4 @@
-"""Where the time of a layer goes: kernels of one known and one counted layer, forward and backward, by torch's profiler."""
+"""Kernels of one known and one counted layer, forward and backward, by kind and by time, from torch's profiler."""
 
 from __future__ import annotations
 

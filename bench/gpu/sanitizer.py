@@ -10,7 +10,7 @@ from bench.gpu.measure import DRY
 
 
 def main() -> int:
-    """Prints what the tool says in its last lines."""
+    """Prints the last lines of the tool's report."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if DRY or tool is None:
         print("There is no compute-sanitizer here.")

@@ -107,7 +107,7 @@ def least_rates(problem: Problem) -> Rates:
 
 
 def bound_rates(problem: Problem) -> tuple[Rates, RowTimes]:
-    """By what rows are bounded from below: `least_rates`, or the closed form where that is what rows cost (`row_cost`)."""
+    """Rates that bound rows from below: `least_rates`, or the closed form where that is what rows cost (`row_cost`)."""
     times = row_times(problem)
     if isinstance(problem.slots, SharedSlots):
         return least_rates(problem), times._replace(base_N=times.window_N)

@@ -84,7 +84,7 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
 
 
 def row_cost(problem: Problem, placement: Placement) -> Cost:
-    """What plans say that their rows cost, [N], whatever the objective: `price`, or the closed form of rows of resident slots,
+    """Costs of rows as plans state them, [N], whatever the objective: `price`, or the closed form of rows of resident slots,
     by which sequences are priced too."""
     return (estimate_rows if isinstance(problem.slots, ResidentSlots) else price)(problem, placement)
 

@@ -13,6 +13,7 @@ from foremoe.runtime.fused import launch
 # Letters: Y pairs that a rank serves, sorted by slot; S slots; I, O rows and columns of a matrix.
 
 _TILE = {"TILE_I": 128, "TILE_O": 128, "PAIRS": 64}
+_OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 def even_runs(tensor_S: Sequence[torch.Tensor | None]) -> list[tuple[int, int, int]]:
@@ -45,9 +46,6 @@ def add_products(
     tiles_I, tiles_O = -(-I // _TILE["TILE_I"]), -(-O // _TILE["TILE_O"])
     tensors = (left_YI.contiguous(), right_YO.contiguous(), total_IO, end_S)
     launch(_kernel(), (S * tiles_I * tiles_O,), *tensors, begin, stride, I, O, tiles_I, tiles_O, **_TILE, **_OPTIONS)
-
-
-_OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What tokens get of their pairs: sums of rows that lie sorted by slot, and backward; by torch, or in one kernel by Triton.
+"""Sums over the pairs of each token, whose rows lie sorted by slot, and their backward; by torch, or in one kernel by Triton.
 
 A kernel computes in float32 and rounds once. It neither writes rows in token order nor products in float32 to memory, which is
 most of what torch's own operations do.

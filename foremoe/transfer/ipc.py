@@ -1,4 +1,4 @@
-"""Which ranks are processes that can open each other's GPU memory, by CUDA IPC."""
+"""Ranks as processes, and whether they can open each other's GPU memory, by CUDA IPC."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def this_process() -> Process:
 
 
 def fault_between(cuda: Any, group: Group) -> str:
-    """Why ranks that are processes of one host cannot open each other's GPU memory; empty if they can. Collective.
+    """The reason that ranks which are processes of one host cannot open each other's GPU memory; empty if they can. Collective.
 
     Every rank offers an allocation of its own and opens those of the others.
 

@@ -9,7 +9,7 @@ from foremoe.routing.readers.sequences import MAX_TOKENS, Routed, num_ids
 
 
 def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Routed]:
-    """What `read` finds in each answer, in order; a list in the list is one sequence of several requests."""
+    """Sequences that `read` finds in each answer, in order; a list in the list is one sequence of several requests."""
     out = []
     for answer in answers if isinstance(answers, list | tuple) else [answers]:
         if not isinstance(answer, list | tuple):

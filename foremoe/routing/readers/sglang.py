@@ -51,7 +51,7 @@ def _of_answer(answer: Any) -> list[Routed]:
 
 
 def _of_choice(choice: Mapping[str, Any], start: int) -> Routed:
-    """What has routing, or was aborted, by itself."""
+    """The routing of an output or choice that holds its own, or was aborted."""
     meta = choice.get("meta_info")
     reason = get(meta, "finish_reason") or choice.get("finish_reason")
     if (get(reason, "type") or reason) == "abort" and "routed_experts" not in {*choice, *(meta or ())}:

@@ -1,4 +1,4 @@
-"""Where the search of a row begins: two settlings with exact splits, and replicas near tokens."""
+"""The start of a row's search: two settlings with exact splits, and replicas near tokens."""
 
 from __future__ import annotations
 
