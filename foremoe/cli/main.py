@@ -21,7 +21,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = {
     "plan": "Plan every layer of every micro-step, and write the plan.",
-    "compare": "Strategies side by side: skew, copies, bytes, predicted time.",
+    "compare": "Strategies side by side: skew, copies, bytes, simulated stage.",
     "simulate": "Strategies side by side as simulated timelines.",
     "inspect": "What a trace, workload or plan file holds.",
     "check": "Does a plan keep its laws, and belong to this routing?",

@@ -1,5 +1,7 @@
 """``foremoe plan``: one plan file from routing."""
 
+from dataclasses import asdict
+
 import click
 
 from foremoe.cli.figures import plan_figures, summary_figures
@@ -9,6 +11,7 @@ from foremoe.cli.options import CaseOptions, case_options, option, threads_optio
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case
 from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
+from foremoe.simulate import gain
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
 
@@ -24,7 +27,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @option(
-    "--planner", "planner_name", metavar="NAME", default="hierarchical",
+    "--planner", "planner_name", metavar="NAME", default="foremoe",
     help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
 )  # fmt: skip
 @option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
@@ -51,9 +54,11 @@ def plan(
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),
     }  # fmt: skip
+    found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
     lines = [
         case.line,
         made.summary(),
+        str(found),
         plan_line(planned.problem, made, trainer),
         f"planned in {summary.plan_s:.2f} s (a first run also compiles)",
     ]
@@ -62,5 +67,11 @@ def plan(
             value.save(path)
             lines.append(f"wrote {click.format_filename(path)}")
     written = None if output is None else click.format_filename(output)
-    payload = {"plan": plan_figures(made) | memory, "report": summary_figures(summary), "case": case.record, "output": written}
+    payload = {
+        "plan": plan_figures(made) | memory,
+        "gain": asdict(found) | {"speedup": found.speedup},
+        "report": summary_figures(summary),
+        "case": case.record,
+        "output": written,
+    }
     emit(json_file, payload, lines)

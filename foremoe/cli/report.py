@@ -49,7 +49,7 @@ Example:
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
-    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: hierarchical, or the plan file's]",
+    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: foremoe, or the plan file's]",
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
@@ -90,15 +90,13 @@ def report(
     if several:
         if plan_file is not None or redundant or not simulate:
             raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan, --what-if and --no-simulate.")
-        emit(
-            None, {}, report_job(case_options, planner_name or "hierarchical", (ep, pp, vpp), compared, threads, output, command)
-        )
+        emit(None, {}, report_job(case_options, planner_name or "foremoe", (ep, pp, vpp), compared, threads, output, command))
         return
     trainer = case_options.trainer.of()
     num_tasks = int(plan_file is None) + len(redundant) + (len(compared) + 1 if compared else 0)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
-            _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
+            _, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
         else:
             shown = read_plan(case_options, planner_name, plan_file, redundant)
         strategies = (

@@ -109,6 +109,4 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
         return {**row, "note": "the same tokens, routed evenly: what perfect balance alone would give"}
     if planners[name].keeps_homes:
         return row
-    note = "homes move: scored, never executed; the seconds of moving their weights are left out of all times"
-    blank = dict.fromkeys(("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "share_of_balanced"))
-    return {**row, **blank, "note": note}
+    return {**row, "note": "homes move: scored, never executed; their weights and gradients travel exposed"}

@@ -44,7 +44,7 @@ def what_if(
         report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
         plan, _ = settled.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
         row = {
-            "redundant": slots, "skew_ML": plan.skew_ML, "skew_mean": float(plan.skew_ML.mean()),
+            "redundant": slots, "skew_ML": plan.skew_ML, "skew_mean": plan.skew_mean,
             "skew_p99": float(np.quantile(plan.skew_ML, 0.99)), "predicted_stage_s": stage_seconds(plan)[0],
             "replicas_per_rank": plan.num_replicas / (plan.N * plan.G), **memory_figures(plan_fit(varied, plan, trainer)),
         }  # fmt: skip

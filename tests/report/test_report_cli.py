@@ -12,8 +12,21 @@ from report_case import arrays_of, facts_of
 from foremoe.cli.main import main
 from foremoe.plan.plan import Plan
 
-QUICK = ["--what-if", "none", "--planners", "static,hierarchical"]
-CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]
+QUICK = ["--what-if", "none", "--planners", "static,foremoe"]
+CASE = [
+    "--synthetic",
+    "gpt-oss-20b",
+    "--ranks",
+    "4",
+    "--tokens-per-rank",
+    "256",
+    "--micro-steps",
+    "2",
+    "--layers",
+    "0:3",
+    "--redundant",
+    "1",
+]
 
 
 def run(*arguments: str) -> Result:
@@ -45,7 +58,7 @@ def test_it_plans_simulates_and_writes(tmp_path):
     assert facts["timeline"]["kind"] == "simulated" and facts["planning"] is not None
     assert [row["redundant"] for row in facts["what_if"]] == [0, 2] and facts["what_if"][0]["simulated_stage_s"] > 0
     names = [row["name"] for row in facts["strategies"]["rows"]]
-    assert names[0] == "static" and {"hierarchical", "force-balanced"} <= set(names) and "exact" not in names
+    assert names[0] == "static" and {"foremoe", "force-balanced"} <= set(names) and "exact" not in names
 
 
 def test_without_simulation(tmp_path):
@@ -53,7 +66,7 @@ def test_without_simulation(tmp_path):
     good(*CASE, *QUICK, "--no-simulate", "-o", str(out))
     facts = facts_of(out.read_text())
     assert facts["timeline"] is None and facts["what_if"] is None
-    assert [row["name"] for row in facts["strategies"]["rows"]] == ["static", "hierarchical"]
+    assert [row["name"] for row in facts["strategies"]["rows"]] == ["static", "foremoe"]
     assert "simulated" not in [column["heading"] for column in facts["strategies"]["columns"]]
 
 
