@@ -108,7 +108,6 @@ def test_one_plan_alone_has_no_parts(page):
         (["--pp", "2", "--schedule", "forward"], "leave --schedule out"),
         (["--pp", "2", "--plan", "plan.safetensors"], "leave out --plan"),
         (["--ep", "4", "--what-if", "1"], "--what-if"),
-        (["--ep", "4", "--no-simulate"], "--no-simulate"),
         (["--ep", "4", "--planner", "Planner(home=Anneal())"], "home level out"),
     ],
 )
