@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     # isort: split
     from foremoe import runtime, simulate, solvers, synthetic, testing, transfer, workload
-    from foremoe.advice import SlotChoice, choose_slots
+    from foremoe.advice import SlotChoice, advise, choose_slots
     from foremoe.base.errors import Error, InputError, PlanError, StaleWeights, TransferError
     from foremoe.machine import Cluster, Model, Trainer
     from foremoe.plan import Link, Plan, PlanKey, TransferList
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from foremoe.workload import RoutedTokens, Workload, count_workload, from_routed_experts, skew_statistics
 
 _NAMES = {
-    "advice": ("SlotChoice", "choose_slots"),
+    "advice": ("SlotChoice", "advise", "choose_slots"),
     "base.errors": ("Error", "InputError", "PlanError", "StaleWeights", "TransferError"),
     "machine": ("Cluster", "Model", "Trainer"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
@@ -54,13 +54,14 @@ _NAMES = {
     "solvers": (), "testing": (), "transfer": (),
 }  # fmt: skip
 __all__ = [
-    "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "Gain", "InputError", "LevelSummary", "Link", "Model", "Noisy",
-    "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime",
-    "Rerouted", "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "SlotChoice", "StaleWeights",
-    "Stop", "Trainer", "TransferError", "TransferList", "Workload", "ablate", "advice", "calibrate", "choose_slots", "compare",
-    "count_workload", "distributed", "from_routed_experts", "gain", "integrations", "levels", "machine", "parse", "plan",
-    "planner", "price", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate", "skew_statistics",
-    "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up", "workload",
+    "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "Gain", "InputError", "LevelSummary", "Link", "Model",
+    "Noisy", "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem",
+    "Regime", "Rerouted", "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "SlotChoice",
+    "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload", "ablate", "advice", "advise",
+    "calibrate", "choose_slots", "compare", "count_workload", "distributed", "from_routed_experts", "gain",
+    "integrations", "levels", "machine", "parse", "plan", "planner", "price", "problem", "report", "resolve", "routing",
+    "row_solver", "runtime", "simulate", "skew_statistics", "solvers", "synthetic", "synthetic_trace",
+    "synthetic_workload", "testing", "transfer", "warm_up", "workload",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "Plan every layer of every micro-step, and write the plan.",
     "compare": "Strategies side by side: skew, copies, bytes, simulated stage.",
     "simulate": "Strategies side by side as simulated timelines.",
+    "advise": "What to change next: slots, homes, dispatch, micro-step, recomputation, EP.",
     "inspect": "What a trace, workload or plan file holds.",
     "check": "Does a plan keep its laws, and belong to this routing?",
     "ablate": "What each level, redundant slot and kind of foresight is worth.",
