@@ -22,7 +22,7 @@ MODELS = (
     "gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b, kimi-k2, glm-4.5"
 )
 CLUSTERS = "8xh100, 8xh800, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72, 8xb300, gb300-nvl72"
-REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
+REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-oss-math-like", "qwen3-like")
 # Literal, as REGIMES: options must not wait for numpy.
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
