@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.advice.sample import sample, whole_seconds
-from foremoe.advice.slots import LEAST_GAIN, SlotChoice, buffer_bytes, choose_slots
+from foremoe.advice.sample import sample, whole_stage
+from foremoe.advice.slots import LEAST_GAIN, SlotChoice, buffer_bytes, choose_slots, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -126,17 +126,19 @@ def advise(
     slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
     tried = list(_changes(case, slots)) + [(name, "", other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
+    bare = case._replace(problem=dataclasses.replace(problem, redundant=0, resident_LGS=None))
+    may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
         other_s = stage_seconds(other, case, num_threads=num_threads)
-        changes.append(Change(name=name, speedup=now_s / other_s, cost=cost or "another layout", case=other, fits=_fits(other)))
+        fits = _fits(other) or not (may_fit or name == RECOMPUTE)
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost or "another layout", case=other, fits=fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
-    fits = _fits(case)
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
-    bare = case._replace(problem=dataclasses.replace(problem, redundant=0, resident_LGS=None))
+    bare_s = stage_seconds(bare, case, num_threads=num_threads)
     return Advice(
-        speedup=stage_seconds(bare, case, num_threads=num_threads) / now_s, fits=fits, changes=tuple(changes), slots=slots,
-        even_gain=now_s / stage_seconds(case, case, even=True) - 1.0,
+        speedup=over(bare_s, now_s), fits=_fits(case), changes=tuple(changes), slots=slots,
+        even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
     )  # fmt: skip
 
 
@@ -155,15 +157,11 @@ def stage_seconds(case: Case, of: Case, *, even: bool = False, num_threads: int 
     problem = case.problem
     part = sample(problem)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
-    ends_s = whole_seconds(problem, part, 0.0, case.trainer)
-    # Ends come once; the rest for every micro-step.
-    once_s = whole_seconds(problem[:1], part, 0.0, case.trainer)
-    each_s = run.total_s * problem.L / part.N + (ends_s - once_s) / max(problem.M - 1, 1)
-    fixed_s = once_s - (ends_s - once_s) / max(problem.M - 1, 1)
+    whole = whole_stage(problem, part, run, case.trainer)
     moves_s = 0.0
     if problem.L == of.problem.L and problem.G == of.problem.G and (problem.home_LE != of.problem.home_LE).any():
         moves_s = float(price_L(of.problem, problem.home_LE, Anneal().state_bytes).sum()) * of.trainer.share_of_step(problem.M)
-    return each_s * _tokens(of.problem) / _tokens(problem) * problem.M + fixed_s + moves_s
+    return whole.seconds(problem.M * over(_tokens(of.problem), _tokens(problem))) + moves_s
 
 
 def _tokens(problem: Problem) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foremoe.advice.sample import sample, whole_seconds
+from foremoe.advice.sample import sample, whole_stage
 from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -65,7 +65,7 @@ def choose_slots(
 ) -> SlotChoice:  # fmt: skip
     """Chooses the number of redundant slots per rank: 0, 1, 2, 4 and on, as long as each slot shortens the stage by 1 %.
 
-    Plans and simulates a sample of 4 micro-steps and 4 layers with every number, homes as they are. A larger number is taken
+    Plans and simulates a sample of 6 micro-steps and 6 layers with every number, homes as they are. A larger number is taken
     where it shortens the simulated stage by `LEAST_GAIN` for every slot more than the best so far and its buffers fit into a
     rank's memory; the search ends at the first that is not taken, or at E/G slots.
 
@@ -91,24 +91,29 @@ def choose_slots(
     options, best, static_s, best_s = list[SlotOption](), 0, 0.0, 0.0
     for i, redundant in enumerate(numbers):
         varied = dataclasses.replace(part, redundant=redundant)
-        part_s = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0]).total_s
-        stage_s = whole_seconds(bare, part, part_s, trainer)
+        run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
+        stage_s = whole_stage(bare, part, run, trainer).seconds(bare.M)
         if not redundant:
             static_s = best_s = stage_s
         buffers = buffer_bytes(problem, redundant)
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
         # Where the stage does not fit even without slots, they are not what has to change.
         fits = not redundant or not whole.fits or whole.peak_bytes + buffers + staging <= whole.memory_bytes
-        options.append(SlotOption(redundant=redundant, speedup=static_s / stage_s, buffer_bytes=buffers, fits=fits))
+        options.append(SlotOption(redundant=redundant, speedup=over(static_s, stage_s), buffer_bytes=buffers, fits=fits))
         if progress is not None:
             progress(i + 1, len(numbers))
         if not redundant:
             continue
-        if not fits or best_s / stage_s - 1.0 < LEAST_GAIN * (redundant - best):
+        if not fits or best_s - stage_s < LEAST_GAIN * (redundant - best) * stage_s or not stage_s:
             break
         best, best_s = redundant, stage_s
     chosen = dataclasses.replace(problem, redundant=best, resident_LGS=problem.resident_LGS if best == problem.R else None)
     return SlotChoice(problem=chosen, options=tuple(options))
+
+
+def over(base_s: float, seconds: float) -> float:
+    """The speed-up; none where there is nothing to do."""
+    return base_s / seconds if seconds > 0.0 else 1.0
 
 
 def buffer_bytes(problem: Problem, redundant: int) -> int:

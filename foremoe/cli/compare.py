@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
@@ -90,6 +91,7 @@ def compare(
     with Progress(tasks=sum(bool(planner.rank) for planner in chosen.values())) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
+        told = advise(case.problem, trainer=trainer, progress=progress)
         rows = comparison.compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
@@ -99,11 +101,16 @@ def compare(
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
         "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, chosen, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
-        "static_stage_s": judge.static_s, "trainer": trainer,
+        "static_stage_s": judge.static_s, "trainer": trainer, "advice": str(told),
     }  # fmt: skip
     words = footers(rows, chosen, case.constants, judge.static_s)
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory], look)
+    emit(
+        json_file,
+        payload,
+        [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory, f"advice: {told}"],
+        look,
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:

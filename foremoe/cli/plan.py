@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.cli.figures import plan_figures, summary_figures
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import plan_line
@@ -48,17 +49,18 @@ def plan(
         case, planned, summary = plan_case(case_options, planner_name, threads, progress)
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
-    made = planned.plan
-    trainer = case_options.trainer.of()
+        made, trainer = planned.plan, case_options.trainer.of()
+        found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
+        told = advise(planned.posed, trainer=trainer, num_threads=threads, progress=progress)
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),
     }  # fmt: skip
-    found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
     lines = [
         case.line,
         made.summary(),
         str(found),
+        f"advice: {told}",
         plan_line(planned.problem, made, trainer),
         f"planned in {summary.plan_s:.2f} s (a first run also compiles)",
     ]
@@ -70,6 +72,7 @@ def plan(
     payload = {
         "plan": plan_figures(made) | memory,
         "gain": asdict(found) | {"speedup": found.speedup},
+        "advice": str(told),
         "report": summary_figures(summary),
         "case": case.record,
         "output": written,

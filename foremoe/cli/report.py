@@ -5,6 +5,7 @@ import shlex
 
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.base.errors import InputError
 from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_writable
@@ -109,10 +110,11 @@ def report(
                 num_threads=threads, progress=progress,
             )  # fmt: skip
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
+        advice = str(advise(shown.posed, trainer=trainer, num_threads=threads, progress=progress))
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
-            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
+            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer, advice=advice,
         )  # fmt: skip
     lines = [shown.plan.summary(), plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:

@@ -52,7 +52,7 @@ def test_json_alone_is_only_json_and_matches_the_table(trace: str, dealing: list
     payload = parsed(good([*arguments, "--json"]).stdout)
     assert set(payload) == {
         "rows", "case", "objective", "micro_step_0_left_out", "cost_model", "residual", "foremoe_version", "static_stage_s",
-        "trainer",
+        "trainer", "advice",
     }  # fmt: skip
     assert [row["solver"] for row in payload["rows"]] == QUICK.split(",")
     assert all(set(FIGURES) <= set(row) for row in payload["rows"])

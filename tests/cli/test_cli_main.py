@@ -33,6 +33,7 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
 def test_the_commands() -> None:
     assert sorted(COMMANDS) == [
         "ablate",
+        "advise",
         "calibrate",
         "check",
         "compare",

@@ -26,7 +26,7 @@ def test_a_plan_prints_its_summary_and_is_the_same_file_again(
 
 def test_plan_json(trace: str, dealing: list[str]) -> None:
     payload = json.loads(good(["plan", trace, *dealing, "--planner", "Quota(min_pairs=2)", "--json"]).stdout)
-    assert set(payload) == {"plan", "gain", "report", "case", "output", "foremoe_version"}
+    assert set(payload) == {"plan", "gain", "advice", "report", "case", "output", "foremoe_version"}
     assert "Quota(min_pairs=2" in payload["plan"]["planner"] and payload["plan"]["micro_steps"] == 3
     assert payload["report"]["rows"] == 3 * LAYERS and payload["output"] is None
     assert payload["plan"]["skew"]["mean"] <= payload["plan"]["static_skew"]["mean"]

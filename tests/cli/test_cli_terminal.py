@@ -46,6 +46,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["simulate", *case, *few, "--what-if", "multiplex=2,low-precision=1.5"],
         ["simulate", *case, "--foresight", "exact,previous,none"],
         ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,foremoe"],
+        ["advise", *case],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
         ["report", *case, *few, "--what-if", "1", "-o", str(folder / "r.html")],
         ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
