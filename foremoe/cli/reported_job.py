@@ -110,5 +110,7 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
     if planners[name].keeps_homes:
         return row
     note = "homes move: scored, never executed; the seconds of moving their weights are left out of all times"
-    blank = dict.fromkeys(("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "share_of_balanced"))
+    blank = dict.fromkeys(
+        ("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
+    )
     return {**row, **blank, "note": note}
