@@ -24,7 +24,7 @@ LINES = [[cell.strip() for cell in line[1:-1].split("|")] for line in PAGE.split
 BODY = [cells for cells in LINES if cells[1] not in ("what it does", "---")]
 SYSTEMS = (
     "Megatron-LM, static", "EPLB", "FlashLB", "LPLB", "LLEP", "UltraEP", "FEPLB", "LAER-MoE", "MicroMoE / FineMoE", "MoonEP",
-    "ECHO", "virtual experts", "MoE-GPS", "ReaLB", "RollMux", "RoutePack", "open-instruct", "EPIC", "ReLibra", "ForeMoE",
+    "ECHO", "TAOT", "virtual experts", "MoE-GPS", "ReaLB", "RollMux", "RoutePack", "open-instruct", "EPIC", "ReLibra", "ForeMoE",
     "DeepEP", "token-imbalance benchmark", "Routing replay",
 )  # fmt: skip
 NAMES = sorted({name for cells in BODY for name in re.findall(r"`([^`]+)`", cells[2])})
