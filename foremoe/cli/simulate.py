@@ -54,7 +54,7 @@ machine.
 Example:
   foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
   foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
-  foremoe simulate --synthetic gpt-oss-20b --what-if multiplex=3
+  foremoe simulate --synthetic gpt-oss-20b --rollout-share 0.85
 """
 
 
@@ -95,6 +95,8 @@ def simulate(
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
+    if asked.jobs and case_options.trainer.rollout_share is None:
+        raise InputError("multiplex: turns depend on what lies outside the stages; give --rollout-share.")
     look.require(knowledge.COLUMNS if views else COLUMNS | TURN_COLUMNS if asked.jobs else COLUMNS)
     systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
@@ -144,7 +146,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     lines = [flat(row) | {"solver": starred(row)} for row in rows]
-    return Table(COLUMNS, lines, rows, tones(real, "speedup_vs_static"))
+    return Table(shown_columns(COLUMNS, rows), lines, rows, tones(real, "speedup_vs_static"))
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -182,8 +184,24 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """What the column of whole steps takes for granted."""
-    outside = f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
-    if all(row["step_speedup"] is None for row in rows):
+    """What the column of whole steps assumes; without --rollout-share, the gain of the fastest line at several shares."""
+    known = [row for row in rows if row["step_speedup_at"] is not None]
+    if not known:
         return "step: unknown without static; add it to --planners"
-    return f"step: gain of a training step of which {outside} lie outside the stages (--rollout-share)"
+    if trainer.outside_s(0.0) is not None:
+        return f"step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
+    real = [row for row in known if row["solver"] not in ("static", BALANCED) and not row.get("changes_numerics")]
+    best = max(real or known, key=lambda row: row["speedup_vs_static"])
+    each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
+    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (--rollout-share says yours)"
+
+
+def outside_words(trainer: Trainer) -> str:
+    """What lies outside the stages, as the user said it."""
+    return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
+
+
+def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """The columns without that of whole steps where nobody said what lies outside the stages."""
+    hidden = all(row["step_speedup"] is None for row in rows)
+    return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

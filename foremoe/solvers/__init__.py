@@ -4,7 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `Search`, `Robust`, `Exact`
+            `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -34,6 +34,7 @@ from foremoe.solvers.rank.moon_ep import MoonEp
 from foremoe.solvers.rank.quota import Quota
 from foremoe.solvers.rank.robust import Robust
 from foremoe.solvers.rank.static import Static
+from foremoe.solvers.rank.taot import Taot
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
@@ -44,5 +45,5 @@ __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
     "OrderSolver", "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot", "Transitions", "WaterFill",
 ]  # fmt: skip

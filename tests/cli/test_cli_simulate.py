@@ -33,7 +33,8 @@ def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, deali
         assert row["share_of_balanced"] == pytest.approx(rows["force-balanced"]["simulated_stage_s"] / row["simulated_stage_s"])
         static_s, stage_s = rows["static"]["simulated_stage_s"], row["simulated_stage_s"]
         assert row["speedup_vs_static"] == pytest.approx(static_s / stage_s)
-        assert row["step_speedup"] == pytest.approx(2 * static_s / (static_s + stage_s))  # half of static's step is rollout
+        assert row["step_speedup"] is None  # nobody said what lies outside the stages
+        assert row["step_speedup_at"]["50"] == pytest.approx(2 * static_s / (static_s + stage_s))
     for other in compared:  # the same plans
         for key in (
             "skew_mean",
@@ -69,6 +70,13 @@ def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: l
     assert slow["foremoe"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
     text = good(["simulate", *words, "--rollout-share", "0.25"]).stdout
     assert "step: gain of a training step of which 25% of static's lie outside the stages" in text
+    assert "step" in text.splitlines()[next(i for i, line in enumerate(text.splitlines()) if "speed-up" in line)]
+    gains = rows_of(words)["foremoe"]["step_speedup_at"]
+    for command in ("simulate", "compare"):  # no single gain of a step where nobody said what lies outside
+        lines = good([command, *words]).stdout.splitlines()
+        assert "step" not in next(line for line in lines if "speed-up" in line)
+        told = ", ".join(f"{gains[percent]:.3f} with {percent} %" for percent in ("50", "85", "95"))
+        assert f"foremoe: {told} of it outside the stages" in " ".join(" ".join(lines).split())
     assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
     without = good(["simulate", trace, *dealing, "--planners", "foremoe"]).stdout
     assert "step: unknown without static" in without
