@@ -34,7 +34,7 @@ def _to_gain(num_base, s):
     have to travel to a mean rank however slots are filled."""
     prices, row, sum_XG = s.prices, s.row, s.t.sum_XG
     parts = row_seconds(prices, s.windows, row, s.t)
-    even_s = prices.compute_passes * (prices.gemm_s + prices.pair_s) * s.mean
+    even_s = (prices.forwards + prices.backward_ratio) * (prices.gemm_s + prices.pair_s) * s.mean
     num_ranks, num_nics = s.num_G.size, row.ranks.num_nics
     peer, rdma = sum_XG[PEER_IN, :num_ranks].sum() / num_ranks, sum_XG[RDMA_IN, :num_nics].sum() / num_nics
     travels = max(0.0, 1.0 - s.num_slots / num_base)

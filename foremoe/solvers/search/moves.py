@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel
-from foremoe.problem.kernels.traffic import (
-    BUSY,
-    PADDED,
-    PAIRS,
-    PEER_IN,
-    PEER_OUT,
-    RDMA_IN,
-    RDMA_OUT,
-)
+from foremoe.problem.kernels.row_price import rank_s
+from foremoe.problem.kernels.traffic import PAIRS, PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT
 from foremoe.solvers.search.state import below, chance, give
 
 # Letters: G ranks, V nodes, E experts.
@@ -30,7 +23,8 @@ def busiest(s):
     rank, slowest = np.int64(0), -1.0
     link, at, most = np.int64(PEER_OUT), np.int64(0), -1.0
     for g in range(s.t.quota_EG.shape[1]):
-        x = prices.gemm_s * total_XG[PADDED, g] + prices.pair_s * total_XG[PAIRS, g] + prices.slot_s * total_XG[BUSY, g]
+        once_s, back_s = rank_s(g, prices, s.t)
+        x = prices.forwards * once_s + back_s
         if x > slowest:
             rank, slowest = g, x
         for way in (PEER_OUT, PEER_IN):
