@@ -21,11 +21,12 @@ SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two looks at how smooth the price is
 _SEED = 88172645463325252  # of every row: what a row becomes does not depend on the rows around it
 # A row is searched for SHARE of its time at home on each of its ranks, which plan at once, and for GAIN of what there may be to
-# gain in it at most; but never by more than MOST moves.
-SHARE, GAIN, MOST = 0.005, 0.05, 20_000
+# gain in it at most; but never for more than MOST_S, of up to MANY ranks, and less with more.
+SHARE, GAIN, MOST_S, MANY = 0.005, 0.05, 0.0125, 64
 AS_PAYS = -1  # for `effort`
-# Moves a second on one thread: 0.8 to 1.9 us each by pairs, 1.4 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
-BY_PAIR_MOVES, BY_NODE_MOVES = 700_000.0, 250_000.0
+# Seconds of a move on one thread, and more for each rank: by pairs, and by messages to nodes.
+PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.9e-6, 0.012e-6
+NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
 
 
 @kernel
@@ -46,8 +47,13 @@ def _to_gain(num_base, s):
 @kernel
 def moves_of(home_s, num_base, s):
     """The number of moves that pay in a row."""
-    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * s.num_G.size
-    return min(MOST, np.int64(spent_s * (BY_NODE_MOVES if s.row.ranks.travel == BY_NODE else BY_PAIR_MOVES)))
+    num_ranks = s.num_G.size
+    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * num_ranks
+    # A move takes longer among many ranks, and a row has more to move: what it gains does not keep up.
+    most_s = MOST_S * min(1.0, (MANY / num_ranks) ** (4.0 / 3.0))
+    by_node = s.row.ranks.travel == BY_NODE
+    move_s = NODE_MOVE_S + NODE_MOVE_RANK_S * num_ranks if by_node else PAIR_MOVE_S + PAIR_MOVE_RANK_S * num_ranks
+    return np.int64(min(spent_s, most_s) / move_s)
 
 
 @kernel
