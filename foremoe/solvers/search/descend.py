@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.compiled import kernel
@@ -11,6 +13,7 @@ from foremoe.problem.rows import empty_of, row_of
 from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, copy_of
 from foremoe.solvers.kernels.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
+from foremoe.solvers.search.parts import CLOSED_FORM, SMOOTHING
 from foremoe.solvers.search.start import price_of, start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
 
@@ -27,6 +30,14 @@ AS_PAYS = -1  # for `effort`
 # Seconds of a move on one thread, and more for each rank: by pairs, and by messages to nodes.
 PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.9e-6, 0.012e-6
 NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
+
+
+class Choice(NamedTuple):
+    """How rows are searched."""
+
+    effort: int  # moves a row, or AS_PAYS
+    by_price: bool  # whether a start alone is chosen by the price, or by the closed form
+    parts: int  # bits of `foremoe.solvers.search.parts`
 
 
 @kernel
@@ -63,7 +74,7 @@ def _descend(effort, s):
     for i in range(effort):
         if i % _STEP == 0:
             left = 1.0 - i / effort
-            soft = SOFT * max(0.0, (left - SHARP) / (1.0 - SHARP))
+            soft = SOFT * max(0.0, (left - SHARP) / (1.0 - SHARP)) if s.parts & SMOOTHING else 0.0
             current = smoothed(soft, s)
         s.num_changes[0] = 0
         if move(aim, s):
@@ -76,7 +87,7 @@ def _descend(effort, s):
 
 
 @kernel
-def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_NGS):
+def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
     """Starts and searches rows [low, high), in place: none ends above its start, nor above its experts at home."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
@@ -87,17 +98,17 @@ def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_
         mean = row.load_E.sum() / G
         windows = Windows(w[0], w[1], w[2])
         s = State(
-            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I,
-            num_changes, random,
+            row, rows.prices, windows, S - num_base, estimated.node_only, choice.parts, mean, t, home_GB, replica_GR, num_G,
+            change_4I, num_changes, random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
         estimate = estimated_row(estimated, n, expert_NGS[n])
-        if effort == 0:
-            start_row(by_price, estimate, s, best)
+        if choice.effort == 0:
+            start_row(choice.by_price, estimate, s, best)
             continue
         given, given_s = copy_of(best), price_of(best, num_base, s)
         # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
-        start_row(False, estimate, s, best)
+        start_row(choice.parts & CLOSED_FORM == 0, estimate, s, best)
         list_homes(row, home_GB, num_G)
         hold(s)
         home_s = seconds(s)
@@ -106,7 +117,7 @@ def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_
         started_s = seconds(s)
         list_replicas(s)
         random[0] = np.uint64(_SEED)
-        _descend(moves_of(windows.all_s + home_s, num_base, s) if effort == AS_PAYS else effort, s)
+        _descend(moves_of(windows.all_s + home_s, num_base, s) if choice.effort == AS_PAYS else choice.effort, s)
         found_s = seconds(s)
         if found_s < started_s:
             _write(s, num_base, best.expert_GS, best.quota_GS)

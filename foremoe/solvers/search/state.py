@@ -24,6 +24,7 @@ class State(NamedTuple):
     windows: Windows
     num_slots: int  # R
     node_only: bool
+    parts: int  # bits of `foremoe.solvers.search.parts`
     mean: float  # pairs that a rank serves on average
     t: Traffic
     home_GB: Array  # experts at home on every rank
