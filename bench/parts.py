@@ -53,7 +53,9 @@ def main(num_cases: int, out: Path | None) -> None:
     found = [ratios(dispatch, num_cases) for dispatch in DISPATCHES]
     planning_P = np.exp(np.log(np.concatenate([planning for _, planning in found])).mean(axis=0))
     lines = [
-        "# What the parts of Search are worth", "", f"{hardware()}. Command: `python -m bench.ablation --parts --cases {num_cases}`."
+        "# What the parts of Search are worth",
+        "",
+        f"{hardware()}. Command: `python -m bench.ablation --parts --cases {num_cases}`."
         f" Simulated stages without a part over those with all, {num_cases} random stages for each dispatch: geometric means, and"
         " the stage that gains most by it. Planning: CPU time without it over that with all. Uncalibrated.", "",
         HEAD, "| --- " * 6 + "|",
