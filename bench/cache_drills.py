@@ -31,7 +31,7 @@ COMMANDS = {
     "plan": ["plan", "trace.npz", "--model", "model.toml", "--ranks", "4", "-o", "again.safetensors"],
     "inspect": ["inspect", "trace.npz", "--ranks", "4"],
     "check": ["check", "plan.safetensors", "--trace", "trace.npz"],
-    "compare": ["compare", "trace.npz", "--model", "model.toml", "--ranks", "4", "--planners", "hierarchical,greedy"],
+    "compare": ["compare", "trace.npz", "--model", "model.toml", "--ranks", "4", "--planners", "foremoe,greedy"],
     "warm-up": ["warm-up"],
 }
 

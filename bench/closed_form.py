@@ -30,14 +30,14 @@ MODELS = ("gpt-oss-20b", "qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5-air", "dee
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like")
 PLANNERS: dict[str, tuple[Planner, str]] = {
     "static": (STRATEGIES["static"], "time"),
-    "hierarchical": (Planner(), "time"),
-    "hierarchical, balance": (Planner(), "balance"),
+    "foremoe": (Planner(), "time"),
+    "foremoe, balance": (Planner(), "balance"),
     "quota": (STRATEGIES["quota"], "time"),
     "least_loaded": (STRATEGIES["least_loaded"], "time"),
     "greedy": (STRATEGIES["greedy"], "time"),
     "start": (Planner(rank=(Search(effort=0),)), "time"),
 }
-OURS = ("hierarchical", "start")
+OURS = ("foremoe", "start")
 
 
 def problem_of(seed: int, dispatch: str) -> tuple[str, Problem]:
@@ -112,13 +112,13 @@ def tables(num_cases: int, dispatch: str) -> list[str]:
                 out.append(
                     f"| {name} | {np.mean(ratio > 1.01):.1%} | {np.mean(ratio > 1.03):.1%} | {ratio.max():.3f} | {where} |"
                 )
-    shorter = gain([(case["hierarchical"].simulated, case["start"].simulated) for case in timed])
-    out += ["", f"`hierarchical` takes {shorter:.4f} times as long as `start` (geometric mean)."]
+    shorter = gain([(case["foremoe"].simulated, case["start"].simulated) for case in timed])
+    out += ["", f"`foremoe` takes {shorter:.4f} times as long as `start` (geometric mean)."]
     count = sum(case["static"].row_N.size for case in timed)
-    out += ["", f"| rows of `hierarchical`, {count}, against | dearer by over 1 % | worst |", "| --- | --- | --- |"]
+    out += ["", f"| rows of `foremoe`, {count}, against | dearer by over 1 % | worst |", "| --- | --- | --- |"]
     for name in PLANNERS:
         if name not in OURS:
-            row_ratio = np.concatenate([case["hierarchical"].row_N / case[name].row_N for case in timed])
+            row_ratio = np.concatenate([case["foremoe"].row_N / case[name].row_N for case in timed])
             out.append(f"| {name} | {np.mean(row_ratio > 1.01):.2%} | {row_ratio.max():.3f} |")
     return out
 

@@ -266,7 +266,7 @@ def refuses(group: TorchGroup) -> tuple[float, str] | None:
 
     def make() -> None:
         if group.rank == CULPRIT:
-            raise InputError("did you mean 'hierarchical'?")
+            raise InputError("did you mean 'foremoe'?")
 
     try:
         make_on_all(group, make)

@@ -95,7 +95,7 @@ def main() -> None:
     head = (
         f"# The value of foresight (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.foresight"
         f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated. Update stage, R = 1 unless the row says otherwise,"
-        f" hierarchical planner without home level in all rows. On line: the load is known after each layer's router;"
+        f" default planner in all rows. On line: the load is known after each layer's router;"
         f" {ULTRAEP_S * 1e6:.0f} us of planning and the copies for forward are exposed; two planners, one that prices copies as"
         " ever and one that takes none as hidden (too careful: those of backward are). History and noise: replicas placed for a"
         " predicted load whose sources are not known, quotas split on the real one; the first micro-step has the one before the"

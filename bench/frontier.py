@@ -60,7 +60,7 @@ def balance_tables(seeds: int) -> Iterable[str]:
         (1, "mid", 4), (1, "mid", 32), (2, "mid", 4), (2, "mid", 32), (1, "mild", 4), (1, "skew", 4)
     ):  # fmt: skip
         yield f"### R = {redundant}, regime {regime}, M = {micro_steps}\n"
-        yield "| load | static | quota | least_loaded | greedy | hierarchical: mean | p99 | max | replicas per rank | rows |"
+        yield "| load | static | quota | least_loaded | greedy | foremoe: mean | p99 | max | replicas per rank | rows |"
         yield "|" + " --- |" * 10
         for model, sizes in SHAPES:
             for num_ranks in sizes:
@@ -87,7 +87,7 @@ def balance_tables(seeds: int) -> Iterable[str]:
 
 def recorded_table() -> Iterable[str]:
     """Recorded traces at 8, 16 and 32 ranks, R = 1."""
-    yield "| trace | ranks | static | hierarchical: mean | p99 | mean above the bound | p99 above | rows |"
+    yield "| trace | ranks | static | foremoe: mean | p99 | mean above the bound | p99 above | rows |"
     yield "|" + " --- |" * 8
     for path in sorted(RECORDED.glob("*.npz")):
         trace = RoutingTrace.load(path, model="gpt-oss-20b" if path.stem.startswith("gpt_oss") else "deepseek-v2-lite")
@@ -144,7 +144,7 @@ def speed_table() -> Iterable[str]:
     A shared machine is slow for minutes at a time: so solvers, loads and single rows take turns for `SECONDS`, solvers with five
     calls each. Shown are the best of all rounds, the median over rounds, and the median of the ratios.
     """
-    yield "| load | hierarchical: mean us, best | median | p99, best | quota: mean us, best | median | median ratio |"
+    yield "| load | foremoe: mean us, best | median | p99, best | quota: mean us, best | median | median ratio |"
     yield "|" + " --- |" * 7
     shapes = (("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 64), ("deepseek-v3", 64), ("deepseek-v3", 256))
     loads = [problem(*shape, regime="mid", micro_steps=4, seed=0, redundant=1, cost=CostModel()) for shape in shapes]

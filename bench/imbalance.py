@@ -18,7 +18,7 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
-from foremoe.simulate import System, foremoe_planner, simulate_systems
+from foremoe.simulate import System, simulate_systems
 from foremoe.solvers import Keep
 from foremoe.synthetic import IMBALANCES, imbalance_workload
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 def systems(second_set: int) -> dict[str, System]:
     """Line -> system: every strategy, those that keep homes with a second set of experts too, foremoe, and even routing."""
-    planners = {name: planner for name, planner in STRATEGIES.items() if name not in TOO_LONG} | {"foremoe": foremoe_planner()}
+    planners = {name: planner for name, planner in STRATEGIES.items() if name not in TOO_LONG}
     lines = {name: System(planner=planner) for name, planner in planners.items()}
     for name, planner in planners.items():
         if planner.keeps_homes and planner.rank:
@@ -105,8 +105,7 @@ def main() -> None:
         " with a second set of experts (R = E/G) where homes stay. All plan ahead; a micro-step before the stage is history."
         " x static: speed-up of the simulated stage; share: stage of even routing over this one. Skew: mean of largest over mean"
         " rank load. MB: weights of every pass and gradients, per layer and micro-step. slots: redundant slots per rank that some"
-        " workload needs. EPLB's rows leave out how the weights travel that it re-places in every micro-step, so they are bounds."
-        " foremoe is `hierarchical` with the home level; its moves are charged to this stage. Left out, hours at this size:"
+        " workload needs. Moves of EPLB and of homes are charged to this stage. Left out, hours at this size:"
         f" {', '.join(TOO_LONG)}.\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)

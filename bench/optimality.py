@@ -2,7 +2,7 @@
 
     python -m bench.optimality [--instances N] [--out bench/results/optimality_HARDWARE_DATE.md]
 
-Loads come from `synthetic_workload`. Optima come from `Exact`, started from `hierarchical`; an instance that it does not close
+Loads come from `synthetic_workload`. Optima come from `Exact`, started from `foremoe`; an instance that it does not close
 in its time counts against the bound it has proven. Skews and seconds are recomputed here, from slots and quotas alone: neither
 the planner's cost model nor its kernels judge the planner.
 """
@@ -32,7 +32,7 @@ from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
-NAMES = ("static", "lplb", "quota", "least_loaded", "greedy", "hierarchical")
+NAMES = ("static", "lplb", "quota", "least_loaded", "greedy", "foremoe")
 SEEDS = range(1, 6)
 MICRO_STEPS = 4
 MODEL = "qwen3-30b-a3b"
@@ -56,11 +56,9 @@ class Group:
             over = np.array(self.over[name])
             cells = [f"{over.mean():.5f}", f"{np.quantile(over, 0.99):.4f}", f"{over.max():.4f}"]
             lines.append(f"| {' | '.join([name, *cells, *([f'{(over <= 1.01).mean():.1%}'] if share else [])])} |")
-        ours = np.array(self.over["hierarchical"])
+        ours = np.array(self.over["foremoe"])
         worst = [f"{ours[i]:.4f} ({self.origin[i]})" for i in np.argsort(-ours, kind="stable")[:WORST] if ours[i] > 1.0]
-        said = f"{len(ours)} instances, {self.open} not closed." + (
-            f" Worst of `hierarchical`: {'; '.join(worst)}." * bool(worst)
-        )
+        said = f"{len(ours)} instances, {self.open} not closed." + (f" Worst of `foremoe`: {'; '.join(worst)}." * bool(worst))
         return f"### {self.title}\n\n" + "\n".join(lines) + f"\n\n{said}"
 
 
@@ -144,7 +142,7 @@ def judge(group: Group, problem: Problem, origin: str, objective: Callable[[Plac
         plan, _ = STRATEGIES[name].plan(problem)
         made[name] = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
     with row_runner():
-        found = Exact(node_limit=2**31 - 1, time_limit_s=limit_s).solve(problem, made["hierarchical"])
+        found = Exact(node_limit=2**31 - 1, time_limit_s=limit_s).solve(problem, made["foremoe"])
     assert found.bound_N is not None and found.stop_N is not None
     for n in range(problem.N):
         closed = found.stop_N[n] == Stop.OPTIMAL

@@ -49,7 +49,7 @@ def stages(file: Path, model: str, num_ranks: int) -> list[str]:
     cluster = foremoe.Cluster.preset("8xh100", num_ranks, dispatch="node")
     counted = foremoe.Problem.of(work, cluster, routed=foremoe.RoutedTokens.of(trace, work))
     lines = []
-    for name in ("static", "hierarchical"):
+    for name in ("static", "foremoe"):
         plan, _ = foremoe.resolve(name).plan(counted)
         both = [simulate(problem, plan) for problem in (counted, dataclasses.replace(counted, routed=None))]
         exchange, stage = (

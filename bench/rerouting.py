@@ -66,7 +66,7 @@ def main() -> None:
         f"# Plans from routing that is only a hint (simulated)\n\nPlanned and simulated on: {hardware()}. Command: "
         f"`python -m bench.rerouting --micro-steps {args.micro_steps} --layers {args.layers}`. Simulated, "
         f"uncalibrated, synthetic load (regime mid). Update stage of {args.micro_steps} micro-steps x {args.layers} "
-        "layers, R = 1, hierarchical planner without home level. The share is that of (token, layer) choices: "
+        "layers, R = 1, default planner. The share is that of (token, layer) choices: "
         "swap, one expert of such a choice is another, drawn by load; redraw, all are. Plans are made from the "
         "changed routing and served on the real one by the runtime's remap law; static and on line (the exact load "
         f"after each layer's router, {ULTRAEP_S * 1e6:.0f} us of planning and forward's copies exposed) are beside "

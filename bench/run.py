@@ -48,8 +48,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         lines.append("| " + " | ".join(show(row) for _, show in COLUMNS) + " |")
         if "same_rows" in row:
-            beside = row["same_rows"].get("hierarchical")
-            beside = "" if beside is None else f"; `hierarchical` on the same rows: {beside:.4f}"
+            beside = row["same_rows"].get("foremoe")
+            beside = "" if beside is None else f"; `foremoe` on the same rows: {beside:.4f}"
             notes.append(f"`{row['solver']}`: {row['note']}{beside}.")
     return "\n".join([*lines, "", *notes])
 

@@ -51,7 +51,7 @@ class Only(PathSolver):
 
 
 def only(paths: tuple[Link, ...], **levels: Any) -> Planner:
-    """The hierarchical planner with some of the paths."""
+    """The default planner with some of the paths."""
     return Planner(path=Only(tuple(int(path) for path in paths)), **levels)
 
 

@@ -21,7 +21,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
 from foremoe.routing.trace import RoutingTrace
-from foremoe.simulate import System, ep_groups, foremoe_planner
+from foremoe.simulate import System, ep_groups
 from foremoe.solvers import Anneal, Feplb, Greedy, Lpt, Quota
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.workload import Workload
@@ -56,9 +56,10 @@ def systems(experts_per_rank: int) -> dict[str, System]:
         "ECHO-like, E/G slots": System(planner=echo, changes=second_set, **on_line),
         "LLEP": System(planner=STRATEGIES["llep"], changes=second_set, **on_line),
         "ReLibra-like": System(planner=Planner(home=Anneal(), rank=(Greedy(),)), changes=in_node),
-        "ReLibra-like, our solver": System(planner=foremoe_planner(), changes=in_node),
+        "ReLibra-like, our solver": System(planner=STRATEGIES["foremoe-homes"], changes=in_node),
         "LPT homes": System(planner=Planner(home=Lpt(), rank=())),
-        "foremoe": System(planner=foremoe_planner()),
+        "foremoe": System(planner=STRATEGIES["foremoe"]),
+        "foremoe, homes moved": System(planner=STRATEGIES["foremoe-homes"]),
         "force-balanced": System(even=True),
     }
 
@@ -72,8 +73,8 @@ NOTES = (
     "static: experts at home. eplb-history, -step, -exact: DeepSeek's policy on the micro-step before (the first one on the one"
     " that came before the stage), the stage's sum, the load itself. LAER-like: copies in proportion to the load of the"
     " micro-step before, laid out anew for every micro-step; restoring all experts from their shards, as published, is in no"
-    " figure. The weights that EPLB and LAER move are in no stage time; *apart* has them, spread evenly over all links, without"
-    " optimizer state: their rows are bounds.",
+    " figure. The weights that EPLB and LAER move, and their gradients, are exposed, spread evenly over all links,"
+    " without optimizer state.",
     f"LPLB: our `lplb`: a ring of replicas of each rank's hottest expert, chosen with foresight and prefetched, optimal split,"
     f" {LPLB_S * 1e6:.0f} us of planning exposed per layer; the published one keeps its replicas and places experts by"
     " EPLB first."
@@ -93,7 +94,8 @@ NOTES = (
     " its packing,"
     " which needs samples, see the tables at the end. Moves of homes (weights and optimizer state) are made once per training"
     " step, a recompute and an update stage of as many micro-steps as simulated here: this stage bears half of them. Annealed"
-    " homes still have to pay for all of their moves within the stage. foremoe: hierarchical with the home level.",
+    " homes still have to pay for all of their moves within the stage. foremoe: the default, homes in place; *homes moved*:"
+    " with the home level.",
     "Slots: redundant slots per rank that a system needs. MB: weights (every pass) and replica gradients per rank, layer and"
     " micro-step; for EPLB and LAER, the weights of experts that change place.",
     "Homes are the same in all EP groups, which hold the same layers. force-balanced: the same tokens, routing forced to be even,"

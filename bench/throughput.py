@@ -43,7 +43,7 @@ OURS = ("foremoe", "ReLibra-like, our solver", "force-balanced", "eplb-exact")
 ORDER = (("static", ("static",)), ("EPLB", ("eplb-history", "eplb-step")), ("ReLibra", ("ReLibra-like",)))
 HEAD = (
     "| system | slots | MB | stage ms | x static | share of force-balanced | tokens/s/GPU | skew | experts ms | exchange ms |"
-    " weights ms | planning ms | moves ms | apart ms | peak GB |"
+    " weights ms | planning ms | moves ms | peak GB |"
 )
 
 
@@ -58,13 +58,13 @@ def rows_of(name: str, problems: list[Problem]) -> dict[str, dict[str, Any]]:
 
 def table(rows: dict[str, dict[str, Any]], num_ranks: int) -> str:
     """Markdown of one configuration in EP groups of `num_ranks`."""
-    lines = [HEAD, "|" + " --- |" * 15]
+    lines = [HEAD, "|" + " --- |" * 14]
     for name, row in rows.items():
         if not row["n_solved"]:
-            lines.append(f"| {name} | {row['note']} |" + " |" * 13)
+            lines.append(f"| {name} | {row['note']} |" + " |" * 12)
             continue
         exchange_s, waits_s = row["dispatch_s"] + row["combine_s"], row["transfer_s"] + row["gradient_s"]
-        parts = (row["compute_s"], exchange_s, waits_s, row["planning_s"], row["moves_s"], row["apart_s"])
+        parts = (row["compute_s"], exchange_s, waits_s, row["planning_s"], row["moves_s"])
         lines.append(
             f"| {name} | {row['slots_per_rank']} | {mb_per_rank(row, num_ranks)} | {row['simulated_stage_s'] * 1e3:.1f} |"
             f" {row['speedup_vs_static']:.3f} | {row['share_of_balanced']:.1%} |"

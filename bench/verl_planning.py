@@ -40,7 +40,7 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots of all ranks, T tokens, K top-k.
 
-PLANNER, MICRO_STEPS, TOKENS = "hierarchical", 32, 8192
+PLANNER, MICRO_STEPS, TOKENS = "foremoe", 32, 8192
 # Control messages go over TCP between hosts, not over the links that experts' tokens take.
 BYTES_PER_S, MESSAGE_S = 1e9, 100e-6
 PREFETCH, REPEATS = 2, 3

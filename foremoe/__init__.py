@@ -10,10 +10,11 @@ from foremoe.base.lazy import lazy
 from foremoe.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from foremoe import calibrate, distributed, integrations, levels, machine, plan, planner, problem, report, routing
+    from foremoe import advice, calibrate, distributed, integrations, levels, machine, plan, planner, problem, report, routing
 
     # isort: split
     from foremoe import runtime, simulate, solvers, synthetic, testing, transfer, workload
+    from foremoe.advice import SlotChoice, advise, choose_slots
     from foremoe.base.errors import Error, InputError, PlanError, StaleWeights, TransferError
     from foremoe.machine import Cluster, Model, Trainer
     from foremoe.plan import Link, Plan, PlanKey, TransferList
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     # isort: split
     from foremoe.problem import ResidentSlots, SharedSlots, price
     from foremoe.routing import RoutingTrace
+    from foremoe.simulate import Gain, gain
     from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
     from foremoe.warm import warm_up
     from foremoe.workload import RoutedTokens, Workload, count_workload, from_routed_experts, skew_statistics
 
 _NAMES = {
+    "advice": ("SlotChoice", "advise", "choose_slots"),
     "base.errors": ("Error", "InputError", "PlanError", "StaleWeights", "TransferError"),
     "machine": ("Cluster", "Model", "Trainer"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
@@ -46,18 +49,19 @@ _NAMES = {
     "synthetic": ("Regime", "synthetic_trace", "synthetic_workload"),
     "warm": ("warm_up",),
     "workload": ("RoutedTokens", "Workload", "count_workload", "from_routed_experts", "skew_statistics"),
-    "calibrate": (), "distributed": (), "integrations": (), "levels": (), "report": (), "runtime": (), "simulate": (),
+    "calibrate": (), "distributed": (), "integrations": (), "levels": (), "report": (), "runtime": (),
+    "simulate": ("Gain", "gain"),
     "solvers": (), "testing": (), "transfer": (),
 }  # fmt: skip
 __all__ = [
-    "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "InputError", "LevelSummary", "Link", "Model", "Noisy", "Phase",
-    "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem", "Regime", "Rerouted",
-    "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "StaleWeights", "Stop", "Trainer",
-    "TransferError", "TransferList", "Workload", "ablate",
-    "calibrate", "compare", "count_workload", "distributed", "from_routed_experts", "integrations", "levels", "machine",
-    "parse", "plan", "planner", "price", "problem", "report", "resolve", "routing", "row_solver", "runtime", "simulate",
-    "skew_statistics", "solvers", "synthetic", "synthetic_trace", "synthetic_workload", "testing", "transfer", "warm_up",
-    "workload",
+    "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "Gain", "InputError", "LevelSummary", "Link", "Model",
+    "Noisy", "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem",
+    "Regime", "Rerouted", "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "SlotChoice",
+    "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload", "ablate", "advice", "advise",
+    "calibrate", "choose_slots", "compare", "count_workload", "distributed", "from_routed_experts", "gain",
+    "integrations", "levels", "machine", "parse", "plan", "planner", "price", "problem", "report", "resolve", "routing",
+    "row_solver", "runtime", "simulate", "skew_statistics", "solvers", "synthetic", "synthetic_trace",
+    "synthetic_workload", "testing", "transfer", "warm_up", "workload",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -17,7 +17,7 @@ import foremoe
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = [
     "base", "machine", "routing", "workload", "synthetic", "problem", "plan", "levels", "solvers", "planner", "distributed",
-    "transfer", "runtime", "simulate", "warm", "calibrate", "report", "integrations", "testing", "cli",
+    "transfer", "runtime", "simulate", "warm", "advice", "calibrate", "report", "integrations", "testing", "cli",
 ]  # fmt: skip
 FACE = {"foremoe", "foremoe.__main__"}  # what users import and run: it may name every room
 MAX_LINES, MAX_CODE, MAX_PARAMETERS = 300, 60, 8

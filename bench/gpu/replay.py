@@ -33,7 +33,7 @@ def plan_rows() -> dict[str, Any]:
     work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
     found: dict[str, Any] = {"base": problem.B, "sizes": [problem.model.hidden_size, problem.model.ffn_size]}
-    for name in ("static", "hierarchical"):
+    for name in ("static", "foremoe"):
         plan = STRATEGIES[name].plan(problem)[0]
         found[name] = {"quota_LGS": plan.quota_MLGS[0].tolist(), "compute_L": plan.cost_ML.compute_s[0].tolist()}
     return found

@@ -18,6 +18,7 @@ from foremoe.cli.texts import Seconds, foresight_of, planner_of, split_list, who
 from foremoe.planner import ablation
 from foremoe.planner.comparison import EXACT_BUDGET_S
 from foremoe.planner.planner import Planner
+from foremoe.simulate.step import Judge
 from foremoe.workload.packing import AsGiven
 
 
@@ -54,7 +55,7 @@ Examples:
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
     help="What to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
-    "[default: hierarchical]"
+    "[default: foremoe]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
@@ -82,7 +83,7 @@ def ablate(
     look.require(COLUMNS)
     if plot_file is not None:
         require_matplotlib()
-    names = split_list(planners, "--planners") or ["hierarchical"]
+    names = split_list(planners, "--planners") or ["foremoe"]
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
     varied = Varied(
         {name: planner_of(name, case_options.shuffle) for name in names},
@@ -117,6 +118,7 @@ def _rows(options: CaseOptions, varied: Varied, exact_seconds: float, progress: 
         found = ablation.ablate(
             case.problem, planner, redundant=varied.redundant, foresight=varied.foresight, history_LE=case.history_LE,
             unpacked=build_case(chosen).problem if packs else None, exact_budget_s=exact_seconds, progress=progress,
+            judge=Judge.of(case.problem),
         )  # fmt: skip
         where = {"planner": name, "ranks_per_node": case.record["ranks_per_node"], "seed": seed}
         rows += [row | where for row in found]
@@ -134,7 +136,7 @@ def _head(case: Case, varied: Varied) -> list[str]:
 
 def _foot(case: Case, found: Lines) -> list[str]:
     return [
-        f"predicted, speed-up over static: {case.constants}",
+        f"stage, speed-up over static: simulated, {case.constants}",
         "any: with every level, and with each left out; a line without figures has the plan of the line above",
         *found.notes,
     ]  # fmt: skip

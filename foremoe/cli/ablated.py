@@ -10,11 +10,11 @@ from foremoe.cli.tables import SECONDS, Column, Spread, Table, flat, number, plu
 from foremoe.cli.tones import tones
 from foremoe.planner.planner import Planner
 
-GAIN = "predicted_speedup_vs_static"
+GAIN = "speedup_vs_static"
 COLUMNS = {
     "planner": Column("planner", left=True), "ranks_per_node": Column("node"), "levels": Column("levels", left=True, rank=0),
     "redundant": Column("R", left=True, rank=0), "foresight": Column("foresight", left=True, rank=0), **PLANNED,
-    "predicted_stage_s": Column("predicted", SECONDS, rank=2), GAIN: Column("speed-up", number(3), rank=1),
+    "simulated_stage_s": Column("stage", SECONDS, rank=2), GAIN: Column("speed-up", number(3), rank=1),
 }  # fmt: skip
 # What distinguishes lines, in the order of the table; seeds do not.
 _WHERE, _WHAT = ("planner", "ranks_per_node"), ("levels", "redundant", "foresight")
@@ -50,8 +50,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner])
         everything = [list(dict.fromkeys(row[key] for row in rows if row["planner"] == where[0])) for key in _WHAT]
         for of in _of_one_plan({key[2:]: planned[key] for key in keys}):
             figures = _means(of.figures) | dict(zip(_WHERE, where, strict=True))
-            if not planners[where[0]].keeps_homes:
-                figures[GAIN] = None  # the seconds leave out how weights travel
             for i, block in enumerate(of.blocks):
                 named = {key: _named(values, all_of) for key, values, all_of in zip(_WHAT, block, everything, strict=True)}
                 if i == 0 and of.figures[0]["plan"] is None:

@@ -15,7 +15,8 @@ from foremoe.calibrate import Case, Fit, Measured, fit
 from foremoe.calibrate.gate import MOST_TAKEN
 from foremoe.cli.files import cluster_of, is_file, model_of
 from foremoe.cli.jsonio import JsonCommand, emit, plain, require_writable
-from foremoe.cli.options import CLUSTERS, COUNT, MAX_EXPERTS, MODELS, accept_fit_option, option, table_options
+from foremoe.cli.kinds import MAX_EXPERTS
+from foremoe.cli.options import CLUSTERS, COUNT, MODELS, accept_fit_option, option, table_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, percent, plural
 from foremoe.cli.texts import Seconds, is_count

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
@@ -62,7 +63,7 @@ largest over the mean rank load of a row, 1.000 is perfect. Baselines run as the
 
 \b
 Example:
-  foremoe compare rollout.npz --ranks 16 --planners static,quota,hierarchical
+  foremoe compare rollout.npz --ranks 16 --planners static,quota,foremoe
 """
 
 
@@ -90,6 +91,7 @@ def compare(
     with Progress(tasks=sum(bool(planner.rank) for planner in chosen.values())) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
+        told = advise(case.problem, trainer=trainer, progress=progress)
         rows = comparison.compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
@@ -99,15 +101,20 @@ def compare(
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
         "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, chosen, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
-        "static_stage_s": judge.static_s, "trainer": trainer,
+        "static_stage_s": judge.static_s, "trainer": trainer, "advice": str(told),
     }  # fmt: skip
     words = footers(rows, chosen, case.constants, judge.static_s)
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(json_file, payload, [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory], look)
+    emit(
+        json_file,
+        payload,
+        [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory, f"advice: {told}"],
+        look,
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """The table; under a sampled row stands the hierarchical figure on the same rows, or that of the best one there is."""
+    """The table; under a sampled row stands foremoe's figure on the same rows, or that of the best one there is."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:
@@ -117,10 +124,10 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
         sampled = "same_rows" in row
         label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
         lines.append(flat(row) | {"solver": label})
-        sources.append(row)
+        sources.append(row if planners[name].keeps_homes else {"fits": row["fits"]})
         same = row.get("same_rows") or {}
         if same:
-            other = "hierarchical" if "hierarchical" in same else min(same, key=lambda key: same[key])
+            other = "foremoe" if "foremoe" in same else min(same, key=lambda key: same[key])
             lines.append({"solver": f"  {other}, same rows", "skew_mean": same[other]})
             sources.append({})
     return Table(COLUMNS, lines, rows, tones(sources, "speedup_vs_static"))
@@ -131,11 +138,8 @@ def footers(
 ) -> list[str]:  # fmt: skip
     """What a reader must know to read the table."""
     lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
-    moved = [row for row in rows if row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes]
-    if moved:
-        spent = ", ".join(f"{row['solver']} {seconds(row['transfer_s'])}" for row in moved)
-        travel = f"stage leaves out how their weights travel ({spent}), so no speed-up"
-        lines.append(f"* homes move: scored, never executed; {travel}")
+    if any(row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes for row in rows):
+        lines.append("* homes move: scored, never executed; the stage has their weights and gradients on the way, exposed")
     return lines + notes(rows, "solver")
 
 

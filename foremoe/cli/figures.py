@@ -15,7 +15,7 @@ from foremoe.plan.transfers import Link
 from foremoe.planner.summary import PlanSummary, count_stops
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.dealing import Dealt
-from foremoe.workload.skew import skew, skew_statistics
+from foremoe.workload.skew import mean_skew, skew, skew_statistics
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, K top-k, T tokens, Q sequences, X found.
@@ -74,13 +74,13 @@ def workload_figures(work: Workload) -> dict[str, Any]:
 
 def plan_figures(plan: Plan) -> dict[str, Any]:
     """What was planned, skew before and after, copies, predicted seconds."""
-    head, skew_ML, static_ML = plan.header, plan.skew_ML, skew(static_load_MLG(plan))
+    head, skew_ML, static_MLG = plan.header, plan.skew_ML, static_load_MLG(plan)
     return {
         "key": head.key, "planner": head.planner, "model": head.model.name, "cluster": head.cluster.name, "micro_steps": plan.M,
         "layers": plan.L, "ranks": plan.G, "nodes": head.cluster.num_nodes, "experts": plan.E, "redundant": head.redundant,
         "slots": repr(head.slots), "replicas_allowed": head.replicas, "objective": head.cost.objective,
-        "executable": plan.executable, "static_skew": {"mean": float(static_ML.mean()), "max": float(static_ML.max())},
-        "skew": {"mean": float(skew_ML.mean()), "p99": float(np.quantile(skew_ML, 0.99)), "max": float(skew_ML.max())},
+        "executable": plan.executable, "static_skew": {"mean": mean_skew(static_MLG), "max": float(skew(static_MLG).max())},
+        "skew": {"mean": plan.skew_mean, "p99": float(np.quantile(skew_ML, 0.99)), "max": float(skew_ML.max())},
         "load_gap_mean": float(plan.load_gap_ML.mean()), "replicas": plan.num_replicas,
         "copies": {link.name.lower(): int((plan.transfers.link_C == link).sum()) for link in Link},
         "predicted_s": {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()},
@@ -93,7 +93,9 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
 
 def summary_figures(summary: PlanSummary) -> dict[str, Any]:
     """Times of planning, and what each level brought."""
-    return {name: getattr(summary, name) for name in ("plan_s", "levels", "rows", "rows_kept_at_start", "warnings")}
+    return {
+        name: getattr(summary, name) for name in ("plan_s", "levels", "rows", "rows_kept_at_start", "unknown_share", "warnings")
+    }
 
 
 def trace_text(figures: dict[str, Any]) -> list[str]:

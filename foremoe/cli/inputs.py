@@ -1,10 +1,12 @@
 """From the command line's options to a `Case`: files or synthetic routing, dealt, on a cluster, as one problem."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from foremoe.advice.slots import SlotChoice, choose_slots
 from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
@@ -28,6 +30,9 @@ from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
+
+# Fewer choices a token are equal by chance; so are few tokens.
+_MANY, _FEW = 16, 0.01
 
 
 class Case(NamedTuple):
@@ -54,16 +59,19 @@ def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
     """Reads, deals and poses what `options` describe, in file order without a pack level."""
-    return _case(options, _dealt(options, packer, None, num_threads, progress))
+    return _case(options, _dealt(options, packer, None, num_threads, progress), progress)
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
     """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group."""
     whole = _dealt(options, None, group_size, None, progress)
-    cases = []
+    cases = list[Case]()
     for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
         routed = None if whole.routed is None else whole.routed.of_ranks(i * group.G, group.G)
-        cases.append(_case(dataclasses.replace(options, ranks=group.G), whole._replace(work=group, routed=routed)))
+        # All groups have as many slots as the first.
+        redundant = cases[0].problem.R if cases else options.redundant
+        one = dataclasses.replace(options, ranks=group.G, redundant=redundant)
+        cases.append(_case(one, whole._replace(work=group, routed=routed), progress))
     return cases[0], [case.problem for case in cases]
 
 
@@ -76,7 +84,7 @@ class _Dealt(NamedTuple):
     routed: RoutedTokens | None = None
 
 
-def _case(options: CaseOptions, source: _Dealt) -> Case:
+def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Case:
     work, model, names, routed = source
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
@@ -86,10 +94,15 @@ def _case(options: CaseOptions, source: _Dealt) -> Case:
     default = "accumulate" if work.stage == "update" else "forward"
     schedule = default if options.schedule is None else options.schedule
     problem = Problem.of(
-        work, cluster, model=model, redundant=options.redundant, cost=CostModel(objective=options.objective),
+        work, cluster, model=model, redundant=options.redundant or 0, cost=CostModel(objective=options.objective),
         schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
         routed=routed,
     )  # fmt: skip
+    chosen = None
+    if options.redundant is None:
+        report = None if progress is None else functools.partial(progress, "choosing slots")
+        chosen = choose_slots(problem, trainer=options.trainer.of(), progress=report)
+        problem = chosen.problem
     history_LE = None if options.history is None else history_load(options.history, work, model)
     dealt = work.dealt
     record = {
@@ -100,15 +113,18 @@ def _case(options: CaseOptions, source: _Dealt) -> Case:
         "unknown_tokens": int(work.unknown_ML.max(axis=1).sum()), "micro_steps": work.M, "layers": work.L,
         "layer_range": options.layers, "experts": work.E, "topk": work.num_topk, "ranks": cluster.num_ranks,
         "nodes": cluster.num_nodes, "ranks_per_node": cluster.ranks_per_node, "dispatch": cluster.dispatch,
-        "host_store": cluster.host_bytes_per_s > 0.0, "redundant": options.redundant,
+        "host_store": cluster.host_bytes_per_s > 0.0, "redundant": problem.R,
+        "slot_options": None if chosen is None else chosen.options,
         "objective": options.objective, "schedule": schedule, "slots": options.slots, "replicas": options.replicas,
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip
-    return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record, len(model.moe_layer_L)))
+    return Case(
+        problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record, len(model.moe_layer_L), chosen)
+    )
 
 
-def _line(record: dict[str, Any], model_layers: int) -> str:
+def _line(record: dict[str, Any], model_layers: int, chosen: SlotChoice | None) -> str:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
     layers = plural(record["layers"], "layer")
     if record["layers"] < model_layers:
@@ -116,7 +132,11 @@ def _line(record: dict[str, Any], model_layers: int) -> str:
     size = f"{record['tokens']:,} tokens, {plural(record['micro_steps'], 'micro-step')} x {layers}"
     where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}, {record['dispatch']} dispatch"
     routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
-    return f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"
+    lines = [f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"]
+    if record["layers"] < model_layers and record["layer_range"] is None:
+        held = f"the routing has {record['layers']} of the {model_layers} MoE layers of {record['model']}"
+        lines.append(f"note: {held}; if it is another model's, name that with --model")
+    return "\n".join(lines if chosen is None else [*lines, str(chosen)])
 
 
 def require_one_source(options: CaseOptions) -> None:
@@ -151,7 +171,7 @@ def _dealt(
             return _Dealt(imbalance_workload(model, regime, **asked, seed=options.seed, stage=stage), model, [])
         return _Dealt(synthetic_workload(model, **asked, regime=regime, seed=options.seed, stage=stage), model, [])
     model = None if options.model is None else model_of(options.model)
-    names, routed = [file_name(path) for path in options.traces], None
+    names, routed, trace = [file_name(path) for path in options.traces], None, None
     if any(kind_of(path) == "workload" for path in options.traces):
         work = _counts(options)
     else:
@@ -170,7 +190,8 @@ def _dealt(
         sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
         held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
         raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
-    for remark in _remarks(work, options):
+    repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
+    for remark in _remarks(work, options, repeats):
         if progress is not None:
             progress.note(f"warning: {remark}")
     return _Dealt(work, model, names, routed)
@@ -204,8 +225,12 @@ def _counts(options: CaseOptions) -> Workload:
     return work if options.micro_steps is None else work[: options.micro_steps]
 
 
-def _remarks(work: Workload, options: CaseOptions) -> list[str]:
+def _remarks(work: Workload, options: CaseOptions, repeats: int) -> list[str]:
     remarks = []
+    tokens = int(work.tokens_MG.sum())
+    if repeats > _FEW * tokens:
+        what = "have exactly the experts of the token before them in all layers"
+        remarks.append(f"{repeats:,} tokens ({repeats / tokens:.0%}) {what}: the recording seems to repeat rows.")
     if options.micro_steps is not None and options.micro_steps > work.M:
         remarks.append(f"--micro-steps {options.micro_steps}: there are {work.M} only.")
     if work.dealt is not None and work.dealt.over_budget:
@@ -221,7 +246,7 @@ def _remarks(work: Workload, options: CaseOptions) -> list[str]:
         remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:
-        remarks.append(f"{unknown} of {int(work.tokens_MG.sum())} tokens have no recorded routing and are in no load.")
+        remarks.append(f"{unknown} of {tokens} tokens ({unknown / tokens:.1%}) have no recorded routing and are in no load.")
     return remarks
 
 

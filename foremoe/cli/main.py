@@ -21,8 +21,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = {
     "plan": "Plan every layer of every micro-step, and write the plan.",
-    "compare": "Strategies side by side: skew, copies, bytes, predicted time.",
+    "compare": "Strategies side by side: skew, copies, bytes, simulated stage.",
     "simulate": "Strategies side by side as simulated timelines.",
+    "advise": "What to change next: slots, homes, dispatch, micro-step, recomputation, EP.",
     "inspect": "What a trace, workload or plan file holds.",
     "check": "Does a plan keep its laws, and belong to this routing?",
     "ablate": "What each level, redundant slot and kind of foresight is worth.",

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import STDOUT
+from foremoe.cli.kinds import AUTO, MAX_EXPERTS, Dispatch, SlotCount
 from foremoe.cli.tables import Look
-from foremoe.machine.cluster import DISPATCHES
 from foremoe.machine.trainer import Trainer
 
 DEFAULT_RANKS = 16
@@ -23,32 +22,15 @@ MODELS = (
     "gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b, kimi-k2, glm-4.5"
 )
 CLUSTERS = "8xh100, 8xh800, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72, 8xb300, gb300-nvl72"
-REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like")
+REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-oss-math-like", "qwen3-like")
 # Literal, as REGIMES: options must not wait for numpy.
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
 )  # fmt: skip
 DEFAULT_REGIME = "mid"
 
-MAX_EXPERTS = 2**15 - 1
 MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
-
-
-class Dispatch(click.Choice):  # type: ignore[type-arg]
-    """How tokens travel; the names of libraries are answered by the way in which those send."""
-
-    LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
-
-    def __init__(self) -> None:
-        super().__init__(DISPATCHES)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The choice; fails with one sentence."""
-        way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
-        if way is not None:
-            self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +68,7 @@ class CaseOptions:
     dispatch: str | None
     host_store: bool
     stage: str | None
-    redundant: int = 1
+    redundant: int | None = None  # None: as many as pay
     objective: str
     schedule: str | None
     slots: str
@@ -167,8 +149,8 @@ _CASE = {
         help="update runs forward and backward, recompute forward only.  [default: update, or what a file says]",
     ),
     "redundant": option(
-        "--redundant", metavar="R", type=click.IntRange(0, MAX_EXPERTS), default=1,
-        help="Redundant slots per rank: experts that a rank can hold besides its own.",
+        "--redundant", metavar="R", type=SlotCount(), default=AUTO,
+        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",

@@ -1,7 +1,10 @@
 """``foremoe plan``: one plan file from routing."""
 
+from dataclasses import asdict
+
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.cli.figures import plan_figures, summary_figures
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import plan_line
@@ -9,6 +12,7 @@ from foremoe.cli.options import CaseOptions, case_options, option, threads_optio
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case
 from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
+from foremoe.simulate import gain
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
 
@@ -24,7 +28,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @option(
-    "--planner", "planner_name", metavar="NAME", default="hierarchical",
+    "--planner", "planner_name", metavar="NAME", default="foremoe",
     help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
 )  # fmt: skip
 @option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
@@ -45,8 +49,9 @@ def plan(
         case, planned, summary = plan_case(case_options, planner_name, threads, progress)
         for warning in summary.warnings:
             progress.note(f"warning: {warning}")
-    made = planned.plan
-    trainer = case_options.trainer.of()
+        made, trainer = planned.plan, case_options.trainer.of()
+        found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
+        told = advise(planned.posed, trainer=trainer, num_threads=threads, progress=progress)
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),
@@ -54,6 +59,8 @@ def plan(
     lines = [
         case.line,
         made.summary(),
+        str(found),
+        f"advice: {told}",
         plan_line(planned.problem, made, trainer),
         f"planned in {summary.plan_s:.2f} s (a first run also compiles)",
     ]
@@ -62,5 +69,12 @@ def plan(
             value.save(path)
             lines.append(f"wrote {click.format_filename(path)}")
     written = None if output is None else click.format_filename(output)
-    payload = {"plan": plan_figures(made) | memory, "report": summary_figures(summary), "case": case.record, "output": written}
+    payload = {
+        "plan": plan_figures(made) | memory,
+        "gain": asdict(found) | {"speedup": found.speedup},
+        "advice": str(told),
+        "report": summary_figures(summary),
+        "case": case.record,
+        "output": written,
+    }
     emit(json_file, payload, lines)

@@ -36,7 +36,7 @@ def plot(path: str, bars: "Sequence[Bar]", title: str) -> str:
     axes.barh(labels, [bar.gain for bar in bars], xerr=spreads, color="#4477aa", ecolor="black", capsize=3)
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("predicted speed-up over static placement")
+    axes.set_xlabel("simulated speed-up over static placement")
     figure.suptitle(textwrap.fill(title, _TITLE), fontsize="small")
     with file_errors(path, "write", "give --plot a name such as ablation.svg in a folder that can be written"):
         figure.savefig(path)

@@ -5,6 +5,7 @@ import shlex
 
 import click
 
+from foremoe.advice.changes import advise
 from foremoe.base.errors import InputError
 from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_writable
@@ -33,7 +34,7 @@ class RecordedCommand(HelpedCommand):
 _HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
 
 Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
-numbers of redundant slots would give. Times are simulated, or by the cost model, and say so.
+numbers of redundant slots would give. Times are simulated.
 
 All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
 slowest first, and lets the reader choose among them.
@@ -49,14 +50,13 @@ Example:
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
-    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: hierarchical, or the plan file's]",
+    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: foremoe, or the plan file's]",
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
     help="Show this plan instead of planning. The machine, slots and dealing are the plan file's then; give the TRACE it was "
     "made from, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
-@option("--simulate/--no-simulate", default=True, help="Simulate the stage, for timeline and links.")
 @option("--ep", type=RANKS, help="Ranks of one expert-parallel group; the page shows each group.  [default: all]")
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
@@ -72,7 +72,7 @@ Example:
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
 @trainer_options
 def report(
-    case_options: CaseOptions, planner_name: str | None, plan_file: str | None, simulate: bool,
+    case_options: CaseOptions, planner_name: str | None, plan_file: str | None,
     what_if: str | None, planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
     vpp: int = 1,
 ) -> None:  # fmt: skip
@@ -88,38 +88,33 @@ def report(
     compared = {} if names == [NOTHING] else planners_of(names)
     command = click.get_current_context().meta["command"]
     if several:
-        if plan_file is not None or redundant or not simulate:
-            raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan, --what-if and --no-simulate.")
-        emit(
-            None, {}, report_job(case_options, planner_name or "hierarchical", (ep, pp, vpp), compared, threads, output, command)
-        )
+        if plan_file is not None or redundant:
+            raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan and --what-if.")
+        emit(None, {}, report_job(case_options, planner_name or "foremoe", (ep, pp, vpp), compared, threads, output, command))
         return
     trainer = case_options.trainer.of()
     num_tasks = int(plan_file is None) + len(redundant) + (len(compared) + 1 if compared else 0)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
-            _, shown, _ = plan_case(case_options, planner_name or "hierarchical", threads, progress, redundant)
+            _, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
         else:
             shown = read_plan(case_options, planner_name, plan_file, redundant)
-        strategies = (
-            strategy_lines(shown, compared, simulate, threads, case_options.seed, trainer, progress) if compared else None
-        )
+        strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
         others = None
         if redundant and shown.planner is None:
             left_out = "the plan's planner is not one of foremoe's own, so what-if is left out"
             progress.note(f"warning: {left_out}; give --planner to choose one.")
         elif redundant and shown.planner is not None:
             others = plan_again(
-                shown.problem, shown.planner, redundant, history_LE=shown.history_LE, simulated=simulate, trainer=trainer,
+                shown.problem, shown.planner, redundant, history_LE=shown.history_LE, trainer=trainer,
                 num_threads=threads, progress=progress,
             )  # fmt: skip
-        runs = None
-        if simulate:
-            runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
+        runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
+        advice = str(advise(shown.posed, trainer=trainer, num_threads=threads, progress=progress))
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
-            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
+            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer, advice=advice,
         )  # fmt: skip
     lines = [shown.plan.summary(), plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:

@@ -75,7 +75,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
         history_LE = None if options.history is None else history_load(options.history, work, head.model)
         source = " + ".join(file_name(path) for path in options.traces)
     else:
-        case = build_case(options)
+        case = build_case(dataclasses.replace(options, redundant=plan.header.redundant))
         posed, history_LE, source = case.problem, case.history_LE, source_of(case)
         sizes, wanted = ([its.M, its.L, its.G, its.E] for its in (posed, plan))
         if sizes != wanted:

@@ -18,6 +18,7 @@ from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.report import plan_job, write_job_report
+from foremoe.simulate.step import Judge
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
 from foremoe.workload.packing import AsGiven
 
@@ -71,29 +72,25 @@ def wrote(output: str) -> str:
 def strategy_lines(
     shown: Shown,
     planners: Mapping[str, Planner],
-    simulated: bool,
     threads: int | None,
     seed: int,
     trainer: Trainer,
     progress: Progress,
 ) -> Sequence[Mapping[str, Any]]:
-    """The rows of the table of strategies; with their simulated stage if that was asked for."""
+    """The rows of the table of strategies."""
     problem, history_LE = shown.posed, shown.history_LE
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
-    if simulated and not sampled:
+    if not sampled:
         return _simulated_lines(
             [problem], planners, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
         )
-    rows = compare(problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, progress=progress)
+    rows = compare(
+        problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, judge=Judge.of(problem, trainer), progress=progress
+    )
     notes = ["micro-step 0 has no history and is left out"] if needs_first_left_out(problem, planners, history_LE) else []
     lines = []
     for row in rows:
-        name = row["solver"]
-        line = {**row, "note": "; ".join(part for part in (row.get("note"), *notes) if part)}
-        # These times do not compare with the others'.
-        if name in sampled or not planners[name].keeps_homes:
-            line["predicted_speedup_vs_static"] = None
-        lines.append(line)
+        lines.append({**row, "note": "; ".join(part for part in (row.get("note"), *notes) if part)})
     return lines
 
 
@@ -109,6 +106,4 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
         return {**row, "note": "the same tokens, routed evenly: what perfect balance alone would give"}
     if planners[name].keeps_homes:
         return row
-    note = "homes move: scored, never executed; the seconds of moving their weights are left out of all times"
-    blank = dict.fromkeys(("predicted_speedup_vs_static", "speedup_vs_static", "step_speedup", "share_of_balanced"))
-    return {**row, **blank, "note": note}
+    return {**row, "note": "homes move: scored, never executed; their weights and gradients travel exposed"}

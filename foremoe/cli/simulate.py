@@ -19,10 +19,9 @@ from foremoe.cli.trace import write_trace
 from foremoe.cli.what_if import TURN_COLUMNS, add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
 from foremoe.simulate.knowledge import load_kernels, simulate_foresight
-from foremoe.simulate.systems import BALANCED, System, foremoe_planner, simulate_systems
+from foremoe.simulate.systems import BALANCED, System, simulate_systems
 from foremoe.workload.packing import AsGiven
 
-FOREMOE = "foremoe"
 OF_BALANCED = Column(
     "of balanced", percent, rank=2, meaning="share of the throughput with even routing (locality can make it more than 100 %)"
 )
@@ -38,8 +37,8 @@ COLUMNS = {
     "transfer_s": Column("weights", SECONDS, meaning="waiting for copies, and compute lost to them"),
     "gradient_s": Column("gradients", SECONDS, meaning="the same for gradients of replicas"),
     "planning_s": Column("planning", SECONDS), "outside_s": Column("head", SECONDS), "bubble_s": Column("bubble", SECONDS),
-    "moves_s": Column("moves", SECONDS, meaning="homes that change, once, exposed"), "reduction_s": Column("reduction", SECONDS),
-    "optimizer_s": Column("optimizer", SECONDS), "apart_s": Column("apart", SECONDS),
+    "moves_s": Column("moves", SECONDS, meaning="of homes, exposed"), "reduction_s": Column("reduction", SECONDS),
+    "optimizer_s": Column("optimizer", SECONDS),
     "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
     "host_bytes": Column("host", GIGABYTES),
 }  # fmt: skip
@@ -62,8 +61,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
-    help="Strategies or solvers as in `compare`; `foremoe` is hierarchical with the home level, `force-balanced` even routing.  "
-    "[default: all but exact, and those two]"
+    help="Strategies or solvers as in `compare`; `force-balanced` is even routing.  [default: all but exact, and even routing]"
 )
 @option("--ep", type=RANKS, help="Ranks of one expert-parallel group; each group has tokens of its own.  [default: all]")
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
@@ -71,7 +69,7 @@ Example:
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
-    help="Instead of strategies, one planner (--planners NAME, or hierarchical) under several kinds of knowledge: exact, previous"
+    help="Instead of strategies, one planner (--planners NAME, or foremoe) under several kinds of knowledge: exact, previous"
     " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
 )  # fmt: skip
 @option(
@@ -81,7 +79,7 @@ Example:
 )  # fmt: skip
 @option(
     "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
-    " (by hierarchical, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
+    " (by foremoe, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
 @table_options
 @trainer_options
@@ -142,7 +140,8 @@ def simulate(
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for every system; what changes numerics has a star, what no engine runs a plus."""
     real = [
-        {"fits": row["fits"]} if row["solver"] == BALANCED or row["changes_numerics"] or row["apart_s"] else row for row in rows
+        row if row["executable"] and not row["changes_numerics"] and row["solver"] != BALANCED else {"fits": row["fits"]}
+        for row in rows
     ]
     lines = [flat(row) | {"solver": starred(row)} for row in rows]
     return Table(COLUMNS, lines, rows, tones(real, "speedup_vs_static"))
@@ -151,17 +150,17 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
     """The systems of ``--planners``, or the one whose foresight varies."""
     if alone:
-        names = names or ["hierarchical"]
+        names = names or ["foremoe"]
         if len(names) > 1 or names[0] == BALANCED:
             raise InputError(f"--foresight varies what one planner knows; give --planners one planner, not {','.join(names)}.")
-    names = names or [*DEFAULT, FOREMOE, BALANCED]
+    names = names or [*DEFAULT, BALANCED]
     return {name: _system(name, prefetch) for name in names}
 
 
 def _system(name: str, prefetch: int) -> System:
     if name == BALANCED:
         return System(even=True)
-    planner = foremoe_planner() if name == FOREMOE else planner_of(name)
+    planner = planner_of(name)
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
     return System(planner=planner, prefetch=prefetch)
@@ -173,9 +172,8 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
         f"simulated; constants: {constants}; stage and its parts: slowest group",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
     ]
-    apart = ", ".join(f"{row['solver']} {1e3 * row['apart_s']:.1f} ms" for row in rows if row["apart_s"])
-    if apart:
-        lines.append(f"+ homes move: scored, never executed; stage leaves out how their weights travel ({apart} over all links)")
+    if any(row["executable"] is False for row in rows):
+        lines.append("+ experts are re-placed: scored, never executed; moves of weights and gradients are in the stage, exposed")
     if any(row["changes_numerics"] for row in rows):
         lines.append(
             "* changes numerics, simulated alone: ranks above a row's mean load compute their experts in lower precision"

@@ -12,14 +12,14 @@ from foremoe.simulate.step import head_seconds
 from foremoe.simulate.systems import System
 from foremoe.simulate.trace import trace
 
-PREFERRED = "hierarchical"
+PREFERRED = "foremoe"
 
 
 def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: Mapping[str, System]) -> str:
     """Writes the trace of one EP group; returns a line that says what it shows.
 
     Args:
-        systems: The hierarchical one is shown if it is among them, else the first that plans.
+        systems: foremoe is shown if it is among them, else the first that plans.
 
     Raises:
         InputError: No system plans, or the file cannot be written.

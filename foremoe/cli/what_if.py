@@ -77,7 +77,7 @@ def add_turns(
 
 def starred(row: Mapping[str, Any]) -> str:
     """The name of a line, with a star if it changes numerics and a plus if no engine runs it."""
-    if row.get("apart_s"):
+    if row.get("executable") is False:
         return f"{row['solver']} +"
     return f"{row['solver']} *" if row["changes_numerics"] else str(row["solver"])
 

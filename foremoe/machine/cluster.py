@@ -17,6 +17,8 @@ from foremoe.machine.cluster_fields import nodes_in_order as nodes_in_order
 from foremoe.machine.precision import at_precision
 
 _FILE = "clusters.toml"
+TYPICAL_ERROR = 0.12
+"""Median error of the simulator without calibration, on published figures to which nothing was fitted (`bench.published`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,7 +221,7 @@ class Cluster(ArrayValue):
     def standing(self) -> str:
         """What the figures are, in words that stand beside every time: calibrated or not, and the residual of their fit."""
         if self.residual is None:
-            return "calibrated, residual not recorded" if self.calibrated else "model, uncalibrated"
+            return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, ±{100 * TYPICAL_ERROR:.0f} %"
         return f"{'calibrated' if self.calibrated else 'fitted, not calibrated'}, residual {self.residual:.0%}"
 
     @property

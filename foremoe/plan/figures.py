@@ -31,12 +31,13 @@ def plan_figures(
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = int(counted_ML.sum())
-    skew_N = plan.skew_ML[counted_ML]
+    loaded_ML = counted_ML & plan.load_MLE.any(axis=2)
+    skew_N = plan.skew_ML[loaded_ML if loaded_ML.any() else counted_ML]
     moves, bytes_by_link = traffic(problem, plan, counted_ML)
     stage_s, transfer_s = stage_seconds(plan, counted_ML)
     return {
         "solver": name, "skew_mean": float(skew_N.mean()), "skew_p99": float(np.quantile(skew_N, 0.99)),
-        "skew_max": float(skew_N.max()), "gap_mean": float(plan.load_gap_ML[counted_ML].mean()),
+        "skew_max": float(skew_N.max()), "gap_mean": float(plan.load_gap_ML[loaded_ML].mean()) if loaded_ML.any() else 0.0,
         "replicas_per_layer": float((plan.quota_MLGS[counted_ML][..., plan.B :] > 0).sum() / num_rows), "moves_per_layer": moves,
         "max_fanout": max_fanout(plan, counted_ML), "bytes_per_layer": sum(bytes_by_link.values()),
         "bytes_by_link": bytes_by_link, "predicted_stage_s": stage_s, "transfer_s": transfer_s,

@@ -19,7 +19,7 @@ from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.routing.checks import layer_positions
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, P = G*S physical slots.
@@ -114,6 +114,11 @@ class Plan(ArrayValue, Checked):
     def skew_ML(self) -> Array:
         """float64 [M, L]: largest over mean rank load; 1.0 is perfect, and stands where there is no load."""
         return skew(self.load_NG.reshape(self.M, self.L, self.G))
+
+    @property
+    def skew_mean(self) -> float:
+        """Mean of `skew_ML` over the rows that have any load."""
+        return mean_skew(self.load_NG)
 
     @property
     def load_gap_ML(self) -> Array:

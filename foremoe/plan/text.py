@@ -4,14 +4,15 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, printable
-from foremoe.plan.figures import stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.placement import Stop
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew, skew
 
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots per rank.
+
+_EVEN = 1.02  # a skew that hardly costs anything
 
 STOPS = {
     Stop.OPTIMAL: "no placement has a better objective ({objective}), which is proven",
@@ -32,14 +33,13 @@ def summary(plan: Plan) -> str:
     """A few lines of at most 80 columns."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
-    optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
-    standing = f"; {optimal} of {plan.N} rows proven optimal in" if optimal else " above the least possible load; planned for"
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
     steps = "1 micro-step" if plan.M == 1 else f"{plan.M} micro-steps"
     lines = [
         f"plan: {head.key.stage} of {head.model.name}, {steps} x {plan.L} layers x {plan.G} ranks, R = {head.redundant}",
-        f"skew: {before_ML.mean():.3f} -> {after_ML.mean():.3f} mean, {before_ML.max():.3f} -> {after_ML.max():.3f} worst",
-        f"load gap: {plan.load_gap_ML.mean():.2%} mean{standing} {head.cost.objective}",
+        f"skew: {mean_skew(static_load_MLG(plan)):.3f} -> {plan.skew_mean:.3f} mean, "
+        f"{before_ML.max():.3f} -> {after_ML.max():.3f} worst; planned for {head.cost.objective}",
+        *_bounds(plan),
         f"replicas: {replicas / plan.N:.1f} per layer and micro-step ({replicas / (plan.N * plan.G):.2f} per rank); "
         f"{plan.E} experts, {nodes}",
     ]
@@ -50,10 +50,21 @@ def summary(plan: Plan) -> str:
         lines.append(f"weights sent: {sent} ({by_link})" if by_link else f"weights sent: {sent}")
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out how weights travel")
-    stage_s, compute_s = stage_seconds(plan)[0], float(plan.cost_ML.sum().compute_s)
-    lines.append(f"stage: {stage_s * 1e3:.1f} ms predicted, expert compute {compute_s * 1e3:.1f} ms;")
-    lines.append(f"  its layers alone, row by row ({head.cluster.standing})")
     return "\n".join(lines)
+
+
+def _bounds(plan: Plan) -> list[str]:
+    """What no plan of these homes and slots can do: rows that stay uneven, and rows whose optimum is proven."""
+    mean_ML = plan.load_MLE.sum(axis=2) / plan.G
+    bound_ML = np.divide(plan.load_bound_ML, mean_ML, out=np.ones_like(mean_ML), where=mean_ML > 0)
+    uneven = int((bound_ML > _EVEN).sum())
+    lines = []
+    if uneven:
+        cure = "more slots or other homes" if plan.executable else "other homes"
+        rows = f"{uneven} of {plan.N} rows cannot get below {_EVEN}"
+        lines += [f"bound: {rows} with these homes and slots;", f"  {cure} would help"]
+    optimal = int((plan.stop_ML == Stop.OPTIMAL).sum())
+    return lines + ([f"optimal: proven for {optimal} of {plan.N} rows in {plan.header.cost.objective}"] if optimal else [])
 
 
 def row_name(plan: Plan, micro_step: int, layer: int) -> str:
@@ -135,7 +146,9 @@ def diff(old: Plan, new: Plan) -> str:
         )
     skew_mean = f"{old.skew_ML.mean():.4f} -> {new.skew_ML.mean():.4f}"
     lines.append(f"skew mean: {skew_mean}; copies: {len(old.transfers)} -> {len(new.transfers)}")
-    lines.append(f"predicted: {float(old.cost_ML.sum().total_s) * 1e3:.3f} ms -> {float(new.cost_ML.sum().total_s) * 1e3:.3f} ms")
+    lines.append(
+        f"planner's estimate: {float(old.cost_ML.sum().total_s) * 1e3:.3f} ms -> {float(new.cost_ML.sum().total_s) * 1e3:.3f} ms"
+    )
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +67,7 @@ def ablate(
     problem: Problem, planner: Planner, *, redundant: Sequence[int] = (0, 1, 2, 4),
     foresight: Sequence[Foresight] = ("exact", "previous", "step"), history_LE: Array | None = None,
     unpacked: Problem | None = None, exact_budget_s: float = EXACT_BUDGET_S, progress: Progress | None = None,
+    judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
 
@@ -75,10 +76,10 @@ def ablate(
     Args:
         problem: What to plan; its own number of redundant slots does not matter.
         history_LE: As for `compare`.
-        unpacked: The same batch dealt without the planner's pack level; None: the pack level is never left out. Its speed-up is
-            over static placement of `problem`.
+        unpacked: The same batch dealt without the planner's pack level; None: the pack level is never left out.
         exact_budget_s: As for `compare`.
         progress: As for `compare`.
+        judge: As for `compare`; of `problem`, so that all speed-ups are over its static placement.
 
     Returns:
         One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight``, compare's figures and ``plan``:
@@ -91,14 +92,14 @@ def ablate(
     rows = []
     for slots, view in itertools.product(redundant, foresight):
         options: dict[str, Any] = {
-            "history_LE": history_LE, "leave_first_out": blind, "exact_budget_s": exact_budget_s, "judge": _same_plan,
+            "history_LE": history_LE, "leave_first_out": blind, "exact_budget_s": exact_budget_s, "judge": _judging(judge),
             "progress": None if progress is None else functools.partial(_told, progress, f", R = {slots}, {view}"),
         }  # fmt: skip
         vary = lambda p, view=view, slots=slots: replace(p, foresight=view, order=p.order if slots else None)  # noqa: E731
         found = compare(replace(problem, redundant=slots), {name: vary(p) for name, p in variants.items()}, **options)
         if given is not None and pack_name is not None and unpacked is not None:
             (row,) = compare(replace(unpacked, redundant=slots), {pack_name: vary(given)}, **options)
-            found.insert(1, row | {"predicted_speedup_vs_static": None if blind else _over(row, found[0])})
+            found.insert(1, row)
         rows += [
             {"levels": row.pop("solver"), "redundant": slots, "foresight": str(view), **row, "plan": row.get("plan")}
             for row in found
@@ -110,11 +111,8 @@ def _told(progress: Progress, where: str, name: str, done: int, total: int) -> N
     progress(name + where, done, total)
 
 
-def _over(row: Mapping[str, Any], full: Mapping[str, Any]) -> float | None:
-    """Gain of a line over the static placement that another line's gain is over."""
-    if not row["predicted_stage_s"] or full["predicted_stage_s"] is None:
-        return None
-    return float(full["predicted_stage_s"] * full["predicted_speedup_vs_static"] / row["predicted_stage_s"])
+def _judging(judge: Callable[[Problem, Plan], Mapping[str, Any]] | None) -> Callable[[Problem, Plan], Mapping[str, Any]]:
+    return lambda problem, plan: {**({} if judge is None else judge(problem, plan)), **_same_plan(problem, plan)}
 
 
 def _same_plan(problem: Problem, plan: Plan) -> dict[str, str]:

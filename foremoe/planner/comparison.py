@@ -53,16 +53,16 @@ def compare(
         One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned; see `Planner.refusal`), ``n_solved``
         (rows planned), and perhaps a ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
         or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
-        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that move homes
+        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that re-place experts
         ``predicted_stage_s`` leaves out their weight transfer, which is in ``transfer_s``.
 
     Raises:
         InputError: A planner has a pack level that did not deal the problem, or an order level that the problem leaves no part.
 
     Example:
-        >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "hierarchical")})
+        >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "foremoe")})
         >>> [(row["solver"], round(row["skew_mean"], 3)) for row in rows]
-        [('static', 1.739), ('greedy', 1.015), ('hierarchical', 1.052)]
+        [('static', 1.739), ('greedy', 1.015), ('foremoe', 1.052)]
     """
     for name, planner in planners.items():
         if not isinstance(planner, Planner):
@@ -114,7 +114,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
     line["plan_us_per_layer"] = 1e6 * sum(level.cpu_s for level in timed.levels) / posed.N
     notes = list(summary.warnings)
     if homes_moved:
-        notes.append(f"homes by {planner.home!r}; what moving them costs, once a step, is in no figure")
+        notes.append(f"homes by {planner.home!r}; moving them is in the simulated stage alone")
     if planner.foresight == "previous" and history_LE is None:
         if posed.M == 1:
             notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")

@@ -21,7 +21,7 @@ from foremoe.planner.answers import homes_of, order_of, placement_of, slots_of
 from foremoe.planner.assembly import assemble
 from foremoe.planner.best import BestRows
 from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
-from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary
+from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary, unknown_share
 from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
@@ -198,8 +198,7 @@ class Planner:
                 placement_of(solver, seen, current, self.keeps_homes)
                 # One load foreseen is no judge of a solver that knows of others.
                 best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
-            num_cancelled = int((best.stop_N == Stop.CANCELLED).sum())
-            if num_cancelled and not warnings:
+            if (num_cancelled := int((best.stop_N == Stop.CANCELLED).sum())) and not warnings:
                 warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
             with row_runner(runner.num_threads, None, cancel):
                 ordered = ran.in_order(problem, best.placement, best.stop_N, best.start_N, key, warnings, cancel)
@@ -216,7 +215,8 @@ class Planner:
                 best.levels.append(summary)
         return plan, PlanSummary(
             plan_s=watch.spent()[0], levels=tuple(best.levels), rows=problem.N, rows_kept_at_start=int(best.kept_N.sum()),
-            stops=count_stops(plan.stop_ML), warnings=tuple(warnings), compile_s=watch.compile_s(),
+            stops=count_stops(plan.stop_ML), warnings=tuple(warnings), unknown_share=unknown_share(problem),
+            compile_s=watch.compile_s(),
         )  # fmt: skip
 
     def what_ran(self, problem: Problem) -> Self:

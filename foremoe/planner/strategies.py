@@ -9,7 +9,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
 from foremoe.planner.parsing import GROUP, load_place, parse
 from foremoe.planner.planner import Planner
-from foremoe.solvers import Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota, Search
+from foremoe.solvers import Anneal, Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota, Search
 from foremoe.solvers.base import RowSolver
 
 # Baselines run without the guard: the guard would improve them.
@@ -30,7 +30,8 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced; without them it is at its best.
         "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
-        "hierarchical": Planner(),
+        "foremoe": Planner(),
+        "foremoe-homes": Planner(home=Anneal()),
         # Started from the heuristic: most rows are optimal already and need no search.
         "exact": Planner(rank=(Search(), Exact())),
     }
@@ -70,9 +71,6 @@ def resolve(text: str | Planner | Any) -> Planner:
         return _planner_of(load_place(name), name)
     if "." in name:
         raise InputError(f"there is no strategy {name!r}; a place in a module is written {':'.join(name.rsplit('.', 1))!r}.")
-    if name == "foremoe":
-        cure = "elsewhere write 'Planner(home=Anneal())' or hierarchical, the default"
-        raise InputError(f"'foremoe' is a row of `foremoe simulate`, the default planner after moves of homes; {cure}.")
     names, form = ", ".join([*STRATEGIES, *installed]), "a solver such as 'Quota(min_pairs=64)' or 'package.module:name'"
     raise InputError(f"there is no strategy {name!r}; choose from {names}, or write {form}.")
 

@@ -4,11 +4,13 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import compile_seconds
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew
 
 # Letters: N rows.
 
@@ -46,6 +48,7 @@ class PlanSummary:
         rows_kept_at_start: Rows where no level beat the start (0 without the guard).
         stops: Rows by name of the `Stop` that ended them.
         warnings: Sentences for the user.
+        unknown_share: Share of the tokens' pairs whose routing is not known: they are in no load. 0 where tokens are not counted.
         compile_s: Wall seconds that compiling took; zero once a machine has planned, see `foremoe.warm_up`.
     """
 
@@ -55,12 +58,20 @@ class PlanSummary:
     rows_kept_at_start: int
     stops: dict[str, int]
     warnings: tuple[str, ...]
+    unknown_share: float = 0.0
     compile_s: float = 0.0
 
     def log_warnings(self) -> None:
         """Puts `warnings` into the log, where nobody else will read the summary."""
         for text in self.warnings:
             _logger.warning("a plan was made otherwise than asked: %s", text)
+
+
+def unknown_share(problem: Problem) -> float:
+    """Share of the tokens' pairs that are in no load; 0 where tokens are not counted."""
+    tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG.sum(dtype=np.int64))
+    pairs = tokens * problem.L * problem.model.num_topk
+    return max(0.0, 1.0 - int(problem.load_MLE.sum(dtype=np.int64)) / pairs) if pairs else 0.0
 
 
 class Stopwatch:
@@ -85,9 +96,8 @@ def level_summary(
     solver: str, spent: tuple[float, float], problem: Problem, placement: Placement, objective_N: Array, improved: int
 ) -> LevelSummary:
     """The summary of one level, from what is kept after it."""
-    skew_N = skew(placement.load_NG())
     return LevelSummary(
-        solver=solver, seconds=spent[0], cpu_s=spent[1], skew_mean=float(skew_N.mean()),
+        solver=solver, seconds=spent[0], cpu_s=spent[1], skew_mean=mean_skew(placement.load_NG()),
         objective_sum=float(objective_N.sum()), rows_improved=improved,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
 from foremoe.report.runs import StageRuns, late_seconds
 from foremoe.simulate.result import LINKS
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew, skew
 
 # Letters: M micro-steps, L layers, G ranks, K link classes and directions.
 
@@ -22,7 +22,7 @@ from foremoe.workload.skew import skew
 def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
     """The numbers at the top of the page."""
     return {
-        "before": _spread(skew(posed.static().load_NG())), "after": _spread(plan.skew_ML),
+        "before": _spread(posed.static().load_NG()), "after": _spread(plan.load_NG),
         "replicas_per_rank": plan.num_replicas / (plan.N * plan.G) if plan.executable else None,
         "static_s": float(static_s_ML.sum()), "planned_s": stage_seconds(plan)[0],
         "bytes": {name: float(bytes_by_link[f"{name} in"].sum()) for name in ("peer", "rdma", "host")},
@@ -30,8 +30,9 @@ def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapp
     }  # fmt: skip
 
 
-def _spread(skew_N: Array) -> dict[str, float]:
-    return {"mean": float(skew_N.mean()), "p99": float(np.quantile(skew_N, 0.99)), "max": float(skew_N.max())}
+def _spread(load_NG: Array) -> dict[str, float]:
+    skew_N = skew(load_NG)
+    return {"mean": mean_skew(load_NG), "p99": float(np.quantile(skew_N, 0.99)), "max": float(skew_N.max())}
 
 
 def parts(plan: Plan, static: Mapping[str, Array]) -> dict[str, dict[str, float]]:

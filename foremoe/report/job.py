@@ -17,7 +17,7 @@ from foremoe.report.verdict import seconds_words
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems
 from foremoe.simulate.step import head_seconds
 from foremoe.solvers.home.keep import Keep
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew
 
 # Letters: L layers, E experts.
 
@@ -113,7 +113,7 @@ def job_facts(parts: Sequence[JobPart]) -> dict[str, Any]:
         seconds = part.runs.parts()
         lines.append({
             "group": part.group, "pipeline_rank": part.pipeline_rank, "layers": _ranges(part.plan.header.moe_layer_L),
-            "skew_static": float(skew(part.problem.static().load_NG()).mean()), "skew_planned": float(part.plan.skew_ML.mean()),
+            "skew_static": mean_skew(part.problem.static().load_NG()), "skew_planned": part.plan.skew_mean,
             "static_busy_s": sum(seconds["static"].values()) - seconds["static"]["bubble_s"], "planned": seconds["planned"],
         })  # fmt: skip
     return {"parts": lines, "slowest": slowest_part(parts)}

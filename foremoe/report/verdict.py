@@ -23,6 +23,8 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     details.append(_exposed(facts))
     # What makes all else idle talk comes first.
     details.insert(len(details) if memory["fits"] else 0, f"Memory {memory['verdict']}.")
+    if facts.get("advice"):
+        details.append(f"Next: {facts['advice']}.")
     if gains.get("step_speedup") is not None:
         details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (`--rollout-share`).")
     return {

@@ -39,6 +39,7 @@ def write_report(
     runs: StageRuns | None = None, timelines: Sequence[Timeline] | None = None,
     strategies: Sequence[Mapping[str, Any]] | None = None, what_if: Sequence[Mapping[str, Any]] | None = None, source: str = "",
     date: str = "", command: str = "", posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None,
+    advice: str = "",
 ) -> None:  # fmt: skip
     """Writes a plan's report as one HTML page that opens from disk and asks nothing of any network.
 
@@ -57,6 +58,7 @@ def write_report(
         posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
         moves_s: Seconds that moving those homes takes before the stage.
         trainer: As for `rank_memory`.
+        advice: What `foremoe.advise` says, for the verdict.
 
     Raises:
         InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
@@ -66,7 +68,7 @@ def write_report(
         problem=problem, plan=plan, planner_report=planner_report, runs=runs, timelines=timelines, what_if=what_if, posed=posed,
         moves_s=moves_s, trainer=trainer,
     ))  # fmt: skip
-    block.facts.update(source=source, date=date, command=command, strategies=strategies_shown)
+    block.facts.update(source=source, date=date, command=command, strategies=strategies_shown, advice=advice)
     block.facts["verdict"] = verdict(block.facts, plan.header.cluster)
     write_file(path, page([block]))
 

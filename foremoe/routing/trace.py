@@ -19,6 +19,8 @@ from foremoe.routing.checks import MAX_EXPERTS, checked_ids, checked_known, chec
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
 
+_BLOCK = 2**14  # tokens that are compared at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RoutingTrace(ArrayValue):
@@ -94,6 +96,19 @@ class RoutingTrace(ArrayValue):
     def cuts(self) -> Array:
         """int64 [Q + 1]: first token of each sequence, and T."""
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
+
+    def num_repeats(self) -> int:
+        """Known tokens with the experts of the token before them, of their sequence, in every layer and order: seldom routing."""
+        found = 0
+        for low in range(1, self.T, _BLOCK):
+            now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
+            same_T = (now_TLK == before_TLK[: len(now_TLK)]).all(axis=(1, 2))
+            if self.known_T is not None:
+                same_T &= self.known_T[low : low + len(now_TLK)]
+            first_Q = self.cuts[1:-1]
+            same_T[first_Q[(first_Q >= low) & (first_Q < low + len(now_TLK))] - low] = False
+            found += int(same_T.sum())
+        return found
 
     def content_hash(self) -> str:
         """32 hex digits over everything that decides loads: ids, known rows, sequence and layer numbers, num_experts."""

@@ -4,14 +4,14 @@ from foremoe.simulate.knowledge import exposed_planning, simulate_foresight
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline
 from foremoe.simulate.result import LINKS, PARTS, Parts, Simulation
 from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simulate
-from foremoe.simulate.step import Judge, head_seconds, optimizer_seconds, reduction_seconds
-from foremoe.simulate.systems import System, ep_groups, foremoe_planner, simulate_systems
+from foremoe.simulate.step import Gain, Judge, gain, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
+from foremoe.simulate.systems import System, ep_groups, simulate_systems
 from foremoe.simulate.trace import trace
 from foremoe.simulate.what_if import low_precision_speeds, multiplexed, round_seconds
 
 __all__ = [
-    "LINKS", "PARTS", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
-    "exposed_planning", "force_balanced", "foremoe_planner", "head_seconds", "low_precision_speeds", "multiplexed",
-    "optimizer_seconds", "pipeline_problems", "plan_pipeline", "reduction_seconds", "round_seconds", "simulate",
+    "LINKS", "PARTS", "Gain", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
+    "exposed_planning", "force_balanced", "gain", "head_seconds", "low_precision_speeds", "multiplexed", "optimizer_seconds",
+    "pipeline_problems", "plan_pipeline", "reduction_seconds", "replacement_seconds", "round_seconds", "simulate",
     "simulate_foresight", "simulate_pipeline", "simulate_systems", "trace",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.machine.window import dense_layer_seconds
+from foremoe.plan.figures import traffic
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import rank_params
@@ -92,6 +93,76 @@ def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float |
         row["share_of_balanced"] = None if balanced_s is None else balanced_s / stage_s
 
 
+def replacement_seconds(problem: Problem, plan: Plan) -> float:
+    """Seconds in which a plan that re-places experts brings their weights and, in update, takes their gradients home.
+
+    Every slot whose expert changes from one micro-step to the next counts, spread evenly over all links, and none of it overlaps
+    compute. 0 for plans that keep homes, whose copies the timeline has.
+    """
+    if plan.executable:
+        return 0.0
+    cluster, model, (_, bytes_by_link) = problem.cluster, problem.model, traffic(problem, plan)
+    seconds = bytes_by_link["peer"] / cluster.peer_bytes_per_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank
+    gradients = model.gradient_bytes if problem.stage == "update" else 0
+    return seconds * (model.expert_bytes + gradients) / model.expert_bytes * plan.N / plan.G
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What a plan gains: the one figure that summary, tables, pages and examples give.
+
+    Attributes:
+        static_s: Seconds of the simulated stage with every expert at home.
+        planned_s: Seconds as planned, with every move of homes.
+        balanced_s: Seconds with even routing: what perfect balance alone would give.
+        standing: What the cluster's constants are (`Cluster.standing`).
+    """
+
+    static_s: float
+    planned_s: float
+    balanced_s: float
+    standing: str
+
+    @property
+    def speedup(self) -> float:
+        """Of the stage over experts at home."""
+        return self.static_s / self.planned_s
+
+    @property
+    def share_of_balanced(self) -> float:
+        """Throughput as a share of that with even routing."""
+        return self.balanced_s / self.planned_s
+
+    def __str__(self) -> str:
+        seconds = f"{self.static_s:.3g} s at home, {self.planned_s:.3g} s by plan, {self.balanced_s:.3g} s with even routing"
+        return f"simulated stage: {self.speedup:.2f}x ({seconds}; {self.standing})"
+
+
+def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
+    """Simulates the whole stage at home, as planned, and with even routing.
+
+    The stage has its MoE layers, attention, head, gradient reduction, optimizer, and every move of homes.
+
+    Args:
+        plan: A plan of `problem`.
+        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
+        trainer: What lies around the stage. Default: ``Trainer()``.
+
+    Raises:
+        InputError: As for `simulate`.
+
+    Example:
+        >>> found = foremoe.gain(problem, plan)
+        >>> f"{found.speedup:.2f}"
+        '1.43'
+    """
+    judge = Judge.of(posed or problem, trainer)
+    return Gain(
+        static_s=judge.static_s, planned_s=judge(problem, plan)["simulated_stage_s"], balanced_s=judge.balanced_s,
+        standing=problem.cluster.standing,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Judge:
     """Simulates plans of one problem and says what they gain: the `judge` of `foremoe.compare`.
@@ -121,16 +192,14 @@ class Judge:
     def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
         """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup`` and ``share_of_balanced``.
 
-        Moves of homes count as experts with all their state, spread as `Trainer.micro_steps` says. Where a plan re-places
-        experts, gains are None: their weights take no time.
+        Moves of homes count as experts with all their state, spread as `Trainer.micro_steps` says; a plan that re-places experts
+        bears its `replacement_seconds`.
         """
         simulation = simulate(posed, plan, outside_s_MG=head_seconds(posed))
         moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
-        moves_s *= self.trainer.share_of_step(posed.M)
+        moves_s = moves_s * self.trainer.share_of_step(posed.M) + replacement_seconds(posed, plan)
         row: dict[str, Any] = {"simulated_stage_s": simulation.total_s + moves_s + _fixed(posed, self.trainer)}
-        known = plan.executable
-        static_s, balanced_s = (self.static_s, self.balanced_s) if known else (None, None)
-        compare_steps([row], static_s=static_s, balanced_s=balanced_s, trainer=self.trainer)
+        compare_steps([row], static_s=self.static_s, balanced_s=self.balanced_s, trainer=self.trainer)
         return row
 
 

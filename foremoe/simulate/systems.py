@@ -10,7 +10,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
-from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds, traffic
+from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
@@ -20,7 +20,7 @@ from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
-from foremoe.simulate.step import compare_steps, head_seconds, optimizer_seconds, reduction_seconds
+from foremoe.simulate.step import compare_steps, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
 from foremoe.solvers import Anneal, Keep
 from foremoe.solvers.home.price import price_L
 from foremoe.workload.skew import skew
@@ -74,11 +74,6 @@ def ep_groups(workload: Workload, size: int) -> list[Workload]:
     return out
 
 
-def foremoe_planner() -> Planner:
-    """The planner of the line ``foremoe``: the hierarchical one with its home level."""
-    return Planner(home=Anneal())
-
-
 def simulate_systems(
     groups: Sequence[Problem], systems: Mapping[str, System], *, pp: int = 1, vpp: int = 1,
     history_LE: Array | Sequence[Array] | None = None, trainer: Trainer | None = None, num_threads: int | None = None,
@@ -101,10 +96,10 @@ def simulate_systems(
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
         means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
-        exposed; this stage's share of them, see `Trainer.micro_steps`), ``reduction_s`` and ``optimizer_s`` (see `step`),
-        ``apart_s`` (weights of plans that re-place experts, spread evenly over all links, all exposed: in no other figure;
-        optimizer state left out), ``fill_s`` (what filling host stores adds), ``changes_numerics`` (True for a what-if
-        that no plan of the same numerics gives), ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the
+        exposed, this stage's share of them, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
+        ``optimizer_s`` (see `step`), ``fill_s`` (what filling host stores adds), ``changes_numerics`` (True for a what-if
+        that no plan of the same numerics gives), ``executable`` (False where experts are re-placed, which no engine runs),
+        ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the
         stage and of the whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None
         without that row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not
         plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
@@ -190,9 +185,8 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
     return {
         "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
         "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
-        "apart_s": max(_apart_s(rank) for rank in slowest.ranks),
         "fill_s": slowest.fill_s,
-        "changes_numerics": system.low_precision != 1.0,
+        "changes_numerics": system.low_precision != 1.0, "executable": all(rank.plan.executable for rank in slowest.ranks),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
     }  # fmt: skip
 
@@ -204,15 +198,6 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
         return posed[0].home_LE
     posed = [foreseen(p, planner.foresight, h) for p, h in zip(posed, history, strict=True)]
     return planner.homes(*posed, num_threads=num_threads)
-
-
-def _apart_s(rank: PipelineRank) -> float:
-    """Seconds of re-placed weights over all links at once; 0 for plans that keep homes."""
-    if rank.plan.executable:
-        return 0.0
-    cluster, (_, bytes_by_link) = rank.problem.cluster, traffic(rank.problem, rank.plan)
-    peer_s = bytes_by_link["peer"] / cluster.peer_bytes_per_s
-    return (peer_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank) * rank.plan.N / rank.plan.G
 
 
 def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
@@ -236,6 +221,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
         plan, report = planner.plan(one, history_LE=seen_LE, num_threads=shared.num_threads)
         cpu_s += sum(level.cpu_s for level in report.levels)
         ranks.append(PipelineRank(problem=one, plan=plan))
+    moves_s += max(replacement_seconds(rank.problem, rank.plan) for rank in ranks)
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
     options |= {"outside_s_MG": head_seconds(posed), "low_precision": system.low_precision}
 
@@ -258,7 +244,8 @@ def _figures(name: str, done: Sequence[_Group], trainer: Trainer) -> dict[str, A
     """`FIGURES` over all groups and pipeline ranks."""
     pairs: list[tuple[Problem, Plan]] = [(rank.problem, rank.plan) for group in done for rank in group.ranks]
     rows = [plan_figures(name, problem, plan, static_s=0.0, trainer=trainer) for problem, plan in pairs]
-    skew_N = np.concatenate([skew(plan.load_NG) for _, plan in pairs])
+    load_NG = np.concatenate([plan.load_NG for _, plan in pairs])
+    skew_N = skew(load_NG[load_NG.any(axis=1)] if load_NG.any() else load_NG)
     links = rows[0]["bytes_by_link"]
     figures = {
         "skew_mean": float(skew_N.mean()), "skew_p99": float(np.quantile(skew_N, 0.99)), "skew_max": float(skew_N.max()),
@@ -268,8 +255,8 @@ def _figures(name: str, done: Sequence[_Group], trainer: Trainer) -> dict[str, A
         "fits": all(row["fits"] for row in rows),
         "peak_bytes_with_reforward": max((row["peak_bytes_with_reforward"] for row in rows), key=lambda size: size or 0),
         **{key: max(row[key] for row in rows) for key in ("max_fanout", "peak_bytes", "host_bytes", "slots_per_rank")},
-        "plan_us_per_layer": 1e6 * sum(group.cpu_s for group in done) / len(skew_N),
-        "n_solved": len(skew_N),
+        "plan_us_per_layer": 1e6 * sum(group.cpu_s for group in done) / len(load_NG),
+        "n_solved": len(load_NG),
     }  # fmt: skip
     assert set(FIGURES) <= {*figures, "predicted_speedup_vs_static"}
     return figures

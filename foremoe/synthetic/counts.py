@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,10 @@ _STEP_CAP, _SOURCE_CAP = 0.9, 0.95
 
 
 _LIMITS = {
-    "sigma": (0.0, 20.0), "layer_std": (0.0, 3.0), "bend": (0.0, 10.0), "burst_chance": (0.0, 1.0), "burst_factor": (1.0, 1e6),
-    "kappa": (1e-6, 1e9), "walk_std": (0.0, 20.0), "walk_ar": (0.0, 1.0), "source_kappa": (1e-6, 1e9), "domain_std": (0.0, 20.0),
-    "domain_run": (1.0, 1e9), "domain_length_std": (0.0, 3.0), "sequence_std": (0.0, 20.0), "length_std": (0.0, 3.0),
+    "sigma": (0.0, 20.0), "group_std": (0.0, 20.0), "layer_std": (0.0, 3.0), "bend": (0.0, 10.0), "burst_chance": (0.0, 1.0),
+    "burst_factor": (1.0, 1e6), "kappa": (1e-6, 1e9), "walk_std": (0.0, 20.0), "walk_ar": (0.0, 1.0), "source_kappa": (1e-6, 1e9),
+    "domain_std": (0.0, 20.0), "domain_run": (1.0, 1e9), "domain_length_std": (0.0, 3.0), "sequence_std": (0.0, 20.0),
+    "length_std": (0.0, 3.0),
 }  # fmt: skip
 
 
@@ -32,7 +34,9 @@ class Regime:
 
     Attributes:
         sigma: Spread of popularity over the experts of a layer, the part that all micro-steps and domains share.
-        layer_std: Spread over the layers of the log of a factor on sigma and domain_std.
+        groups: Groups of neighbouring experts: the routing groups of the model, or as many as ranks that run hot as a whole.
+        group_std: Spread of the popularity that the experts of a group share. With it, hot experts lie together on one rank.
+        layer_std: Spread over the layers of the log of a factor on sigma, group_std and domain_std.
         bend: 0 for lognormal popularity; above, a standard normal z becomes (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2): the
             same spread with few very popular and more neglected experts, as balanced training leaves them.
         burst_chance: Chance per layer and micro-step (counts) or run of a domain (tokens) that one random expert is more popular.
@@ -53,6 +57,8 @@ class Regime:
     """
 
     sigma: float
+    groups: int = 8
+    group_std: float = 0.0
     layer_std: float = 0.0
     bend: float = 0.0
     burst_chance: float = 0.0
@@ -71,7 +77,8 @@ class Regime:
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
             object.__setattr__(self, name, real(getattr(self, name), name, low, high, open_low=False))
-        object.__setattr__(self, "domains", whole(self.domains, "domains", 1, 10_000))
+        for name in ("groups", "domains"):
+            object.__setattr__(self, name, whole(getattr(self, name), name, 1, 10_000))
 
     @classmethod
     def preset(cls, name: str) -> Regime:
@@ -82,8 +89,16 @@ class Regime:
         return regime
 
 
-# mild, mid and skew: increasing skew and drift. The tokens of the last two are fitted to recorded routing (see
-# synthetic_tokens); their counts come within 10 % of its mean skew.
+# mild, mid and skew: increasing skew and drift, hot experts anywhere. The tokens of gpt-oss-like and esft-like are fitted to
+# recorded routing (see tokens.py); their counts come within 10 % of its mean skew. The last three have hot groups, and counts
+# fitted to a source each; how loads move from micro-step to micro-step is in none of the sources:
+# * r1-like: expert counts of DeepSeek-R1 while serving, recorded by SGLang (GitHub: GeneratedRandomly/SGLang-reproduce). Mean of
+#   three files of 58 layers: hottest expert 6.4 times the mean; skew 1.84, 2.18 and 2.57 at EP8, 16 and 32.
+# * gpt-oss-math-like: gpt-oss-20b on its own answers to mathematics (LLEP, arXiv 2601.17111, figure 3): the busiest of 8 ranks
+#   has 2.4 to 2.8 times the mean, the hottest expert up to 6.4 times.
+# * qwen3-like: skews in training at EP64 that UltraEP's authors give (arXiv 2606.04101 and their blog): 2.23 for GLM-4.5-Air,
+#   2.86 for Qwen3-235B. Groups are weak, as Qwen3 routes without them.
+_UNKNOWN: dict[str, Any] = {"kappa": 64.0, "walk_std": 0.15, "domain_std": 0.4, "sequence_std": 0.4}
 REGIMES = {
     "mild": Regime(sigma=0.4, kappa=16.0, walk_std=0.10, burst_chance=0.02, domain_std=0.3, sequence_std=0.4),
     "mid": Regime(sigma=0.8, kappa=4.0, walk_std=0.30, burst_chance=0.10, domain_std=0.7, sequence_std=0.7),
@@ -96,6 +111,9 @@ REGIMES = {
         sigma=0.29, kappa=100.0, walk_std=0.7, walk_ar=0.75, source_kappa=64.0, domain_std=0.75, domain_run=8300.0,
         domain_length_std=0.84, sequence_std=0.14, length_std=0.4,
     ),
+    "r1-like": Regime(sigma=0.53, group_std=0.47, layer_std=0.5, **_UNKNOWN),
+    "gpt-oss-math-like": Regime(sigma=1.0, group_std=0.75, layer_std=0.3, **_UNKNOWN),
+    "qwen3-like": Regime(sigma=0.45, group_std=0.22, layer_std=0.3, **_UNKNOWN),
 }  # fmt: skip
 
 
@@ -143,7 +161,8 @@ def synthetic_workload(
 def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int, G: int, tokens: int) -> Array:
     """int64 [M, G, E]."""
     E, K = model.num_experts, model.num_topk
-    base_E = regime.sigma * layer_factor(rng, regime) * bent(rng.standard_normal(E), regime.bend)
+    factor = layer_factor(rng, regime)
+    base_E = regime.sigma * factor * bent(rng.standard_normal(E), regime.bend) + factor * group_heat(rng, regime, E)
     step_ME = regime.walk_std * rng.standard_normal((M, E))
     log_ME = np.empty((M, E))
     walk_E = step_ME[0]
@@ -164,6 +183,14 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
 def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
     """How much more or less a layer's popularity is spread than the mean layer's: 1 on average."""
     return float(np.exp(regime.layer_std * rng.standard_normal() - 0.5 * regime.layer_std**2))
+
+
+def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Array:
+    """float64 [E]: log popularity that the experts of a routing group share; groups are E/groups experts in a row."""
+    if not regime.group_std:
+        return np.zeros(num_experts)
+    group_E = np.arange(num_experts) * regime.groups // num_experts
+    return regime.group_std * rng.standard_normal(regime.groups)[group_E]
 
 
 def bent(z: Array, bend: float) -> Array:

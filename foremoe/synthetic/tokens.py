@@ -26,7 +26,7 @@ from foremoe.base.compiled import kernel
 from foremoe.base.fields import real, whole
 from foremoe.machine.model import Model
 from foremoe.routing.trace import RoutingTrace
-from foremoe.synthetic.counts import Regime, bent, capped, layer_count, layer_factor, resolve, softmax
+from foremoe.synthetic.counts import Regime, bent, capped, group_heat, layer_count, layer_factor, resolve, softmax
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts, D domains, U runs of one domain.
 
@@ -114,7 +114,8 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
     shared_E, own_DE = rng.standard_normal(E), rng.standard_normal((D, E))
     spread = float(np.hypot(regime.sigma, regime.domain_std))
     z_DE = (regime.sigma * shared_E + regime.domain_std * own_DE) / (spread or 1.0)
-    log_QE = (spread * layer_factor(rng, regime) * bent(z_DE, regime.bend))[domain_Q]
+    factor = layer_factor(rng, regime)
+    log_QE = (spread * factor * bent(z_DE, regime.bend) + factor * group_heat(rng, regime, E))[domain_Q]
     log_QE += regime.sequence_std * rng.standard_normal((Q, E))
     bursts_Q, expert_Q = rng.random(Q)[run_Q] < regime.burst_chance, rng.integers(E, size=Q)[run_Q]
     log_QE[bursts_Q, expert_Q[bursts_Q]] += np.log(regime.burst_factor)

@@ -123,6 +123,9 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
     """int32 [M, L, G, E] pairs and int64 [M, L] unknown tokens of a trace whose tokens have their places."""
+    if trace.known_T is not None and not trace.known_T.any():
+        cure = "let the rollout engine return routing (docs/recording.md)"
+        raise InputError(f"none of the {trace.T} tokens has a known routing, so there is nothing to plan; {cure}.")
     M = int(micro_step_T.max()) + 1
     shape = M, trace.L, num_ranks, trace.num_experts
     require_counts(shape, trace.num_bytes)

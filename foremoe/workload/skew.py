@@ -21,11 +21,17 @@ def skew(load_XG: Array) -> Array:
     return np.where(mean_X > 0, load_XG.max(axis=-1) / np.where(mean_X > 0, mean_X, 1.0), 1.0)
 
 
+def mean_skew(load_XG: Array) -> float:
+    """Mean of `skew` over the rows that have any load: an empty row is level and says nothing. 1.0 where no row has any."""
+    skew_X = skew(load_XG)[load_XG.any(axis=-1)]
+    return float(skew_X.mean()) if skew_X.size else 1.0
+
+
 def skew_statistics(workload: Workload) -> dict[str, float]:
     """Skew, drift and spread of a workload, each a mean over layers and micro-steps.
 
     Returns:
-        A figure for each of these names.
+        A figure for each of these names; skews are those of rows that have any load.
 
         * ``skew_mean`` and ``skew_p99``: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is
           perfect.
@@ -56,8 +62,9 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
         correlation_ML[with_one_before, l][1:] = _step_correlation(workload.load_MLE[with_one_before, l].astype(np.float64))
     for at in range(L):
         spread_L[at] = np.log(workload.load_MLE[:, at].sum(axis=0, dtype=np.int64) + 0.5).std()
+    skew_X = skew_ML[workload.load_MLE.any(axis=2)] if workload.load_MLE.any() else skew_ML
     return {
-        "skew_mean": float(skew_ML.mean()), "skew_p99": float(np.quantile(skew_ML, 0.99)),
+        "skew_mean": float(skew_X.mean()), "skew_p99": float(np.quantile(skew_X, 0.99)),
         "step_correlation": _mean_of_numbers(correlation_ML), "log_spread": float(spread_L.mean()),
         "source_distance": _mean_of_numbers(distance_MLG),
     }  # fmt: skip

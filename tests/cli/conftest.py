@@ -40,7 +40,7 @@ def other_trace(folder: Path) -> str:
 @pytest.fixture(scope="session")
 def dealing(model: str) -> list[str]:
     """Options under which the traces fill three micro-steps of four ranks on two nodes."""
-    return ["--model", model, "--ranks", "4", "--ranks-per-node", "2", "--tokens-per-rank", "25"]
+    return ["--model", model, "--ranks", "4", "--ranks-per-node", "2", "--tokens-per-rank", "25", "--redundant", "1"]
 
 
 @pytest.fixture(scope="session")

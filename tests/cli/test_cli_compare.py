@@ -16,7 +16,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.workload.workload import Workload
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-QUICK = "static,quota,greedy,hierarchical"
+QUICK = "static,quota,greedy,foremoe"
 
 
 def no_constant(text: str) -> None:
@@ -41,7 +41,7 @@ def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str])
         line.split()[0] for line in lines[3:] if line.split() and line.split()[0] in STRATEGIES and ":" not in line.split()[0]
     ]
     assert names == [name for name in STRATEGIES if name != "exact"]
-    assert "model, uncalibrated" in result.stdout
+    assert "uncalibrated, ±12 %" in result.stdout
     left_out = "micro-step 0 has no history and is left out of every figure but the simulated ones; give --history TRACE"
     assert f"eplb-history, laer: {left_out}" in result.stdout
     assert "homes move" in result.stdout
@@ -52,7 +52,7 @@ def test_json_alone_is_only_json_and_matches_the_table(trace: str, dealing: list
     payload = parsed(good([*arguments, "--json"]).stdout)
     assert set(payload) == {
         "rows", "case", "objective", "micro_step_0_left_out", "cost_model", "residual", "foremoe_version", "static_stage_s",
-        "trainer",
+        "trainer", "advice",
     }  # fmt: skip
     assert [row["solver"] for row in payload["rows"]] == QUICK.split(",")
     assert all(set(FIGURES) <= set(row) for row in payload["rows"])
@@ -156,7 +156,7 @@ def test_one_rank_and_rows_without_load(trace: str, model: str, tmp_path: Path) 
     Workload.from_counts(load_MLGE, num_topk=TOPK).save(path)
     for objective in ("time", "balance"):
         rows = rows_of(good(["compare", path, "--model", model, "--objective", objective, "--planners", QUICK, "--json"]))
-        assert rows["static"]["skew_mean"] == 1.0 and rows["hierarchical"]["replicas_per_layer"] == 0
+        assert rows["static"]["skew_mean"] == 1.0 and rows["foremoe"]["replicas_per_layer"] == 0
     np.testing.assert_equal(Workload.load(path).load_MLGE, load_MLGE)
     Workload.from_counts(np.zeros_like(load_MLGE), num_topk=TOPK).save(path)
     good(["compare", path, "--model", model, "--planners", QUICK])
@@ -196,9 +196,9 @@ def test_the_model_is_told_from_a_unique_shape(tmp_path: Path) -> None:
 def test_a_sampled_row_shows_another_planner_on_the_same_rows(trace: str, dealing: list[str]) -> None:
     pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     words = ["compare", trace, *dealing, "--objective", "balance", "--exact-seconds", "5", "--planners"]
-    lines = good([*words, "static,hierarchical,exact"]).stdout.splitlines()
+    lines = good([*words, "static,foremoe,exact"]).stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("exact ("))
-    assert "row" in lines[at] and lines[at + 1].split(",")[0].strip() == "hierarchical"
+    assert "row" in lines[at] and lines[at + 1].split(",")[0].strip() == "foremoe"
     exact, same = float(lines[at].split(")")[1].split()[0]), float(lines[at + 1].split()[-1])
     assert exact <= same + 1e-3
     assert "same rows" in good([*words, "static,exact"]).stdout
@@ -215,7 +215,7 @@ def test_a_missing_package_is_a_note_not_an_error(trace: str, dealing: list[str]
 
 @pytest.mark.heavy
 def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str]) -> None:
-    words = ["ablate", trace, *dealing, "--redundant", "0,1", "--foresight", "exact,previous,Noisy(0.2)"]
+    words = ["ablate", trace, *dealing[:-2], "--redundant", "0,1", "--foresight", "exact,previous,Noisy(0.2)"]
     payload = parsed(good([*words, "--json"]).stdout)
     seen = {(row["levels"], row["redundant"], row["foresight"]) for row in payload["rows"]}
     levels = {row["levels"] for row in payload["rows"]}
@@ -231,11 +231,11 @@ def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str
 def test_a_recorded_trace(tmp_path: Path) -> None:
     paths = [str(SHARED / f"esft_{task}.npz") for task in ("law", "intent")]
     words = [*paths, "--ranks", "8", "--micro-steps", "2", "--shuffle", "--seed", "1"]
-    payload = parsed(good(["compare", *words, "--planners", "static,quota,hierarchical", "--json"]).stdout)
+    payload = parsed(good(["compare", *words, "--planners", "static,quota,foremoe", "--json"]).stdout)
     rows = {row["solver"]: row for row in payload["rows"]}
     assert payload["case"]["model"] == "deepseek-v2-lite" and payload["case"]["layers"] == 26
     assert rows["quota"]["skew_mean"] < rows["static"]["skew_mean"]
-    assert rows["hierarchical"]["speedup_vs_static"] >= 1.0
+    assert rows["foremoe"]["speedup_vs_static"] >= 1.0
     plan = str(tmp_path / "plan.safetensors")
     good(["plan", *words, "-o", plan])
     good(["check", plan, "--trace", paths[0], "--trace", paths[1]])

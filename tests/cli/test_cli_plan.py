@@ -20,13 +20,13 @@ def test_a_plan_prints_its_summary_and_is_the_same_file_again(
     plan = Plan.load(plan_and_workload[0])
     target = tmp_path / "again.safetensors"
     result = good(["plan", trace, *dealing, "--threads", "2", "-o", str(target)])
-    assert plan.summary() in result.stdout and "planned in " in result.stdout and "planning: hierarchical" in result.stderr
+    assert plan.summary() in result.stdout and "planned in " in result.stdout and "planning: foremoe" in result.stderr
     assert target.read_bytes() == Path(plan_and_workload[0]).read_bytes()
 
 
 def test_plan_json(trace: str, dealing: list[str]) -> None:
     payload = json.loads(good(["plan", trace, *dealing, "--planner", "Quota(min_pairs=2)", "--json"]).stdout)
-    assert set(payload) == {"plan", "report", "case", "output", "foremoe_version"}
+    assert set(payload) == {"plan", "gain", "advice", "report", "case", "output", "foremoe_version"}
     assert "Quota(min_pairs=2" in payload["plan"]["planner"] and payload["plan"]["micro_steps"] == 3
     assert payload["report"]["rows"] == 3 * LAYERS and payload["output"] is None
     assert payload["plan"]["skew"]["mean"] <= payload["plan"]["static_skew"]["mean"]

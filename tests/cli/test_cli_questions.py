@@ -16,10 +16,10 @@ def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> N
     words = ["simulate", trace, *dealing, "--foresight", "exact,rerouted=0.1,previous,step,none"]
     payload = json.loads(good([*words, "--json"]).stdout)
     rows = {row["foresight"]: row for row in payload["rows"]}
-    assert list(rows) == ["exact", "rerouted=0.1", "previous", "step", "none"] and payload["planner"] == "hierarchical"
+    assert list(rows) == ["exact", "rerouted=0.1", "previous", "step", "none"] and payload["planner"] == "foremoe"
     for row in rows.values():
         assert row["net_speedup_vs_static"] <= row["speedup_vs_static"] + 1e-12
-    compared = json.loads(good(["simulate", trace, *dealing, "--planners", "static,hierarchical", "--json"]).stdout)["rows"]
+    compared = json.loads(good(["simulate", trace, *dealing, "--planners", "static,foremoe", "--json"]).stdout)["rows"]
     for name, row in zip(("none", "exact"), compared, strict=True):
         assert rows[name]["simulated_stage_s"] == pytest.approx(row["simulated_stage_s"])
     lines = good(words).stdout.splitlines()
@@ -34,9 +34,9 @@ def test_knowledge_has_a_row_for_every_kind(trace: str, dealing: list[str]) -> N
 
 def test_knowledge_of_another_planner(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--foresight", "exact,none", "--json"]
-    rows = {name: json.loads(good([*words, "--planners", name]).stdout)["rows"] for name in ("hierarchical", "quota", "foremoe")}
-    assert rows["quota"][0]["simulated_stage_s"] != rows["hierarchical"][0]["simulated_stage_s"]
-    assert rows["quota"][1]["simulated_stage_s"] == rows["hierarchical"][1]["simulated_stage_s"]
+    rows = {name: json.loads(good([*words, "--planners", name]).stdout)["rows"] for name in ("foremoe", "quota")}
+    assert rows["quota"][0]["simulated_stage_s"] != rows["foremoe"][0]["simulated_stage_s"]
+    assert rows["quota"][1]["simulated_stage_s"] == rows["foremoe"][1]["simulated_stage_s"]
 
 
 def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
@@ -55,11 +55,11 @@ def test_a_planner_that_refuses_the_case_says_so() -> None:
 
 
 def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--planners", "static,hierarchical", "--what-if", "low-precision=2"]
+    words = ["simulate", trace, *dealing, "--planners", "static,foremoe", "--what-if", "low-precision=2"]
     payload = json.loads(good([*words, "--json"]).stdout)
     rows = {row["solver"]: row for row in payload["rows"]}
     assert {name: row["changes_numerics"] for name, row in rows.items()} == {
-        "static": False, "hierarchical": False, "low-precision=2": True,
+        "static": False, "foremoe": False, "low-precision=2": True,
     }  # fmt: skip
     assert rows["low-precision=2"]["compute_s"] < rows["static"]["compute_s"]
     assert rows["low-precision=2"]["speedup_vs_static"] > 1.0 and payload["what_if"]["low_precision"] == 2.0
@@ -69,7 +69,7 @@ def test_low_precision_is_a_line_that_changes_numerics(trace: str, dealing: list
 
 
 def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--planners", "static,hierarchical", "--what-if", "multiplex=3"]
+    words = ["simulate", trace, *dealing, "--planners", "static,foremoe", "--what-if", "multiplex=3"]
     rows = json.loads(good([*words, "--rollout-share", "0.25", "--json"]).stdout)["rows"]
     static_s = rows[0]["simulated_stage_s"]
     for row in rows:
@@ -83,13 +83,13 @@ def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str])
     head = next(i for i, line in enumerate(lines) if "alone ms" in line)
     assert "what if 3 such jobs took turns" in lines[head - 2] and max(map(len, lines[head : head + 3])) <= 80
     some = good([*words, "--columns", "skew_mean,multiplex.gain"]).stdout
-    assert "solver        skew mean\n" in some and "solver        gain\n" in some
-    seconds = json.loads(good([*words, "--planners", "hierarchical", "--rollout-share", "9s", "--json"]).stdout)["rows"]
+    assert "solver   skew mean\n" in some and "solver   gain\n" in some
+    seconds = json.loads(good([*words, "--planners", "foremoe", "--rollout-share", "9s", "--json"]).stdout)["rows"]
     assert seconds[0]["multiplex"]["round_s"] == pytest.approx(27.0)
 
 
 def test_bad_what_ifs_are_one_sentence(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--planners", "hierarchical", "--what-if"]
+    words = ["simulate", trace, *dealing, "--planners", "foremoe", "--what-if"]
     assert "at least 1" in bad([*words, "low-precision=0.5"])
     assert "needs a number" in bad([*words, "low-precision"])
     assert "is unknown" in bad([*words, "nothing=1"])

@@ -38,14 +38,15 @@ NUMBER = re.compile(r"\d[\d.,]*")
 
 def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "4096", "--layers", "0:2", "--micro-steps", "2"]
-    few = ["--planners", "static,quota,eplb-exact,hierarchical"]
+    few = ["--planners", "static,quota,eplb-exact,foremoe"]
     long = "Planner(rank=(Quota(min_pairs=64, best_fit=True), Search(effort=1000)), split=WaterFill(), guard=False)"
     return [
         ["compare", *case, *few],
         ["compare", *case, "--planners", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],
         ["simulate", *case, *few, "--what-if", "multiplex=2,low-precision=1.5"],
         ["simulate", *case, "--foresight", "exact,previous,none"],
-        ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,hierarchical"],
+        ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,foremoe"],
+        ["advise", *case],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
         ["report", *case, *few, "--what-if", "1", "-o", str(folder / "r.html")],
         ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
@@ -142,9 +143,9 @@ def test_life_comes_before_numpy(typed: dict[str, str]) -> None:
 def test_the_best_line_has_a_colour_unless_nobody_wants_one(typed: dict[str, str], tmp_path: Path) -> None:
     words = next(iter(typed))
     coloured = [line for line in typed[words].split("\n") if "\033[32m" in line]
-    assert len(coloured) == 1 and coloured[0].startswith(("\033[32mquota", "\033[32mhierarchical"))
+    assert len(coloured) == 1 and coloured[0].startswith(("\033[32mquota", "\033[32mforemoe"))
     plain = on_terminal([shlex.split(words)], tmp_path, NO_COLOR="1")
-    assert "hierarchical" in plain and "\033[3" not in plain
+    assert "foremoe" in plain and "\033[3" not in plain
     dumb = on_terminal([shlex.split(words)], tmp_path, TERM="dumb")
     assert "\033[3" not in dumb
 

@@ -80,10 +80,8 @@ def test_foresight_and_planner_texts() -> None:
     for text in ("nope", "Noisy(-1)", "Rerouted(2)", "Search()", "rerouted=", "rerouted=x", "noisy=-1", "step=1"):
         with pytest.raises(InputError):
             foresight_of(text)
-    with pytest.raises(
-        InputError, match=r"there is no strategy 'hierarchial'; did you mean 'hierarchical'\? the names are static"
-    ):
-        planner_of("hierarchial")
+    with pytest.raises(InputError, match=r"there is no strategy 'formoe'; did you mean 'foremoe'\? the names are static"):
+        planner_of("formoe")
     for text in ("nope", "Quota(nope=1)", "numpy:ndarray", "no_such_module:x", "numpy:nope", "__import__('os')"):
         with pytest.raises(InputError):
             planner_of(text)

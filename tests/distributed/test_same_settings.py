@@ -63,4 +63,4 @@ def test_texts_name_every_field_and_no_address() -> None:
 
     one, other = Theirs(), Theirs()
     assert repr(one) != repr(other) and texts("a", one) == texts("a", other) and "Theirs object>" in texts("a", one)["a"]
-    assert texts("planner", resolve("hierarchical")) == texts("planner", Planner())
+    assert texts("planner", resolve("foremoe")) == texts("planner", Planner())

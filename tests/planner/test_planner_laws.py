@@ -19,7 +19,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.bounds import row_bound
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Exact, RankSolver
+from foremoe.solvers import Exact, Keep, RankSolver
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, plan_of, random_placement
 from foremoe.testing.strategies import placements, plans, problems
@@ -44,7 +44,9 @@ def built_in_solvers() -> list[RankSolver]:
 
 SOLVERS = built_in_solvers()
 FAST = [solver for solver in SOLVERS if not solver.exact]
-RUNNABLE = {name: planner for name, planner in STRATEGIES.items() if all(runnable(s) for s in planner.rank)}
+RUNNABLE = {
+    name: planner for name, planner in STRATEGIES.items() if all(runnable(s) for s in planner.rank) and planner.home == Keep()
+}
 needs_scip = pytest.mark.skipif(importlib.util.find_spec("pyscipopt") is None, reason="exact needs pyscipopt")
 
 

@@ -25,9 +25,9 @@ def case() -> SimpleNamespace:
 def page(case: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with everything on it."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "hierarchical")})
+    rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "foremoe")})
     write_report(
         path, case.problem, case.plan, planner_report=case.report, runs=case.runs, strategies=rows,
-        what_if=what_if(case.problem, foremoe.Planner(), simulated=True), source="counts of a test",
+        what_if=what_if(case.problem, foremoe.Planner()), source="counts of a test",
     )  # fmt: skip
     return path

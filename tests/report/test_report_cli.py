@@ -12,8 +12,21 @@ from report_case import arrays_of, facts_of
 from foremoe.cli.main import main
 from foremoe.plan.plan import Plan
 
-QUICK = ["--what-if", "none", "--planners", "static,hierarchical"]
-CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]
+QUICK = ["--what-if", "none", "--planners", "static,foremoe"]
+CASE = [
+    "--synthetic",
+    "gpt-oss-20b",
+    "--ranks",
+    "4",
+    "--tokens-per-rank",
+    "256",
+    "--micro-steps",
+    "2",
+    "--layers",
+    "0:3",
+    "--redundant",
+    "1",
+]
 
 
 def run(*arguments: str) -> Result:
@@ -45,21 +58,12 @@ def test_it_plans_simulates_and_writes(tmp_path):
     assert facts["timeline"]["kind"] == "simulated" and facts["planning"] is not None
     assert [row["redundant"] for row in facts["what_if"]] == [0, 2] and facts["what_if"][0]["simulated_stage_s"] > 0
     names = [row["name"] for row in facts["strategies"]["rows"]]
-    assert names[0] == "static" and {"hierarchical", "force-balanced"} <= set(names) and "exact" not in names
-
-
-def test_without_simulation(tmp_path):
-    out = tmp_path / "r.html"
-    good(*CASE, *QUICK, "--no-simulate", "-o", str(out))
-    facts = facts_of(out.read_text())
-    assert facts["timeline"] is None and facts["what_if"] is None
-    assert [row["name"] for row in facts["strategies"]["rows"]] == ["static", "hierarchical"]
-    assert "simulated" not in [column["heading"] for column in facts["strategies"]["columns"]]
+    assert names[0] == "static" and {"foremoe", "force-balanced"} <= set(names) and "exact" not in names
 
 
 def test_no_table_where_none_is_wanted(tmp_path):
     out = tmp_path / "r.html"
-    good(*CASE, "--what-if", "none", "--planners", "none", "--no-simulate", "-o", str(out))
+    good(*CASE, "--what-if", "none", "--planners", "none", "-o", str(out))
     assert facts_of(out.read_text())["strategies"] is None
 
 
@@ -110,7 +114,7 @@ def test_a_plan_of_another_case_is_refused(planned, tmp_path):
     other = [word if word != "256" else "300" for word in CASE]
     result = run(*other, "--plan", plan, *QUICK, "-o", str(tmp_path / "r.html"))
     assert result.exit_code == 2 and "load differs" in result.stderr
-    result = run(*CASE[:-2], "--plan", plan, *QUICK, "-o", str(tmp_path / "r.html"))
+    result = run(*CASE[:-4], "--plan", plan, *QUICK, "-o", str(tmp_path / "r.html"))
     assert result.exit_code == 2 and "give the options that it was planned with" in result.stderr
     result = run(work, "--plan", plan, "--micro-steps", "1", *QUICK, "-o", work)
     assert result.exit_code == 2 and "overwrite" in result.stderr
@@ -142,7 +146,7 @@ def test_a_plan_file_names_no_code_to_run(planned, tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     told = with_planner_text(plan, text, tmp_path)
-    quick = ["--planners", "none", "--no-simulate", "--what-if", "1"]
+    quick = ["--planners", "none", "--what-if", "1"]
     result = good(work, "--plan", told, *quick, "-o", "r.html")
     assert "what-if is left out" in result.stderr and not (tmp_path / "ran").exists()
     assert facts_of((tmp_path / "r.html").read_text())["what_if"] is None
@@ -188,7 +192,7 @@ def test_counts_are_cut_to_what_was_planned(planned, tmp_path):
     plan, out = str(tmp_path / "part.safetensors"), tmp_path / "r.html"
     made = CliRunner().invoke(main, ["plan", work, "--layers", "1:3", "--micro-steps", "1", "-o", plan])
     assert made.exit_code == 0, made.stderr
-    good(work, "--plan", plan, *QUICK, "--no-simulate", "-o", str(out))
+    good(work, "--plan", plan, *QUICK, "-o", str(out))
     facts = facts_of(out.read_text())
     assert (facts["M"], facts["L"]) == (1, 2)
 

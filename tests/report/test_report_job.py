@@ -20,7 +20,7 @@ from foremoe.simulate import System, ep_groups, simulate_systems
 from foremoe.solvers import Anneal
 
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "256", "--layers", "0:5"]
-JOB = [*CASE, "--ep", "4", "--pp", "2", "--planners", "static,hierarchical"]
+JOB = [*CASE, "--ep", "4", "--pp", "2", "--planners", "static,foremoe"]
 
 
 def run(*arguments: str) -> Result:
@@ -60,15 +60,15 @@ def groups() -> list[foremoe.Problem]:
 def test_the_job_gains_what_the_table_of_systems_says(groups):
     parts = plan_job(groups, foremoe.Planner(), pp=2)
     assert [(part.group, part.pipeline_rank) for part in parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    systems = {"static": System(planner=foremoe.STRATEGIES["static"]), "hierarchical": System(), "even": System(even=True)}
+    systems = {"static": System(planner=foremoe.STRATEGIES["static"]), "foremoe": System(), "even": System(even=True)}
     rows = {row["solver"]: row for row in simulate_systems(groups, systems, pp=2)}
     gains = job_gains(parts)
     assert gains["static_s"] == pytest.approx(rows["static"]["simulated_stage_s"])
-    assert gains["planned_s"] == pytest.approx(rows["hierarchical"]["simulated_stage_s"])
-    assert gains["share_of_balanced"] == pytest.approx(rows["hierarchical"]["share_of_balanced"])
+    assert gains["planned_s"] == pytest.approx(rows["foremoe"]["simulated_stage_s"])
+    assert gains["share_of_balanced"] == pytest.approx(rows["foremoe"]["share_of_balanced"])
     slowest = parts[slowest_part(parts)]
     assert slowest.runs.gains()["planned_s"] == pytest.approx(gains["planned_s"])
-    assert slowest.runs.planned.parts.bubble_s == pytest.approx(rows["hierarchical"]["bubble_s"])
+    assert slowest.runs.planned.parts.bubble_s == pytest.approx(rows["foremoe"]["bubble_s"])
     assert [line["layers"] for line in job_facts(parts)["parts"]] == ["0 to 2", "3 to 4"] * 2
 
 
@@ -93,7 +93,7 @@ def test_every_part_has_its_own_figures(job_page):
     for line, one in zip(job["parts"], facts, strict=True):
         assert line["skew_planned"] == pytest.approx(one["headline"]["after"]["mean"])
         assert sum(line["planned"].values()) == pytest.approx(one["simulated"]["gains"]["planned_s"])
-    assert facts[0]["planner"] == "hierarchical"
+    assert facts[0]["planner"] == "foremoe"
 
 
 def test_one_plan_alone_has_no_parts(page):
@@ -108,7 +108,6 @@ def test_one_plan_alone_has_no_parts(page):
         (["--pp", "2", "--schedule", "forward"], "leave --schedule out"),
         (["--pp", "2", "--plan", "plan.safetensors"], "leave out --plan"),
         (["--ep", "4", "--what-if", "1"], "--what-if"),
-        (["--ep", "4", "--no-simulate"], "--no-simulate"),
         (["--ep", "4", "--planner", "Planner(home=Anneal())"], "home level out"),
     ],
 )

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import foremoe
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.figures import traffic
 from foremoe.problem.problem import Problem
-from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, simulate
+from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds, simulate
 from foremoe.simulate.systems import System, simulate_systems
 from foremoe.solvers import Lpt
 from foremoe.solvers.home.price import price_L
@@ -119,9 +121,18 @@ def test_moves_of_homes_are_spread_over_the_step_that_they_serve() -> None:
         foremoe.Trainer(micro_steps=0)
 
 
-def test_gains_of_plans_that_replace_experts_are_not_known() -> None:
+def test_plans_that_replace_experts_bear_their_moves() -> None:
     problem = two_ranks()
     plan = foremoe.STRATEGIES["eplb-exact"].plan(problem)[0]
     assert not plan.executable
-    found = Judge.of(problem)(problem, plan)
-    assert found["simulated_stage_s"] > 0 and found["speedup_vs_static"] is None and found["step_speedup"] is None
+    judge = Judge.of(problem)
+    found, moves_s = judge(problem, plan), replacement_seconds(problem, plan)
+    alone_s = simulate(problem, plan, outside_s_MG=head_seconds(problem)).total_s
+    ends_s = reduction_seconds(problem, Trainer()) + optimizer_seconds(problem, Trainer())
+    # Weights come and float32 gradients go, over the links of two ranks at once.
+    moved = traffic(problem, plan)[0] * plan.N
+    assert moved > 0
+    assert moves_s == pytest.approx(moved / 2 * (problem.model.expert_bytes + problem.model.gradient_bytes) / 1e3)
+    assert found["simulated_stage_s"] == pytest.approx(alone_s + moves_s + ends_s)
+    assert found["speedup_vs_static"] == judge.static_s / found["simulated_stage_s"]
+    assert replacement_seconds(problem, foremoe.Planner().plan(problem)[0]) == 0.0

@@ -68,9 +68,9 @@ def test_rules_find_what_breaks_them():
 def test_the_command_writes_both_runs(tmp_path):
     path = tmp_path / "out.json.gz"
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3"]
-    done = CliRunner().invoke(main, ["simulate", *case, "--planners", "static,hierarchical", "--trace", str(path)])
+    done = CliRunner().invoke(main, ["simulate", *case, "--planners", "static,foremoe", "--trace", str(path)])
     assert done.exit_code == 0, done.stderr
-    assert "static and hierarchical" in done.stdout
+    assert "static and foremoe" in done.stdout
     check_trace(json.loads(gzip.decompress(path.read_bytes())))
     done = CliRunner().invoke(main, ["simulate", *case, "--planners", "static", "--trace", str(path)])
     assert done.exit_code != 0 and "other than static" in done.stderr

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.problem import load_bound
+from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.synthetic.counts import REGIMES, Regime, bent, capped, synthetic_workload
 from foremoe.synthetic.tokens import synthetic_trace, systematic_topk
-from foremoe.workload.skew import skew_statistics
+from foremoe.workload.skew import skew, skew_statistics
 from foremoe.workload.workload import Workload
 
 DATA = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -86,6 +89,61 @@ def test_static_skew_of_the_named_regimes(model, regime, ranks, skew, tolerance)
     options = {"num_ranks": ranks, "tokens_per_rank": 8192, "micro_steps": 4, "regime": regime, "num_layers": 24}
     found = [skew_statistics(synthetic_workload(model, seed=s, **options))["skew_mean"] for s in range(2)]
     assert abs(np.mean(found) / skew - 1) < tolerance
+
+
+# Of recorded DeepSeek-R1 (three files of expert counts, 58 layers; pairs drawn by the recorded shares): mean skew with experts in
+# order, hottest expert over the mean expert, and least possible load with one redundant slot over the mean load.
+R1 = {8: (1.835, 6.40, 1.214), 16: (2.175, 6.40, 1.062), 32: (2.574, 6.39, 1.001)}
+
+
+def skew_hottest_bound(work: Workload) -> np.ndarray:
+    problem = Problem.of(work, Cluster.preset("8xh100", num_ranks=work.G), redundant=1)
+    mean_N = problem.load_NE.sum(axis=1) / work.G
+    hottest_N = problem.load_NE.max(axis=1) / problem.load_NE.mean(axis=1)
+    return np.mean([skew(problem.static().load_NG()), hottest_N, load_bound(problem) / mean_N], axis=1)
+
+
+@pytest.mark.parametrize("ranks", R1)
+def test_the_r1_like_regime_has_the_skew_hottest_expert_and_bound_of_recorded_r1(ranks):
+    options = {"num_ranks": ranks, "tokens_per_rank": 8192, "micro_steps": 1, "regime": "r1-like"}
+    found = [skew_hottest_bound(synthetic_workload("deepseek-v3", seed=s, **options)) for s in range(3)]
+    assert np.mean(found, axis=0) == pytest.approx(R1[ranks], rel=0.1)
+
+
+@pytest.mark.parametrize("ranks", R1)
+def test_recorded_r1_has_these_figures(ranks):
+    if not (DATA / "deepseek_r1_counts.npz").exists():
+        pytest.skip("recorded counts are not here")
+    found = []
+    for counts_LE in np.load(DATA / "deepseek_r1_counts.npz").values():
+        share_LE, rng = counts_LE / counts_LE.sum(axis=1, keepdims=True), np.random.default_rng(0)
+        load_LGE = np.stack([rng.multinomial(8 * 8192, share_E, size=ranks) for share_E in share_LE])
+        found.append(skew_hottest_bound(Workload.from_counts(load_LGE[None].astype(np.int32), num_topk=8, model="deepseek-v3")))
+    assert np.mean(found, axis=0) == pytest.approx(R1[ranks], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("regime", "model", "ranks", "low", "high"),
+    [("gpt-oss-math-like", "gpt-oss-20b", 8, 2.4, 2.8), ("qwen3-like", "qwen3-235b-a22b", 64, 2.23, 2.86)],
+)
+def test_regimes_of_a_published_skew(regime, model, ranks, low, high):
+    options = {"num_ranks": ranks, "tokens_per_rank": 8192, "micro_steps": 2, "regime": regime, "num_layers": 24}
+    found = [skew_statistics(synthetic_workload(model, seed=s, **options))["skew_mean"] for s in range(3)]
+    assert low < np.mean(found) < high
+
+
+def test_experts_of_a_group_share_their_heat():
+    regime = dataclasses.replace(
+        Regime.preset("mild"), sigma=0.0, walk_std=0.0, kappa=1e6, source_kappa=1e6, groups=4, group_std=1.0
+    )
+    regime = dataclasses.replace(regime, burst_chance=0.0, domain_std=0.0, sequence_std=0.0)
+    heat_LGE = counts(regime=regime, tokens_per_rank=100_000).load_MLE[0].reshape(4, 4, 3)
+    assert np.ptp(heat_LGE, axis=2).max() < 0.05 * heat_LGE.mean() < np.ptp(heat_LGE[:, :, 0], axis=1).min()
+    work = Workload.from_trace(
+        synthetic_trace(SMALL, num_sequences=40, mean_length=400, regime=regime), num_ranks=2, tokens_per_rank=4096
+    )
+    heat_LGE = work.load_MLE.sum(axis=0).reshape(4, 4, 3)
+    assert np.ptp(heat_LGE, axis=2).max() < 0.1 * heat_LGE.mean() < np.ptp(heat_LGE[:, :, 0], axis=1).min()
 
 
 @settings(deadline=None)

@@ -25,6 +25,8 @@ def make_trace(seed=0, seq_len=(3, 1, 4), L=2, K=2, unknown=0.0):
     T = sum(seq_len)
     topk = np.argsort(rng.random((T, L, E)), axis=2)[:, :, :K]
     known = rng.random(T) >= unknown if unknown else None
+    if known is not None:
+        known[rng.integers(T)] = True  # what knows no token at all is refused
     return RoutingTrace(topk_TLK=topk, num_experts=E, seq_len_Q=seq_len, known_T=known, moe_layer_L=np.arange(3, 3 + L))
 
 

@@ -9,7 +9,7 @@ from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.plan.plan import Plan
 from foremoe.transfer.timeline import Timeline
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew
 
 # Letters: M micro-steps, L MoE layers of this rank, S slots of a rank.
 
@@ -48,8 +48,8 @@ class MegatronSummary:
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         drift_L = self.drift_ML.sum(axis=0)
         out = {
-            "skew_before": float(skew(home_MLG).mean()),
-            "skew_after": float(plan.skew_ML.mean()),
+            "skew_before": mean_skew(home_MLG),
+            "skew_after": plan.skew_mean,
             "replicas": float(plan.num_replicas),
             "plan_s": self.plan_s,
             "share_s": self.share_s,

@@ -13,9 +13,8 @@ const usedParts = (bars) => Object.entries(PART_NAMES).filter(([part]) => bars.s
 
 /** The ways of running the stage that the page knows the parts of. */
 function stageBars() {
-  const bars = [{ name: "static", how: "predicted", parts: facts.parts.static }, { name: "planned", how: "predicted", parts: facts.parts.planned }];
-  if (facts.simulated) for (const [name, parts] of Object.entries(facts.simulated.parts)) bars.push({ name: name === "balanced" ? "even routing" : name, how: "simulated", parts });
-  return bars;
+  const how = facts.simulated ? "simulated" : "predicted", runs = facts.simulated ? facts.simulated.parts : facts.parts;
+  return Object.entries(runs).map(([name, parts]) => ({ name: name === "balanced" ? "even routing" : name, how, parts }));
 }
 
 /** Stage time by part: one stacked bar per way of running the stage; all but the `chosen` one are pale. */
@@ -136,11 +135,10 @@ function drawNamedBars(theme, width, list, description, colour, axis) {
 
 function drawStrategies(theme, width) {
   const { columns, rows } = facts.strategies, at = (heading) => columns.findIndex((c) => c.heading === heading);
-  const column = at("simulated") >= 0 ? at("simulated") : at("predicted"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
+  const column = at("stage"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
   const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor) }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
-  const how = at("simulated") >= 0 ? "simulated" : `predicted (${facts.standing})`;
-  return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `${how}; where homes move, moving their weights is left out`);
+  return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `simulated (${facts.standing}); moves of homes included`);
 }
 
 function drawPlanning(theme, width) {

@@ -27,18 +27,19 @@ function headWords() {
   ];
   document.getElementById("about").textContent = about.filter(Boolean).join(" · ");
   document.getElementById("made").append(...[facts.source, facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · "), ...(facts.command ? [" · ", html("code", {}, facts.command)] : []));
+  const stage = () => {
+    if (!facts.simulated) return ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`];
+    const { static_s, planned_s: simulated_s, speedup } = facts.simulated.gains;
+    return ["stage, simulated", change(static_s, simulated_s), `${fixed(speedup, 2)} x, ${facts.standing}${moving}`];
+  };
   const tiles = [
     ["skew, mean", `${fixed(h.before.mean, 3)} → ${fixed(h.after.mean, 3)}`, `p99 ${fixed(h.before.p99, 2)} → ${fixed(h.after.p99, 2)}`],
     ["skew, worst", `${fixed(h.before.max, 3)} → ${fixed(h.after.max, 3)}`, "at home → planned"],
-    ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`],
+    stage(),
     ["replicas per rank", h.replicas_per_rank === null ? "-" : fixed(h.replicas_per_rank, 2), `mean of a row, R = ${facts.R}`],
     ["copies and gradients", bytes(h.bytes.peer + h.bytes.rdma + h.bytes.host), `peer ${bytes(h.bytes.peer)}, RDMA ${bytes(h.bytes.rdma)}, host ${bytes(h.bytes.host)}`],
     ["load gap, mean", percent(h.gap_mean), `worst ${percent(h.gap_max)}; above the proven bound`],
   ];
-  if (facts.simulated) {
-    const { static_s, planned_s: simulated_s, speedup } = facts.simulated.gains;
-    tiles.splice(3, 0, ["stage, simulated", change(static_s, simulated_s), `${fixed(speedup, 2)} x, static → planned${moving}`]);
-  }
   if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
   document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
   document.title = `foremoe report: ${facts.model}, ${facts.stage}`;

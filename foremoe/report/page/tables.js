@@ -74,11 +74,8 @@ function partsTable(bars) {
 }
 
 function whatIfTable(list) {
-  const simulated = list.some((row) => row.simulated_stage_s != null);
-  const columns = [{ heading: "R" }, { heading: "skew", unit: "mean" }, { heading: "skew", unit: "p99" }, { heading: "replicas", unit: "per rank" }, { heading: "predicted stage", unit: "s" },
-    ...(simulated ? [{ heading: "simulated stage", unit: "s" }] : []), { heading: "peak memory", unit: "GB" }];
-  return table("what-if", columns, list.map((row) => [cell(row.redundant, 0), cell(row.skew_mean, 3), cell(row.skew_p99, 3), cell(row.replicas_per_rank, 2), cell(row.predicted_stage_s, 3),
-    ...(simulated ? [cell(row.simulated_stage_s, 3)] : []), cell(row.peak_bytes, 2, 1e9)]));
+  const columns = [{ heading: "R" }, { heading: "skew", unit: "mean" }, { heading: "skew", unit: "p99" }, { heading: "replicas", unit: "per rank" }, { heading: "stage", unit: "s" }, { heading: "peak memory", unit: "GB" }];
+  return table("what-if", columns, list.map((row) => [cell(row.redundant, 0), cell(row.skew_mean, 3), cell(row.skew_p99, 3), cell(row.replicas_per_rank, 2), cell(row.simulated_stage_s, 3), cell(row.peak_bytes, 2, 1e9)]));
 }
 
 function planningTable(planning) {

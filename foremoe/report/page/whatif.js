@@ -23,15 +23,12 @@ function whatIfFigures() {
   document.getElementById("what-if-table").append(whatIfTable(list));
 }
 
-const stageOf = (row) => row.simulated_stage_s ?? row.predicted_stage_s;
-
 function whatIfBars(list) {
-  const how = list[0].parts ? "simulated" : "predicted";
-  return list.map((row) => ({ name: `R = ${row.redundant}`, how, parts: row.parts || { stage_s: row.predicted_stage_s } }));
+  return list.map((row) => ({ name: `R = ${row.redundant}`, how: "simulated", parts: row.parts }));
 }
 
 function whatIfWords(row, now) {
-  const against = row === now ? "" : `, ${fixed(stageOf(now) / stageOf(row), 3)} x the speed of R = ${now.redundant}`;
-  return `R = ${row.redundant}: skew ${fixed(row.skew_mean, 3)} mean, ${fixed(row.skew_p99, 3)} p99; stage ${seconds(stageOf(row))}${against}; ` +
+  const against = row === now ? "" : `, ${fixed(now.simulated_stage_s / row.simulated_stage_s, 3)} x the speed of R = ${now.redundant}`;
+  return `R = ${row.redundant}: skew ${fixed(row.skew_mean, 3)} mean, ${fixed(row.skew_p99, 3)} p99; stage ${seconds(row.simulated_stage_s)}${against}; ` +
     `${fixed(row.replicas_per_rank, 2)} replicas per rank; ${bytes(row.peak_bytes)} of memory, ${row.fits ? "fits" : "does not fit"}`;
 }

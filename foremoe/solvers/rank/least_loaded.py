@@ -16,7 +16,7 @@ from foremoe.solvers.base import RowSolver
 class Options(NamedTuple):
     node_only: bool  # whether replicas stay inside their home's node
     alpha: float  # capacity of a rank as a multiple of the mean load
-    min_pairs: int  # the least chunk
+    min_pairs: int  # the least chunk of a spill that is split
     threshold: float  # rows whose skew is below it are left alone
 
 
@@ -37,31 +37,30 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     mean = load_G.sum() / G
     if load_G.max() < options.threshold * mean:
         return
-    capacity = np.int64(np.ceil(options.alpha * mean))
+    capacity = max(np.int64(options.alpha * (load_G.sum() // G)), np.int64(1))
     for e in np.argsort(-load_E.astype(np.int64), kind="mergesort"):
         home, b = home_E[e] // num_base, home_E[e] % num_base
         # What colder experts will keep at home counts as load already, so the hottest spill first.
         spill = min(np.int64(quota_GS[home, b]), load_G[home] - capacity)
-        while spill >= min_pairs:
-            to = -1
+        while spill > 0:
+            to, slot = -1, -1
             for g in range(G):
-                if g == home or expert_GS[g, S - 1] >= 0 or (node_only and node_G[g] != node_G[home]):
+                if g == home or (node_only and node_G[g] != node_G[home]) or (to >= 0 and load_G[g] >= load_G[to]):
                     continue
-                if to < 0 or load_G[g] < load_G[to]:
-                    to = g
-            if to < 0:
+                for s in range(num_base, S):
+                    if expert_GS[g, s] < 0 or expert_GS[g, s] == e:
+                        to, slot = g, s
+                        break
+            if to < 0 or load_G[to] >= capacity:
                 break
             amount = min(spill, capacity - load_G[to])
             if amount < min_pairs:
-                break
-            s = num_base
-            while expert_GS[to, s] >= 0:
-                s += 1
-            expert_GS[to, s], quota_GS[to, s] = e, amount
+                amount = spill  # a chunk below the least takes all that is left, above the capacity if need be
+            expert_GS[to, slot] = e
+            quota_GS[to, slot] += amount
             quota_GS[home, b] -= amount
             load_G[home] -= amount
             load_G[to] += amount
-            # A rank that takes less than the whole spill is full, so it never gets the same expert twice.
             spill -= amount
 
 
@@ -76,13 +75,14 @@ def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS,
 class LeastLoaded(RowSolver):
     """Experts by falling load: a home keeps what fits under alpha times the mean, the rest spills to the least loaded ranks.
 
-    LLEP (Salesforce, defaults as published) as described, bounded by R slots per rank: a spill goes in chunks to the least
-    loaded rank with a free slot, each as far as that rank's capacity allows; what finds no slot stays at home. Starts from the
-    homes whatever the start placement holds, and is never worse than they are.
+    LLEP (Salesforce, arXiv 2601.17111; its planner is published as code, and these are its defaults), bounded by R slots per
+    rank: a spill goes in chunks to the least loaded rank with a free slot, each as far as that rank's capacity allows. A chunk
+    below the least takes all that is left of the spill, even above the capacity. What finds no slot stays at home. Starts from
+    the homes whatever the start placement holds, and is never worse than they are.
 
     Attributes:
         alpha: capacity of a rank as a multiple of the mean load, at least 1.
-        min_pairs: the least chunk; a spill or room below it is left.
+        min_pairs: the least chunk of a spill that is split.
         threshold: rows whose skew is below it are left alone; 1.0 treats every row.
     """
 

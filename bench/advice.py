@@ -1,0 +1,145 @@
+"""Slots that `choose_slots` takes, and whether `advise` says what whole stages with a change give.
+
+    python -m bench.advice [--micro-steps 16] [--layers 12] [--out bench/results/advice_HARDWARE_DATE.md]
+
+All stages are simulated, update, 8xh100, with every move of homes in them. Loads of DeepSeek-R1 are drawn from recorded
+counts, and left out where those do not lie beside the checkout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+import foremoe
+from bench.cases import RECORDED
+from bench.output import command_line, emit, hardware
+from foremoe.advice.changes import Case, advise
+from foremoe.base.parallel import row_runner
+from foremoe.problem.problem import Problem
+from foremoe.simulate import Judge
+from foremoe.solvers import Anneal, Lpt
+from foremoe.synthetic import Regime
+from foremoe.workload.skew import mean_skew
+
+FILES = ("prefill_in1024", "decode_in1000out1000", "prefill_in1800out100")
+# A skew of 3.4 at EP8, as measured for Moonlight (64 experts, top-6), whose shape DeepSeek-V2-Lite has.
+MOONLIGHT = Regime(sigma=0.6, groups=8, group_std=1.25, kappa=64.0, walk_std=0.15, domain_std=0.4, sequence_std=0.4)
+RIVALS = ("eplb-step", "eplb-exact", "quota", "echo", "moonep", "llep", "least_loaded", "lplb", "greedy")
+DISPATCHES = ("pairs", "node")
+Name = tuple[str, int, str]
+
+
+def recorded(name: str, num_ranks: int, micro_steps: int, num_layers: int) -> foremoe.Workload:
+    """8192 tokens of every rank and micro-step, drawn from the counts of some layers."""
+    counts_LE = np.load(RECORDED / "deepseek_r1_counts.npz")[name]
+    counts_LE = counts_LE[:: len(counts_LE) // num_layers][:num_layers]
+    rng = np.random.default_rng(0)
+    share_LE = counts_LE / counts_LE.sum(axis=1, keepdims=True)
+    load = [[rng.multinomial(8 * 8192, share_E, size=num_ranks) for share_E in share_LE] for _ in range(micro_steps)]
+    return foremoe.Workload.from_counts(np.array(load, np.int32), num_topk=8, model="deepseek-v3")
+
+
+def loads(micro_steps: int, num_layers: int) -> Iterator[tuple[Name, Problem]]:
+    """Problems by load, ranks and dispatch, with one slot."""
+    works = {}
+    if (RECORDED / "deepseek_r1_counts.npz").exists():
+        works = {(f"DeepSeek-R1, {name}", ep): recorded(name, ep, micro_steps, num_layers) for name in FILES for ep in (8, 16)}
+    balanced = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
+    made = (
+        ("r1-like", "deepseek-v3", "r1-like", (8, 16)), ("Moonlight-like", "deepseek-v2-lite", MOONLIGHT, (8, 16)),
+        ("gpt-oss-math-like", "gpt-oss-20b", "gpt-oss-math-like", (8, 16)), ("mid", "qwen3-30b-a3b", "mid", (16,)),
+        ("balanced", "qwen3-30b-a3b", balanced, (16,)),
+    )  # fmt: skip
+    for name, model, regime, degrees in made:
+        for ep in degrees:
+            works[name, ep] = foremoe.synthetic_workload(
+                model, num_ranks=ep, tokens_per_rank=8192, micro_steps=micro_steps, num_layers=num_layers, regime=regime, seed=1
+            )
+    for ((name, ep), work), dispatch in itertools.product(works.items(), DISPATCHES):
+        cluster = foremoe.Cluster.preset("8xh100", ep, dispatch=dispatch)
+        yield (name, ep, dispatch), foremoe.Problem.of(work, cluster, redundant=1)
+
+
+def slots_line(name: Name, problem: Problem) -> str:
+    """One row of the first table."""
+    judge = Judge.of(problem)
+
+    def stage(planner: foremoe.Planner, posed: Problem) -> float:
+        return float(judge(posed, planner.plan(posed)[0])["simulated_stage_s"])
+
+    chosen = foremoe.choose_slots(problem)
+    auto, buffers = chosen.problem, next(o.buffer_bytes for o in chosen.options if o.redundant == chosen.redundant)
+    one_s, auto_s = stage(foremoe.Planner(), problem), stage(foremoe.Planner(), auto)
+    moved = []
+    for home in (Lpt(), Anneal()):
+        there = dataclasses.replace(auto, home_LE=home.solve(auto))
+        away = float((there.home_LE // auto.B != auto.home_LE // auto.B).sum()) / auto.L
+        moved.append((stage(foremoe.Planner(), there), type(home).__name__, away))
+    moved_s, solver, away = min(moved)
+    rivals = {rival: stage(planner, auto) for rival in RIVALS if not (planner := foremoe.STRATEGIES[rival]).refusal(auto)}
+    best = min(rivals, key=lambda rival: rivals[rival])
+    even_s, skew = judge.balanced_s, mean_skew(problem.static().load_NG())
+    return (
+        f"| {' EP'.join(map(str, name[:2]))} {name[2]} | {skew:.2f} | {even_s / judge.static_s:.3f} |"
+        f" {even_s / one_s:.3f} | {chosen.redundant} | {buffers / 1e9:.2f} | {even_s / auto_s:.3f} | {even_s / moved_s:.3f} |"
+        f" {solver}, {away:.0f} | {best} {auto_s / rivals[best]:.3f} |"
+    )
+
+
+def whole_s(case: Case, of: Problem) -> float:
+    """Seconds of the whole simulated stage with a change, every row planned."""
+    judge = Judge.of(of if case.problem.load_MLE is of.load_MLE else case.problem, case.trainer)
+    return float(judge(case.problem, foremoe.Planner().plan(case.problem)[0])["simulated_stage_s"])
+
+
+def advice_lines(name: Name, problem: Problem) -> tuple[str, list[float]]:
+    """One row of the second table, and the ratio of what was advised to what whole stages give, for every change."""
+    found = advise(problem)
+    now_s = whole_s(Case(problem, foremoe.Trainer()), problem)
+    ratios = {change.name: change.speedup / (now_s / whole_s(change.case, problem)) for change in found.changes}
+    off = {change: abs(ratio - 1.0) for change, ratio in ratios.items()}
+    worst = max(off, key=lambda change: off[change])
+    best = "-" if found.best is None else f"{off[found.best.name]:.1%}"
+    case = f"{' EP'.join(map(str, name[:2]))} {name[2]}, R = 1"
+    return f"| {case} | {found} | {best} | {len(ratios)} | {off[worst]:.1%}, {worst} |", list(ratios.values())
+
+
+def main() -> None:
+    """Command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--micro-steps", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=12)
+    args = parser.parse_args()
+    first, second, ratios = list[str](), list[str](), list[float]()
+    with row_runner(1):
+        for name, problem in loads(args.micro_steps, args.layers):
+            print(*name, file=sys.stderr, flush=True)
+            first.append(slots_line(name, problem))
+            line, found = advice_lines(name, problem)
+            second.append(line)
+            ratios += found
+    off = np.abs(np.array(ratios) - 1.0)
+    text = [
+        "# Slots and advice (simulated)", "",
+        f"Planned and simulated on: {hardware()}. Command: `python -m bench.advice --micro-steps {args.micro_steps} --layers"
+        f" {args.layers}`. Simulated, uncalibrated: update stages on 8xh100, 8192 tokens a rank and micro-step. Moves of homes"
+        " (weights and optimizer state), made once, and of re-placed experts (weights and gradients) are in the stages. Shares:"
+        " stage of even routing over this one.", "",
+        "| load | skew at home | share: at home | R = 1 | auto: R | GB | share | homes moved: share | by, experts moved a layer |"
+        " best other strategy with R slots: our stage over its |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |", *first, "",
+        f"Gains that `advise` gives from a sample of rows against whole stages: {len(off)} changes in {len(second)} cases, median"
+        f" {np.median(off):.2%} off, 95 % within {np.quantile(off, 0.95):.2%}, worst {off.max():.2%}.", "",
+        "| case | advice | its gain is off by | changes tried | the most that one is off, which |",
+        "| --- | --- | --- | --- | --- |", *second,
+    ]  # fmt: skip
+    emit("\n".join(text) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()

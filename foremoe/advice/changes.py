@@ -1,0 +1,204 @@
+"""`advise`: what to change next, each change by the simulated stage with it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.advice.sample import sample, whole_stage
+from foremoe.advice.slots import LEAST_GAIN, SlotChoice, buffer_bytes, choose_slots, over
+from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
+from foremoe.planner.planner import Planner
+from foremoe.problem.memory import fit, gigabytes
+from foremoe.problem.problem import Problem
+from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.lpt import Lpt
+from foremoe.solvers.home.price import price_L
+
+# Letters: L layers, E experts.
+
+LEAST_USE = 0.02
+"""foremoe is worth its setting up if it shortens the stage by this share."""
+
+
+class Case(NamedTuple):
+    """A problem as somebody would pose it, and what lies around its stage."""
+
+    problem: Problem
+    trainer: Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change and what the simulated stage gains by it.
+
+    Attributes:
+        name: What to do, such as ``"R = 2"``.
+        speedup: Throughput with the change over that without it; both planned by `Planner`.
+        cost: What it costs or needs, in words.
+        case: The case with the change.
+        fits: Whether it fits into a rank's memory.
+    """
+
+    name: str
+    speedup: float
+    cost: str
+    case: Case
+    fits: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What `advise` found.
+
+    Attributes:
+        speedup: The case as posed, planned, over experts at home without redundant slots.
+        even_gain: What even routing would still add to the throughput.
+        fits: Whether the case fits into a rank's memory.
+        changes: Every change that was tried: those of slots first, then by gain.
+        slots: What `choose_slots` found.
+    """
+
+    speedup: float
+    even_gain: float
+    fits: bool
+    changes: tuple[Change, ...]
+    slots: SlotChoice
+
+    @property
+    def best(self) -> Change | None:
+        """The next change, or None if nothing gains 1 %: what makes the case fit, then slots, then what gains most.
+
+        Slots come before the rest because they work in every trainer; the number is that of `choose_slots`.
+        """
+        if not self.fits:
+            fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
+            if fitting:
+                return fitting[0]
+        paying = [change for change in self.changes if change.fits and change.speedup >= 1.0 + LEAST_GAIN]
+        slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
+        others = [change for change in paying if not _of_slots(change)]
+        return next(iter(slots or others), None)
+
+    def __str__(self) -> str:
+        best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)
+        if max(self.speedup, most) < 1.0 + LEAST_USE:
+            return f"do not use foremoe here: it would gain {max(self.speedup, most) - 1.0:.1%}"
+        if best is None:
+            return f"nothing to change: even routing would gain {max(self.even_gain, 0.0):.1%} more"
+        if best.name == RECOMPUTE:
+            return f"{best.name}: the stage does not fit without it ({best.cost})"
+        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
+
+
+RECOMPUTE = "turn on activation recomputation"
+
+
+def advise(
+    problem: Problem, *, trainer: Trainer | None = None, redealt: Mapping[str, Case] | None = None,
+    num_threads: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+) -> Advice:  # fmt: skip
+    """Tries changes of the case one at a time, each by a simulated sample of its stage planned by the default planner.
+
+    Tried are: other numbers of redundant slots, homes of experts by `Anneal` and by `Lpt` with every move of weights and
+    optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
+
+    Args:
+        problem: The case as it is.
+        trainer: What lies around the stage.
+        redealt: More cases by name, on the same routing: other micro-steps or EP degrees. They are compared by tokens per second
+            and rank.
+        progress: Called with (change, changes done, changes in all).
+
+    Raises:
+        InputError: The problem has no counts by source rank.
+
+    Example:
+        >>> print(foremoe.advise(problem))
+        nothing to change: even routing would gain 0.0% more
+    """
+    trainer = trainer or Trainer()
+    case = Case(problem, trainer)
+    slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
+    tried = list(_changes(case, slots)) + [(name, "", other) for name, other in (redealt or {}).items()]
+    now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
+    bare = case._replace(problem=dataclasses.replace(problem, redundant=0, resident_LGS=None))
+    may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
+    for i, (name, cost, other) in enumerate(tried):
+        other_s = stage_seconds(other, case, num_threads=num_threads)
+        fits = _fits(other) or not (may_fit or name == RECOMPUTE)
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost or "another layout", case=other, fits=fits))
+        if progress is not None:
+            progress(name, i + 1, len(tried))
+    changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
+    bare_s = stage_seconds(bare, case, num_threads=num_threads)
+    return Advice(
+        speedup=over(bare_s, now_s), fits=_fits(case), changes=tuple(changes), slots=slots,
+        even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
+    )  # fmt: skip
+
+
+def _fits(case: Case) -> bool:
+    found = fit(case.problem, case.problem.static(), trainer=case.trainer)
+    buffers = buffer_bytes(case.problem, case.problem.R) if case.problem.R else 0
+    return found.peak_bytes + buffers <= found.memory_bytes
+
+
+def _of_slots(change: Change) -> bool:
+    return change.name.startswith("R = ")
+
+
+def stage_seconds(case: Case, of: Case, *, even: bool = False, num_threads: int | None = None) -> float:
+    """Seconds in which ranks of `case` train as many tokens as a rank of `of` has, with moves of homes that differ."""
+    problem = case.problem
+    part = sample(problem)
+    run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
+    whole = whole_stage(problem, part, run, case.trainer)
+    moves_s = 0.0
+    if problem.L == of.problem.L and problem.G == of.problem.G and (problem.home_LE != of.problem.home_LE).any():
+        moves_s = float(price_L(of.problem, problem.home_LE, Anneal().state_bytes).sum()) * of.trainer.share_of_step(problem.M)
+    return whole.seconds(problem.M * over(_tokens(of.problem), _tokens(problem))) + moves_s
+
+
+def _tokens(problem: Problem) -> float:
+    """Tokens of a rank over the stage; the pairs where tokens are not counted."""
+    counts = problem.load_MLE if problem.tokens_MG is None else problem.tokens_MG
+    return float(counts.sum(dtype=np.int64)) / problem.G
+
+
+def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
+    """Name, cost and case of every change inside a problem."""
+    problem, trainer = case
+    for option in slots.options:
+        if option.redundant != problem.R:
+            size = gigabytes(buffer_bytes(problem, option.redundant) if option.redundant else 0)
+            changed = dataclasses.replace(problem, redundant=option.redundant, resident_LGS=None)
+            yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
+    for solver in (Lpt(), Anneal()):
+        home_LE = solver.solve(problem)
+        moved = _moved(problem, home_LE)
+        if moved:
+            changed = dataclasses.replace(problem, home_LE=home_LE, resident_LGS=None)
+            cost = f"{moved:.0f} of {problem.E} experts of a layer move, with optimizer state"
+            yield f"homes by {type(solver).__name__}", cost, Case(changed, trainer)
+    other = "pairs" if problem.cluster.dispatch == "node" else "node"
+    if problem.cluster.num_nodes > 1:
+        cluster = dataclasses.replace(problem.cluster, dispatch=other)
+        needs = "DeepEP or HybridEP" if other == "node" else "the plain all-to-all"
+        yield f"dispatch {other}", f"needs {needs}", Case(dataclasses.replace(problem, cluster=cluster), trainer)
+    schedule = problem.schedule
+    if schedule.trains:
+        again = dataclasses.replace(schedule, reforward=not schedule.reforward, block_L=None)
+        changed = dataclasses.replace(problem, schedule=again)
+        peak = gigabytes(fit(changed, changed.static(), trainer=trainer).peak_bytes)
+        name = "turn off activation recomputation" if schedule.reforward else RECOMPUTE
+        yield name, f"{peak} GB a rank at home", Case(changed, trainer)
+
+
+def _moved(problem: Problem, home_LE: Array) -> float:
+    """Experts of a layer that change their rank, on average."""
+    return float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L

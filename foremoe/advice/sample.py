@@ -1,0 +1,65 @@
+"""A part of a stage that is simulated in place of the whole, where many cases are tried."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
+from foremoe.problem.problem import Problem
+from foremoe.problem.schedule import Schedule
+from foremoe.simulate.result import Simulation
+from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
+
+# Letters: M micro-steps, L layers.
+
+MICRO_STEPS, LAYERS = 6, 6
+
+
+def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS) -> Problem:
+    """At most so many micro-steps and layers, of every skew, one micro-step after the other; a small problem as it is.
+
+    Single tokens (`Problem.routed`) and what slots hold at the start are left out.
+    """
+    if micro_steps >= problem.M and layers >= problem.L:
+        return problem
+    # The seconds of a row follow the busiest rank's load above all: rows are sampled evenly over its range.
+    busiest_ML = problem.static().load_NG().max(axis=1).reshape(problem.M, problem.L)
+    steps_M, layer_L = _spread(busiest_ML.sum(axis=1), micro_steps), _spread(busiest_ML.sum(axis=0), layers)
+    cut = problem.cut_arrays(M=steps_M, L=layer_L)
+    cut["resident_LGS"] = None
+    schedule = Schedule.plain(problem.stage, len(steps_M), problem.schedule.reforward)
+    return dataclasses.replace(problem, **cut, schedule=schedule, routed=None)
+
+
+class Whole(NamedTuple):
+    """The whole simulated stage as a sample of it tells: seconds that come once, and those of every micro-step."""
+
+    once_s: float
+    each_s: float
+
+    def seconds(self, micro_steps: float) -> float:
+        """Of so many micro-steps."""
+        return self.once_s + micro_steps * self.each_s
+
+
+def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer) -> Whole:
+    """The whole stage of a problem, from the timeline of `part`, a `sample` of it.
+
+    The first micro-step waits for copies that nothing hides, and the last one's gradients are waited for at the end: once each.
+    """
+    begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
+    steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s
+    once_s = begin_s - steady_s + run.total_s - end_s
+    head_s = float(head_seconds(problem).max(axis=1).mean())
+    passes = 1.0 + problem.cluster.window_backward_ratio if problem.stage == "update" else 1.0
+    ends_s = reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)
+    return Whole(once_s + ends_s, steady_s * problem.L / part.L + head_s * passes)
+
+
+def _spread(value_X: Array, most: int) -> list[int]:
+    """Ascending positions of the values in the middle of as many equal parts of their order."""
+    num = min(len(value_X), most)
+    middle = (2 * np.arange(num) + 1) * len(value_X) // (2 * num)
+    return sorted(np.argsort(value_X, kind="stable")[middle].tolist())

@@ -1,0 +1,122 @@
+"""`choose_slots`: how many redundant slots pay, by simulated stages of a sample of rows."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foremoe.advice.sample import sample, whole_stage
+from foremoe.base.errors import InputError
+from foremoe.machine.trainer import Trainer
+from foremoe.planner.planner import Planner
+from foremoe.problem.memory import RETURN_BYTES, fit, gigabytes
+from foremoe.problem.problem import Problem
+from foremoe.simulate.stage import simulate
+
+LEAST_GAIN = 0.01
+"""A slot pays if the simulated stage is shorter by this share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotOption:
+    """One number of redundant slots per rank.
+
+    Attributes:
+        redundant: R.
+        speedup: Of the simulated stage, estimated from the sample, over that without redundant slots.
+        buffer_bytes: Buffers on every rank: weights and, in update, float32 gradients.
+        fits: False where the buffers are what does not fit into a rank's memory.
+    """
+
+    redundant: int
+    speedup: float
+    buffer_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotChoice:
+    """What `choose_slots` found.
+
+    Attributes:
+        problem: The problem with the chosen number of slots.
+        options: Every number that was tried, ascending.
+    """
+
+    problem: Problem
+    options: tuple[SlotOption, ...]
+
+    @property
+    def redundant(self) -> int:
+        """The chosen R."""
+        return self.problem.R
+
+    def __str__(self) -> str:
+        tried = (
+            f"{o.redundant}: {o.speedup:.2f}x" + (f" for {gigabytes(o.buffer_bytes)} GB" if o.redundant else "")
+            + ("" if o.fits else " (does not fit)")
+            for o in self.options
+        )  # fmt: skip
+        return f"slots: R = {self.redundant} chosen ({', '.join(tried)})"
+
+
+def choose_slots(
+    problem: Problem, *, trainer: Trainer | None = None, num_threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SlotChoice:  # fmt: skip
+    """Chooses the number of redundant slots per rank: 0, 1, 2, 4 and on, as long as each slot shortens the stage by 1 %.
+
+    Plans and simulates a sample of 6 micro-steps and 6 layers with every number, homes as they are. A larger number is taken
+    where it shortens the simulated stage by `LEAST_GAIN` for every slot more than the best so far and its buffers fit into a
+    rank's memory; the search ends at the first that is not taken, or at E/G slots.
+
+    Args:
+        problem: Its own number of slots has no part.
+        trainer: As for `rank_memory`.
+        progress: Called with (numbers done, numbers in all).
+
+    Raises:
+        InputError: The problem has no counts by source rank, which the simulator needs.
+
+    Example:
+        >>> chosen = foremoe.choose_slots(problem)
+        >>> chosen.redundant
+        1
+    """
+    if problem.load_MLGE is None:
+        raise InputError("slots are chosen by simulated stages, which need counts by source rank; give redundant a number.")
+    bare = dataclasses.replace(problem, redundant=0, resident_LGS=None)
+    part, trainer = sample(bare), trainer or Trainer()
+    whole = fit(bare, bare.static(), trainer=trainer)
+    numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.B))]
+    options, best, static_s, best_s = list[SlotOption](), 0, 0.0, 0.0
+    for i, redundant in enumerate(numbers):
+        varied = dataclasses.replace(part, redundant=redundant)
+        run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
+        stage_s = whole_stage(bare, part, run, trainer).seconds(bare.M)
+        if not redundant:
+            static_s = best_s = stage_s
+        buffers = buffer_bytes(problem, redundant)
+        staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
+        # Where the stage does not fit even without slots, they are not what has to change.
+        fits = not redundant or not whole.fits or whole.peak_bytes + buffers + staging <= whole.memory_bytes
+        options.append(SlotOption(redundant=redundant, speedup=over(static_s, stage_s), buffer_bytes=buffers, fits=fits))
+        if progress is not None:
+            progress(i + 1, len(numbers))
+        if not redundant:
+            continue
+        if not fits or best_s - stage_s < LEAST_GAIN * (redundant - best) * stage_s or not stage_s:
+            break
+        best, best_s = redundant, stage_s
+    chosen = dataclasses.replace(problem, redundant=best, resident_LGS=problem.resident_LGS if best == problem.R else None)
+    return SlotChoice(problem=chosen, options=tuple(options))
+
+
+def over(base_s: float, seconds: float) -> float:
+    """The speed-up; none where there is nothing to do."""
+    return base_s / seconds if seconds > 0.0 else 1.0
+
+
+def buffer_bytes(problem: Problem, redundant: int) -> int:
+    """Bytes of the buffers of so many redundant slots on every rank."""
+    per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
+    return problem.slots.num_buffers(redundant, problem.L) * per_buffer

@@ -1,0 +1,76 @@
+"""``foremoe advise``: what to change next."""
+
+import dataclasses
+
+import click
+
+from foremoe.advice import changes
+from foremoe.advice.changes import Advice, Case
+from foremoe.base.errors import InputError
+from foremoe.cli.inputs import build_case
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.options import DEFAULT_TOKENS_PER_RANK, CaseOptions, case_options, table_options, trainer_options
+from foremoe.cli.progress import Progress
+from foremoe.cli.tables import Column, Look, Table, number
+
+COLUMNS = {
+    "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),
+    "fits": Column("fits", lambda fits: "yes" if fits else "no", rank=2), "cost": Column("costs or needs", left=True, rank=3),
+}  # fmt: skip
+
+_HELP = """Says what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
+
+Each change is tried alone, on a simulated sample of the stage planned by the default planner. Throughput is tokens per second
+and rank with the change over those without it.
+
+\b
+Example:
+  foremoe advise rollout.npz --ranks 16 --tokens-per-rank 4096
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
+@case_options()
+@table_options
+@trainer_options
+def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
+    """The command ``foremoe advise``."""
+    require_writable({"the JSON file": json_file}, case_options.files)
+    look.require(COLUMNS)
+    with Progress(verb="trying") as progress:
+        case = build_case(case_options, progress=progress)
+        trainer = case_options.trainer.of()
+        redealt = _redealt(case_options, case.problem.G, case.problem.R)
+        found = changes.advise(case.problem, trainer=trainer, redealt=redealt, progress=progress)
+    rows = [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in found.changes]
+    payload = {
+        "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fits, "changes": rows,
+        "case": case.record, "cost_model": case.cost_model,
+    }  # fmt: skip
+    emit(json_file, payload, [case.line, *words(found, case.constants), "", Table(COLUMNS, rows, rows)], look)
+
+
+def words(found: Advice, constants: str) -> list[str]:
+    """The advice, and what it rests on."""
+    now = f"now: {found.speedup:.2f}x over experts at home; even routing would gain {max(found.even_gain, 0.0):.1%} more"
+    return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
+
+
+def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
+    """The same routing with longer micro-steps, and with half and twice as many ranks in an EP group, where that can be."""
+    tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
+    groups = options.trainer.data_parallel or 1
+    tried = {
+        f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups),
+        f"EP {ranks // 2}": (dataclasses.replace(options, ranks=ranks // 2), 2 * groups),
+        f"EP {2 * ranks}": (dataclasses.replace(options, ranks=2 * ranks), max(groups // 2, 1)),
+    }
+    out = {}
+    for name, (changed, data_parallel) in tried.items():
+        around = dataclasses.replace(options.trainer, data_parallel=data_parallel)
+        try:
+            problem = build_case(dataclasses.replace(changed, redundant=redundant, trainer=around)).problem
+        except InputError:
+            continue  # a file of counts is dealt already, and experts divide over some ranks only
+        out[name] = Case(problem, around.of())
+    return out

@@ -1,0 +1,40 @@
+"""Kinds of values that options take: how tokens travel, and numbers of slots."""
+
+import re
+from typing import Any, ClassVar
+
+import click
+
+from foremoe.machine.cluster import DISPATCHES
+
+MAX_EXPERTS = 2**15 - 1
+AUTO = "auto"
+
+
+class Dispatch(click.Choice):  # type: ignore[type-arg]
+    """How tokens travel; the names of libraries are answered by the way in which those send."""
+
+    LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
+
+    def __init__(self) -> None:
+        super().__init__(DISPATCHES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice; fails with one sentence."""
+        way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
+        if way is not None:
+            self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class SlotCount(click.IntRange):
+    """A number of redundant slots, or ``auto``, which becomes None."""
+
+    name = "slots"
+
+    def __init__(self) -> None:
+        super().__init__(0, MAX_EXPERTS)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or None; fails with one sentence."""
+        return None if value == AUTO else super().convert(value, param, ctx)

@@ -1,0 +1,119 @@
+"""Slots that pay are chosen, the next change is named, and samples say what whole stages do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe.advice import Case, advise, choose_slots
+from foremoe.advice.changes import RECOMPUTE, stage_seconds
+from foremoe.advice.sample import sample, whole_stage
+from foremoe.machine.trainer import Trainer
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.simulate import Judge, simulate
+from foremoe.synthetic import Regime
+
+EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
+
+
+def posed(regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispatch: str = "node", **options: object) -> Problem:
+    work = foremoe.synthetic_workload(
+        "gpt-oss-20b", num_ranks=8, tokens_per_rank=4096, micro_steps=micro_steps, num_layers=layers, regime=regime, seed=2
+    )
+    cluster = foremoe.Cluster.preset("8xh100", 8, dispatch=dispatch)
+    return foremoe.Problem.of(work, cluster, redundant=1, **options)  # type: ignore[arg-type]
+
+
+def test_slots_are_taken_while_each_shortens_the_stage_by_a_hundredth() -> None:
+    chosen = choose_slots(posed("gpt-oss-math-like"))
+    numbers = [option.redundant for option in chosen.options]
+    assert numbers == [2**k // 2 for k in range(len(numbers))] and chosen.redundant in numbers
+    speed = {option.redundant: option.speedup for option in chosen.options}
+    assert speed[chosen.redundant] > 1.3
+    # The last that was tried did not pay, or there are no more than E/G slots.
+    last = numbers[-1]
+    pays = speed[last] / speed[chosen.redundant] - 1.0 >= 0.01 * (last - chosen.redundant)
+    assert (last == chosen.redundant == chosen.problem.B) or not pays
+    assert str(chosen).startswith(f"slots: R = {chosen.redundant} chosen (0: 1.00x, 1: ")
+    assert (chosen.problem.load_MLE is posed("mid").load_MLE) is False and chosen.redundant == chosen.problem.R
+
+
+def test_even_routing_takes_no_slot_and_is_told_so() -> None:
+    problem = dataclasses.replace(posed(EVEN), redundant=0)
+    assert choose_slots(problem).redundant == 0
+    found = advise(problem)
+    assert str(found).startswith("do not use foremoe here: it would gain 0.") and found.speedup < 1.02
+
+
+def test_slots_that_do_not_fit_are_not_taken() -> None:
+    problem = posed("gpt-oss-math-like")
+    home = dataclasses.replace(problem, redundant=0)
+    peak = int(foremoe.problem.memory.peak_bytes(home, home.static()).max())
+    full = dataclasses.replace(problem.cluster, memory_bytes=peak + 1)
+    chosen = choose_slots(dataclasses.replace(problem, cluster=full))
+    assert chosen.redundant == 0 and [option.fits for option in chosen.options] == [True, False]
+    assert "does not fit" in str(chosen)
+    # Where nothing fits, slots are not what has to change.
+    small = dataclasses.replace(problem.cluster, memory_bytes=peak // 2)
+    assert choose_slots(dataclasses.replace(problem, cluster=small)).redundant > 0
+
+
+def test_a_problem_without_sources_has_no_simulated_stage() -> None:
+    problem = posed("mid")
+    with pytest.raises(foremoe.InputError, match="counts by source rank"):
+        choose_slots(problem.with_load(problem.load_MLE))
+
+
+def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not_fit() -> None:
+    problem = dataclasses.replace(posed("gpt-oss-math-like"), redundant=0)
+    found = advise(problem)
+    assert found.best is not None and found.best.name == f"R = {found.slots.redundant}"
+    assert str(found) == f"{found.best.name}: {found.best.speedup - 1:.1%} more tokens per second ({found.best.cost})"
+    assert {change.name for change in found.changes} >= {"R = 1", RECOMPUTE}
+    again = next(change for change in found.changes if change.name == RECOMPUTE)
+    peak = int(foremoe.problem.memory.peak_bytes(again.case.problem, again.case.problem.static()).max())
+    tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
+    told = advise(dataclasses.replace(problem, cluster=tight))
+    assert not told.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
+
+
+def test_a_sample_of_a_small_problem_is_the_problem_and_tells_its_whole_stage() -> None:
+    problem = posed("mid")
+    assert sample(problem) is problem
+    plan, _ = Planner().plan(problem)
+    run = simulate(problem, plan)
+    whole = whole_stage(problem, problem, run, Trainer())
+    judge = Judge.of(problem)
+    assert whole.seconds(problem.M) == pytest.approx(judge(problem, plan)["simulated_stage_s"], rel=2e-3)
+
+
+def test_a_sample_tells_a_long_stage_within_a_few_hundredths() -> None:
+    problem = posed("gpt-oss-math-like", layers=10, micro_steps=10)
+    part = sample(problem)
+    assert (part.M, part.L) == (6, 6)
+    case = Case(problem, Trainer())
+    found_s = stage_seconds(case, case)
+    whole_s = Judge.of(problem)(problem, Planner().plan(problem)[0])["simulated_stage_s"]
+    assert found_s == pytest.approx(whole_s, rel=0.03)
+
+
+def test_moves_of_homes_are_in_the_stage_that_has_them() -> None:
+    problem = posed("mid")
+    home_LE = problem.home_LE.copy()
+    home_LE[:, [0, problem.B]] = home_LE[:, [problem.B, 0]]
+    case, moved = Case(problem, Trainer()), Case(dataclasses.replace(problem, home_LE=home_LE), Trainer())
+    free = Case(moved.problem, Trainer())
+    charge_s = stage_seconds(moved, case) - stage_seconds(free, free)
+    per_expert = problem.model.expert_bytes + 12 * problem.model.expert_params
+    assert charge_s == pytest.approx(problem.L * problem.cluster.copy_seconds(per_expert)[0])
+
+
+def test_more_micro_steps_are_compared_by_tokens() -> None:
+    problem = posed("mid", micro_steps=4)
+    case, half = Case(problem, Trainer()), Case(problem[:2], Trainer())
+    assert stage_seconds(half, case) == pytest.approx(stage_seconds(case, case), rel=0.1)
+    assert np.isclose(stage_seconds(half, half), stage_seconds(case, case) / 2, rtol=0.2)
