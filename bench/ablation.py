@@ -1,6 +1,7 @@
 """What every level of the planner is worth: each left out, by redundant slots, by foresight, in nodes of 8 and in one of 72.
 
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
+    python -m bench.ablation --parts [--out bench/results/ablation-parts_HARDWARE_DATE.md]
 
 A token-level synthetic load of four domains in runs (mixed tasks), the update stage of a step of several mini-batches, 64 ranks.
 Simulated, constants of the cluster preset (uncalibrated), under either dispatch. Moving homes, once in the step and exposed, is
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench import parts
 from bench.output import command_line, emit, hardware
 from foremoe.machine.cluster import DISPATCHES, Cluster
 from foremoe.planner.planner import Planner
@@ -166,9 +168,14 @@ def verdict(stage_s: dict[str, float]) -> str:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
+    parser.add_argument("--parts", action="store_true", help="the parts of Search instead: see bench.parts")
+    parser.add_argument("--cases", type=int, default=50, help="stages for each dispatch, of --parts")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--regime", default="mid")
     args = parser.parse_args()
+    if args.parts:
+        parts.main(args.cases, args.out)
+        return
     trace = synthetic_trace(
         "qwen3-30b-a3b", num_sequences=4096, mean_length=1500.0, num_layers=args.layers, regime=args.regime, seed=0
     )

@@ -1,6 +1,7 @@
 """Frozen values of plain fields: the checks of one field, and the way to and from TOML tables."""
 
 import dataclasses
+import difflib
 import functools
 import importlib.resources
 import math
@@ -20,6 +21,8 @@ MAX_WHOLE = 2**53
 """Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
 # Room for the nodes of 32767 ranks, one a line.
 _MAX_TOML_BYTES = 2**19
+# Of the known keys, how many a refusal names.
+_NEAR_KEYS = 12
 # A key of n parts takes n^2 / 2 references to parse; foremoe's tables have none.
 _MANY_PARTS = re.compile(r"(?:\.[^.\n]*){32}")
 
@@ -82,7 +85,9 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
     """Raises InputError when `table` has a key that is not in `known` or lacks one of `required`."""
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise InputError(f"{where} has the unknown key {shown(unknown[0])}; the keys are {', '.join(known)}.")
+        near = difflib.get_close_matches(str(unknown[0]), known, _NEAR_KEYS, 0.0)
+        which = "the keys" if len(near) == len(known) else f"of its {len(known)} keys the nearest"
+        raise InputError(f"{where} has the unknown key {shown(unknown[0])}; {which} are {', '.join(near)}.")
     missing = [key for key in required if key not in table]
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}.")

@@ -89,7 +89,7 @@ class ExpertCompute:
             for backward, (seconds, spread) in enumerate(watch.laps(run, budget_s / len(loads))):
                 out.append(
                     Point(kind="experts", seconds=seconds, spread=spread, backward=bool(backward), tokens=NUM_LAYERS * tokens,
-                          pairs=NUM_LAYERS * sum(most), busy=NUM_LAYERS * sum(num > 0 for num in most))
+                          pairs=NUM_LAYERS * sum(most), busy=NUM_LAYERS * sum(num > 0 for num in most), calls=NUM_LAYERS)
                 )  # fmt: skip
         return out
 

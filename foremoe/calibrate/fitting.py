@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.calibrate.gate import LEAST_RATIO, Constant, Fault, faults
+from foremoe.calibrate.gate import LEAST_RATIO, MOST_RESIDUAL, Constant, Fault, faults
 from foremoe.calibrate.link_fits import (
     BackendFit,
     Basis,
@@ -21,7 +21,7 @@ from foremoe.calibrate.link_fits import (
     link_fit,
     preferred,
 )  # fmt: skip
-from foremoe.calibrate.nonnegative import residuals, robust
+from foremoe.calibrate.nonnegative import nonnegative, residuals, robust
 from foremoe.calibrate.points import Measured, Point
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
@@ -37,6 +37,7 @@ _ROWS = (
     ("slot_overhead_s", "s per busy slot", "experts"), ("attention_efficiency", "share of peak", "layer"),
     ("layer_overhead_s", "s per layer", "layer"), ("pair_overhead_s", "s per pair", "layer"),
     ("backward_ratio", "backward / forward", "experts backward"),
+    ("slot_backward_s", "s per busy slot", "experts backward"),
     ("attention_backward_ratio", "backward / forward", "layer backward"), ("peer_bytes_per_s", "bytes/s", "peer"),
     ("peer_latency_s", "s per message", "peer"), ("rdma_bytes_per_s", "bytes/s", "rdma"),
     ("rdma_latency_s", "s per message", "rdma"), ("host_bytes_per_s", "bytes/s", "host"),
@@ -79,8 +80,9 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
     """The constants that explain the points best, in the sense of relative residuals.
 
     Links first: tokens are on the way in every layer, so a link class is fitted on exchanges and only checked on copies. Then
-    expert compute and layers forward in one system, and a ratio for the backward of each. What copies take from compute comes
-    last, relative to the seconds that the constants give them. Of several backends on a link class, the first measured counts.
+    expert compute, forward and backward, and layers, with a ratio for their backward. What a call of the experts takes whatever
+    its pairs counts as part of a layer. What copies take from compute comes last, relative to the seconds that the constants
+    give them. Of several backends on a link class, the first measured counts.
 
     Args:
         base: Keeps its figures where a link was not there to be measured; default: preset 8xh100.
@@ -96,23 +98,24 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
     compute = [p for p in points if p.kind in ("experts", "layer")]
     if not any(p.kind == "experts" for p in compute) or (exchange is None and any(p.exchanges for p in compute)):
         raise InputError("expert compute and the exchanges of layers must be measured; give calibrate more seconds.")
-    pair_s, slot_s, flop_s, layer_s, moved_s = _forward(compute, exchange)
+    units = _units(compute, exchange)
+    (pair_s, slot_s, call_s), (flop_s, layer_s, moved_s) = units.experts.tolist(), units.layer.tolist()
     if pair_s <= 0:
         raise InputError("a pair takes no time in these measurements: other load has hidden it; measure again, for more seconds.")
     pair_rate = model.flops_per_pair / pair_s
     peak = max(measured.flops_per_s, pair_rate, 1.0 / flop_s if flop_s > 0 else 0.0)
     flop_s = flop_s or 1.0 / peak  # no cluster has attention that takes nothing
-    unit_s = (pair_s, slot_s, flop_s, layer_s, moved_s)
-    ratios = _ratios(compute, exchange, unit_s)
     contended, off_copying = contention(points, links)
     cluster = Cluster(
         name=name, num_ranks=len(measured.node_of_rank), node_of_rank_G=np.array(measured.node_of_rank, np.int32),
         flops_per_s=peak, compute_efficiency=pair_rate / peak, slot_overhead_s=slot_s, **_link_fields(links, base),
         copy_contention=contended if len(off_copying.off_N) else base.copy_contention, memory_bytes=measured.memory_bytes,
-        attention_efficiency=min(1.0, 1.0 / (flop_s * peak)), backward_ratio=ratios["experts"],
-        attention_backward_ratio=ratios["layer"], layer_overhead_s=layer_s, pair_overhead_s=moved_s, source=source,
+        attention_efficiency=min(1.0, 1.0 / (flop_s * peak)),
+        backward_ratio=float(units.experts_backward[0]) / pair_s, slot_backward_s=float(units.experts_backward[1]),
+        attention_backward_ratio=units.layer_ratio, layer_overhead_s=layer_s + call_s, pair_overhead_s=moved_s,
+        host_layer_s=_host_layer_s(compute, exchange, units), source=source,
     )  # fmt: skip
-    bases = {**_by_group(compute, exchange, unit_s, ratios), "copying": off_copying}
+    bases = {**_by_group(compute, exchange, units), "copying": off_copying}
     bases |= {link: fitted.basis for link, fitted in links.items() if fitted is not None}
     constants = tuple(constant(row, float(getattr(cluster, row)), unit, bases.get(key)) for row, unit, key in _ROWS)
     checks, kept = copy_checks(points, cluster), tuple(_LINK_WORDS[link] for link, fitted in links.items() if fitted is None)
@@ -141,47 +144,82 @@ def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, A
     return fields
 
 
+class _Units(NamedTuple):
+    """Seconds per unit of `_amounts`, float64 [3], by the group of a point."""
+
+    experts: Array
+    experts_backward: Array
+    layer: Array
+    layer_ratio: float  # backward over forward
+    host_s: float = 0.0  # of a layer's forward, where the host takes longer than the device
+
+    def seconds(self, p: Point) -> float:
+        amount_F = _amounts([p])[0]
+        if p.kind == "experts":
+            return float(amount_F @ (self.experts_backward if p.backward else self.experts))
+        device_s = float(amount_F @ self.layer)
+        return self.layer_ratio * device_s if p.backward else max(device_s, p.layers * self.host_s)
+
+
 def _amounts(points: Sequence[Point]) -> Array:
-    """[N, 5]: amounts of what a pair, busy slot, FLOP of attention, layer and moved pair take seconds for."""
-    return np.array([[p.pairs, p.busy, p.attention_flops, p.layers, p.moved] for p in points], np.float64).reshape(-1, 5)
+    """[N, 3], what takes seconds: pairs, busy slots and calls of experts; else FLOPs of attention, layers and moved pairs."""
+    rows = ([p.pairs, p.busy, p.calls] if p.kind == "experts" else [p.attention_flops, p.layers, p.moved] for p in points)
+    return np.array(list(rows), np.float64).reshape(-1, 3)
 
 
-def _on_links(points: Sequence[Point], link: LinkFit | None) -> Array:
-    if link is None:  # one rank exchanges nothing
-        return np.zeros(len(points))
-    return np.array([link.seconds(p.exchanges, p.exchange_bytes) for p in points])
+def _off_links(points: Sequence[Point], link: LinkFit | None) -> Array:
+    """float64 [N]: seconds without those of exchanges; one rank exchanges nothing."""
+    return np.array([p.seconds - (link.seconds(p.exchanges, p.exchange_bytes) if link else 0.0) for p in points])
 
 
-def _forward(points: Sequence[Point], link: LinkFit | None) -> tuple[float, ...]:
-    """Seconds per unit of `_amounts`, from forwards alone."""
-    mine = [p for p in points if not p.backward]
-    seconds_N = np.array([p.seconds for p in mine])
-    return tuple(robust(_amounts(mine), seconds_N - _on_links(mine, link), seconds_N).tolist())
+def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
+    """Seconds per unit of all groups, each by itself; what was not measured backward takes what counting GEMMs makes of it."""
+    experts, back, layer, layer_back = (
+        [p for p in points if p.kind == kind and p.backward == backward]
+        for kind in ("experts", "layer") for backward in (False, True)
+    )  # fmt: skip
+    once_F = _seconds_per_unit(experts, link)
+    back_F = _seconds_per_unit(back, link) if back else _COUNTED_RATIO * once_F
+    back_F[0] = max(back_F[0], LEAST_RATIO * once_F[0])
+    if not layer:
+        return _Units(once_F, back_F, np.zeros(3), _COUNTED_RATIO)
+    layer_F = _seconds_per_unit(layer, link)
+    ratio_N = _off_links(layer_back, link) / np.maximum(_amounts(layer_back) @ layer_F, 1e-12)
+    ratio = max(float(np.median(ratio_N)), LEAST_RATIO) if layer_back else _COUNTED_RATIO
+    device = _Units(once_F, back_F, layer_F, ratio)
+    if not layer_back:
+        return device
+    # Where the host launches a forward for longer than the device runs it, only backward tells what the device takes.
+    layers_N1, seconds_N = np.array([[p.layers] for p in layer]), np.array([p.seconds for p in layer])
+    # Hosts vary, so that no point counts less for being far off.
+    host_s = float(nonnegative(layers_N1, _off_links(layer, link), seconds_N, np.ones(len(layer)))[0])
+    host = _Units(once_F, back_F, _seconds_per_unit(layer_back, link) / _COUNTED_RATIO, _COUNTED_RATIO, host_s)
+    worst, by_host = (float(np.abs(_off(layer, link, units)).max()) for units in (device, host))
+    return host if worst > MOST_RESIDUAL and by_host < worst else device
 
 
-def _ratios(points: Sequence[Point], link: LinkFit | None, unit_s: tuple[float, ...]) -> dict[str, float]:
-    """Seconds of backward over forward: of experts, and of the rest of a layer."""
-    ratios: dict[str, float] = {}
-    for kind in ("experts", "layer"):
-        mine = [p for p in points if p.kind == kind and p.backward]
-        mine = [p for p in mine if p.tokens] or mine  # not the few pairs, which are for the knee
-        if not mine:
-            ratios[kind] = _COUNTED_RATIO
-            continue
-        forward_N = _amounts(mine) @ unit_s
-        backward_N = np.array([p.seconds for p in mine]) - _on_links(mine, link)
-        ratios[kind] = max(float(np.median(backward_N / np.maximum(forward_N, 1e-12))), LEAST_RATIO)
-    return ratios
+def _seconds_per_unit(points: Sequence[Point], link: LinkFit | None) -> Array:
+    return robust(_amounts(points), _off_links(points, link), np.array([p.seconds for p in points]))
 
 
-def _by_group(
-    points: Sequence[Point], link: LinkFit | None, unit_s: tuple[float, ...], ratios: dict[str, float]
-) -> dict[str, Basis]:
+def _host_layer_s(points: Sequence[Point], link: LinkFit | None, units: _Units) -> float:
+    """`Cluster.host_layer_s`: the host's part of a backward is shorter than the shortest that was measured."""
+    back = [p for p in points if p.kind == "layer" and p.backward]
+    if not units.host_s:
+        return 0.0
+    shortest_s = float((_off_links(back, link) / [p.layers for p in back]).min())
+    return (units.host_s + shortest_s) / (1.0 + units.layer_ratio)
+
+
+def _off(points: Sequence[Point], link: LinkFit | None, units: _Units) -> Array:
+    seconds_N = np.array([p.seconds for p in points])
+    return residuals(np.array([units.seconds(p) for p in points]) + seconds_N - _off_links(points, link), seconds_N)
+
+
+def _by_group(points: Sequence[Point], link: LinkFit | None, units: _Units) -> dict[str, Basis]:
     """Residuals and spreads of forwards and of backwards, by kind."""
-    factor_N = np.array([ratios[p.kind] if p.backward else 1.0 for p in points])
-    off_N = residuals(factor_N * (_amounts(points) @ unit_s) + _on_links(points, link), np.array([p.seconds for p in points]))
+    off_N, spread_N = _off(points, link, units), np.array([p.spread for p in points])
     group_N = np.array([f"{p.kind} backward" if p.backward else p.kind for p in points])
-    spread_N = np.array([p.spread for p in points])
     return {name: Basis(off_N[group_N == name], spread_N[group_N == name]) for name in np.unique(group_N).tolist()}
 
 

@@ -14,10 +14,10 @@ LEAST_RATIO = 0.1  # of backward over forward
 FAST = 1e15  # bytes/s of a link that takes no measurable time
 # Where the fit stops. Copy engines may take nothing from compute, so that 0 is a figure for `copy_contention`, not a limit.
 LIMITS = {
-    "compute_efficiency": 1.0, "attention_efficiency": 1.0, "slot_overhead_s": 0.0, "layer_overhead_s": 0.0,
-    "pair_overhead_s": 0.0, "backward_ratio": LEAST_RATIO, "attention_backward_ratio": LEAST_RATIO, "peer_bytes_per_s": FAST,
-    "peer_latency_s": 0.0, "rdma_bytes_per_s": FAST, "rdma_latency_s": 0.0, "host_bytes_per_s": FAST, "host_latency_s": 0.0,
-    "copy_contention": 1.0,
+    "compute_efficiency": 1.0, "attention_efficiency": 1.0, "slot_overhead_s": 0.0, "slot_backward_s": 0.0,
+    "layer_overhead_s": 0.0, "pair_overhead_s": 0.0, "backward_ratio": LEAST_RATIO, "attention_backward_ratio": LEAST_RATIO,
+    "peer_bytes_per_s": FAST, "peer_latency_s": 0.0, "rdma_bytes_per_s": FAST, "rdma_latency_s": 0.0,
+    "host_bytes_per_s": FAST, "host_latency_s": 0.0, "copy_contention": 1.0,
 }  # fmt: skip
 
 

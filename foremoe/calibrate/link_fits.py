@@ -29,7 +29,10 @@ class Basis(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """Seconds of a message: latency and 1 / bandwidth; and what they were fitted on."""
+    """Seconds of a message: latency and 1 / bandwidth; and what they were fitted on.
+
+    Where points differ in their numbers of messages, what starting the first one takes is told from the latency of each.
+    """
 
     latency_s: float
     byte_s: float
@@ -79,10 +82,11 @@ def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
     mine = [p for p in points if p.kind == kind]
     if not mine:
         return None
-    factor_NF = np.array([[p.exchanges + p.copies, p.exchange_bytes + p.copy_bytes] for p in mine])
+    factor_NF = np.array([[p.exchanges + p.copies, p.exchange_bytes + p.copy_bytes, 1.0] for p in mine])
+    factor_NF = factor_NF[:, : 3 if np.ptp(factor_NF[:, 0]) else 2]
     seconds_N = np.array([p.seconds for p in mine])
-    latency_s, byte_s = robust(factor_NF, seconds_N).tolist()
-    return LinkFit(latency_s, byte_s, Basis.of(residuals(factor_NF @ [latency_s, byte_s], seconds_N), mine))
+    x_F = robust(factor_NF, seconds_N)
+    return LinkFit(float(x_F[0]), float(x_F[1]), Basis.of(residuals(factor_NF @ x_F, seconds_N), mine))
 
 
 def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:

@@ -19,6 +19,7 @@ class Point:
         backward: Backward of the compute, else forward.
         pairs: (token, expert) pairs on the rank with most.
         busy: Busy slots of expert compute on that rank.
+        calls: Layers whose expert compute was timed.
         tokens: (token, layer) pairs on a rank, 0 for expert loads that no routing made.
         attention_flops: FLOPs of the layers' attention, forward, on a rank.
         moved: Pairs received by the rank with most, permuted there and back.
@@ -34,6 +35,7 @@ class Point:
     backward: bool = False
     pairs: float = 0.0
     busy: float = 0.0
+    calls: float = 0.0
     layers: float = 0.0
     tokens: float = 0.0
     attention_flops: float = 0.0

@@ -53,6 +53,8 @@ class Cluster(ArrayValue):
         attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
         score_flops_per_s: What attention's scores and values reach, whatever the precision of GEMMs; None: as its projections.
         backward_ratio: Seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
+        slot_backward_s: Fixed seconds per busy slot in backward, where totals of weight gradients are read and written; None:
+            `backward_ratio` times ``slot_overhead_s``.
         attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
         layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
         pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
@@ -94,6 +96,7 @@ class Cluster(ArrayValue):
     attention_efficiency: float | None = None
     score_flops_per_s: float | None = None
     backward_ratio: float = 2.0
+    slot_backward_s: float | None = None
     attention_backward_ratio: float | None = None
     layer_overhead_s: float = 0.0
     pair_overhead_s: float = 0.0
@@ -250,6 +253,11 @@ class Cluster(ArrayValue):
     def attention_flops_per_s(self) -> float:
         """FLOP/s that attention of one rank reaches."""
         return self.flops_per_s * (self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency)
+
+    @property
+    def backward_slot_s(self) -> float:
+        """Fixed seconds per busy slot in backward."""
+        return self.backward_ratio * self.slot_overhead_s if self.slot_backward_s is None else self.slot_backward_s
 
     @property
     def window_backward_ratio(self) -> float:

@@ -21,7 +21,7 @@ CHECKS = (
     (partial(fields.real, open_low=False), ("residual",)),
     (partial(fields.real, high=1.0), ("compute_efficiency", "attention_efficiency")),
     (partial(fields.real, open_low=False), ("slot_overhead_s", "layer_overhead_s", "pair_overhead_s")),
-    (partial(fields.real, open_low=False), ("element_overhead_s", "host_layer_s")),
+    (partial(fields.real, open_low=False), ("element_overhead_s", "host_layer_s", "slot_backward_s")),
     (partial(fields.real, open_low=False), ("host_bytes_per_s", "peer_latency_s", "rdma_latency_s", "host_latency_s")),
     (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
     (fields.flag, ("calibrated",)),
@@ -31,7 +31,7 @@ DISPATCHES = ("pairs", "node")
 # Left out of tables at their defaults: what only a fit or a newer version knows, and how tokens travel.
 OPTIONAL = (
     "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
-    "residual", "precision", "tile_pairs", "element_overhead_s", "host_layer_s",
+    "residual", "precision", "tile_pairs", "element_overhead_s", "host_layer_s", "slot_backward_s",
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ CLUSTER = _names(
     " rdma_bytes_per_s host_bytes_per_s peer_latency_s rdma_latency_s host_latency_s nic_sharing dispatch exchange_bytes_per_s"
     " copy_contention memory_bytes memory_bytes_per_s"
     " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated residual source"
-    " plain_bytes_per_s return_bytes_per_s score_flops_per_s element_overhead_s tile_pairs host_layer_s precision"
+    " plain_bytes_per_s return_bytes_per_s score_flops_per_s element_overhead_s tile_pairs host_layer_s precision slot_backward_s"
 )
 
 

@@ -1,4 +1,4 @@
-"""Linear estimates of the price of rows: in closed form, for starts, homes and sequences, and from below, for bounds.
+"""Linear estimates of the price of rows: in closed form, for homes and sequences, and from below, for bounds.
 
 The closed form averages exchanges and counts copies by rank. The price (`foremoe.problem.pricing`) does not; rows of resident
 slots, whose copies may be there already, are priced by the closed form. Constants come from `Cluster`; unless
@@ -42,7 +42,7 @@ def problem_rates(problem: Problem) -> Rates:
     mean_s, peer_s, rdma_s, late_s = (2.0 * comm_passes * price for price in pair_prices(model, cluster))
     rates = Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes + late_s, late_s=late_s,
-        mean_s=mean_s, slot_s=cluster.slot_overhead_s * gemm_passes, fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
+        mean_s=mean_s, slot_s=_slot_seconds(problem), fixed_s=2.0 * comm_passes * cluster.exchange_latency_s,
         peer_pair_s=peer_s, rdma_pair_s=rdma_s, copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s,
         gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
@@ -98,7 +98,7 @@ def least_rates(problem: Problem) -> Rates:
     share = 2.0 * cluster.copy_contention / problem.G
     return Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes, late_s=0.0, mean_s=0.0,
-        slot_s=cluster.slot_overhead_s * gemm_passes,
+        slot_s=_slot_seconds(problem),
         fixed_s=2.0 * comm_passes * cluster.exchange_latency_s * (problem.G > 1),
         peer_pair_s=2.0 * comm_passes * peer_s, rdma_pair_s=2.0 * comm_passes * rdma_s, copy_peer_s=0.0, copy_rdma_s=0.0,
         gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=share * slowed_s[0], replica_rdma_s=share * slowed_s[1],
@@ -148,6 +148,12 @@ def _pair_seconds(problem: Problem) -> float:
     """Seconds of expert compute of one pair in one forward."""
     model, cluster = problem.model, problem.cluster
     return model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster)
+
+
+def _slot_seconds(problem: Problem) -> float:
+    """Seconds of a busy slot in all passes."""
+    forwards = 1.0 + problem.schedule.reforward
+    return forwards * problem.cluster.slot_overhead_s + problem.schedule.trains * problem.cluster.backward_slot_s
 
 
 def _features(problem: Problem, placement: Placement, rates: Rates) -> Features:

@@ -40,13 +40,12 @@ def problem_prices(problem: Problem) -> Prices:
     gradient_s = (model.gradient_bytes / np.minimum(rate_2, cluster.return_bytes_per_s or np.inf) + latency_2).tolist()
     return Prices(
         gemm_s=model.flops_per_pair / cluster.expert_flops_per_s, pair_s=pair_overhead_seconds(model, cluster),
-        slot_s=cluster.slot_overhead_s,
-        compute_passes=1.0 + cluster.backward_ratio * backward + reforward, latency_s=cluster.exchange_latency_s,
+        slot_s=cluster.slot_overhead_s, forwards=1.0 + reforward, backward_ratio=backward * cluster.backward_ratio,
+        slot_backward_s=backward * cluster.backward_slot_s, latency_s=cluster.exchange_latency_s,
         peer_s=float(message_s[0]), rdma_s=float(message_s[1]), exchange_passes=1.0 + backward + reforward,
         copy_peer_s=copy_s[0], copy_rdma_s=copy_s[1], gradient_peer_s=gradient_s[0], gradient_rdma_s=gradient_s[1],
         sends_backward=backward * shared, returns=backward, contention=cluster.copy_contention, overlap=problem.cost.overlap,
         rows_ahead=min(slots.depth - 1, _AHEAD) if isinstance(slots, SharedSlots) else _AHEAD,
-        backward_ratio=cluster.backward_ratio, reforward=reforward,
     )  # fmt: skip
 
 

@@ -116,15 +116,15 @@ def _compute(u, back, stage, copies, returns, state, record):
     until its gradient buffers can be zeroed: for nothing of another rank."""
     n, clock, parts = stage.row_U[u], state.clock, state.parts
     begin, begin_G = clock[NOW], np.full(state.free_at_G.size, clock[NOW])
-    factor = stage.backward_ratio if back else 1.0
-    plain = _slowest(n, factor, begin_G, stage)
+    took_G = stage.back_NG[n] if back else stage.compute_NG[n]
+    plain = _slowest(begin_G, took_G)
     late = last = plain
     if not (back and stage.again_U[u]):
         _await_weights(u, copies, state, begin_G)
-        late = last = _slowest(n, factor, begin_G, stage)
+        late = last = _slowest(begin_G, took_G)
         if stage.phase_U[u] == _BACKWARD:
             _await_buffers(n, stage, returns, state, begin_G)
-            last = _slowest(n, factor, begin_G, stage)
+            last = _slowest(begin_G, took_G)
     parts[COMPUTE] += plain - begin
     parts[TRANSFER] += late - plain
     parts[GRADIENT] += last - late
@@ -133,16 +133,16 @@ def _compute(u, back, stage, copies, returns, state, record):
     record.time_6U[4, u] = last
     for g in range(begin_G.size):
         record.wait_UG[u, g] = begin_G[g] - begin
-        record.compute_UG[u, g] += factor * stage.compute_NG[n, g]
+        record.compute_UG[u, g] += took_G[g]
     clock[NOW] = last
 
 
 @kernel
-def _slowest(n, factor, begin_G, stage):
+def _slowest(begin_G, took_G):
     """When the last rank's experts are done."""
     last = 0.0
     for g in range(begin_G.size):
-        last = max(last, begin_G[g] + factor * stage.compute_NG[n, g])
+        last = max(last, begin_G[g] + took_G[g])
     return last
 
 

@@ -44,24 +44,27 @@ def stage_inputs(
     gemm_s = model.flops_per_pair / cluster.expert_flops_per_s / low_precision_speeds(plan.load_NG, low_precision)
     padded_NG = padded_pairs(plan.quota_NGS.astype(np.int64), cluster.tile_pairs).sum(axis=2)
     compute_NG = gemm_s * padded_NG + pair_overhead_seconds(model, cluster) * plan.load_NG
-    compute_NG += cluster.slot_overhead_s * busy_NGS.sum(axis=2)
+    busy_NG = busy_NGS.sum(axis=2)
+    back_NG = cluster.backward_ratio * compute_NG + cluster.backward_slot_s * busy_NG
+    compute_NG += cluster.slot_overhead_s * busy_NG
     # Without host stores nothing comes from one: a law.
     rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
     return_3 = np.minimum(rate_3, cluster.return_bytes_per_s or np.inf)
     latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
     stage = Stage(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
-        window_MG=_window_seconds(problem, compute_NG, sent), compute_NG=compute_NG, peer_N=sent.peer_N, rdma_N=sent.rdma_N,
+        window_MG=_window_seconds(problem, compute_NG, back_NG, sent), compute_NG=compute_NG, back_NG=back_NG,
+        peer_N=sent.peer_N, rdma_N=sent.rdma_N,
         slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
         node_G=cluster.node_of_rank_G, nic_G=cluster.nic_of_rank_G, latency_s=cluster.exchange_latency_s,
-        backward_ratio=cluster.backward_ratio, window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
+        window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
         copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / return_3 + latency_3,
         plan_s=float(plan_s), shares_links=share_links,
     )  # fmt: skip
     return stage, np.stack([sent.peer_busy_G, sent.peer_busy_G, sent.rdma_busy_G, sent.rdma_busy_G, np.zeros(problem.G)])
 
 
-def _window_seconds(problem: Problem, compute_NG: Array, sent: Exchange) -> Array:
+def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: Exchange) -> Array:
     """float64 [M, G]: what precedes the experts, and waits for the host where that is slower than a micro-step's layers.
 
     The host's queue levels layers out, so that the mean layer of a micro-step counts.
@@ -72,7 +75,7 @@ def _window_seconds(problem: Problem, compute_NG: Array, sent: Exchange) -> Arra
     backward, again = float(problem.schedule.trains), float(problem.schedule.reforward)
     passes = 1.0 + cluster.window_backward_ratio * backward + again
     exchange_N = np.maximum(sent.peer_N, sent.rdma_N) + cluster.exchange_latency_s
-    device_N = (1.0 + cluster.backward_ratio * backward + again) * compute_NG.max(axis=1)
+    device_N = (1.0 + again) * compute_NG.max(axis=1) + backward * back_NG.max(axis=1)
     device_N += 2.0 * (1.0 + backward + again) * exchange_N
     device_M = device_N.reshape(problem.M, problem.L).mean(axis=1) + passes * window_MG.max(axis=1)
     return window_MG + host_waits_s(cluster.host_layer_s, device_M, passes)[:, None]

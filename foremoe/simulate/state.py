@@ -17,13 +17,13 @@ class Stage(NamedTuple):
     again_U: Array  # whether this backward runs the layer's forward first
     window_MG: Array  # attention of one forward
     compute_NG: Array  # experts in one forward
+    back_NG: Array  # experts in backward
     peer_N: Array  # how long one exchange keeps the peer links busy
     rdma_N: Array  # how long one exchange keeps the RDMA links busy
     slot_layer_N: Array  # layer whose gradient buffers a row uses; 0 where all layers share them
     node_G: Array
     nic_G: Array
     latency_s: float  # of an exchange
-    backward_ratio: float  # backward over forward, of experts
     window_ratio: float  # backward over forward, of the window
     contention: float  # share of a copy's time that its ranks lose
     copy_s: Array  # seconds of one weight copy, by `Link`

@@ -30,8 +30,8 @@ from foremoe.workload.workload import STAGES
 
 # What only a fit knows of a cluster.
 _FITTED: dict[str, Any] = {
-    "attention_efficiency": 0.25, "backward_ratio": 1.5, "attention_backward_ratio": 1.25, "layer_overhead_s": 1e-6,
-    "pair_overhead_s": 1e-10, "residual": 0.125,
+    "attention_efficiency": 0.25, "backward_ratio": 1.5, "slot_backward_s": 3e-6, "attention_backward_ratio": 1.25,
+    "layer_overhead_s": 1e-6, "pair_overhead_s": 1e-10, "residual": 0.125,
 }  # fmt: skip
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.

@@ -1,6 +1,8 @@
 """The fit: constants that made the points come back, with noise, with points far off, and from both sides of the knee."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,8 +37,10 @@ def seconds_of(p: Point, truth: Cluster, link: str = "peer") -> float:
         p.pairs * MODEL.flops_per_pair / truth.expert_flops_per_s + p.busy * truth.slot_overhead_s
         + p.attention_flops / truth.attention_flops_per_s + p.layers * truth.layer_overhead_s + p.moved * truth.pair_overhead_s
     )  # fmt: skip
+    if p.backward:
+        compute = truth.backward_ratio * (compute - p.busy * truth.slot_overhead_s) + p.busy * truth.backward_slot_s
     messages, sent = p.exchanges + p.copies, p.exchange_bytes + p.copy_bytes
-    return compute * (truth.backward_ratio if p.backward else 1.0) + messages * latency_s + sent / rate
+    return compute + messages * latency_s + sent / rate
 
 
 def machine(truth: Cluster, noise: float = 0.0, seed: int = 0, nodes: tuple[int, ...] = (0, 0)) -> Measured:
@@ -87,6 +91,7 @@ truths = st.builds(
     layer_overhead_s=st.floats(1e-4, 3e-3),
     pair_overhead_s=st.floats(3e-7, 5e-6),
     backward_ratio=st.floats(1.0, 4.0),
+    slot_backward_s=st.floats(2e-5, 3e-3),
     peer_bytes_per_s=st.floats(2e8, 2e10),
     peer_latency_s=st.floats(1e-5, 1e-3),
     host_bytes_per_s=st.floats(1e9, 2e10),
@@ -95,6 +100,7 @@ truths = st.builds(
 )
 FITTED = (
     "compute_efficiency", "slot_overhead_s", "attention_efficiency", "layer_overhead_s", "pair_overhead_s", "backward_ratio",
+    "slot_backward_s",
     "peer_bytes_per_s", "peer_latency_s", "host_bytes_per_s", "host_latency_s", "copy_contention", "flops_per_s",
 )  # fmt: skip
 
@@ -182,3 +188,45 @@ def test_one_bad_point_in_ten_hardly_moves_a_line():
     seconds_N = 2.0 * size_N
     seconds_N[4] *= 10.0
     assert robust(size_N[:, None], seconds_N)[0] == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_slot_costs_in_backward_what_its_gradients_take_whatever_it_costs_in_forward():
+    """As on a GPU: a busy slot reads weights in forward and totals of gradients in backward."""
+    truth = dataclasses.replace(BASE, slot_overhead_s=3e-6, slot_backward_s=19e-6, compute_efficiency=0.9, flops_per_s=8e12)
+    truth = dataclasses.replace(truth, attention_efficiency=BASE.attention_flops_per_s / 8e12)
+    found = fit(machine(truth, noise=0.02), MODEL, name="found", source="test")
+    assert found.cluster.calibrated, found.faults
+    assert found.cluster.slot_backward_s == pytest.approx(19e-6, rel=0.1)
+    assert found.cluster.slot_overhead_s == pytest.approx(3e-6, rel=0.3)
+
+
+@given(host_s=st.floats(5e-3, 5e-2))
+@examples(10)
+def test_forwards_that_the_host_is_slower_with_say_what_the_host_takes(host_s):
+    measured = machine(BASE)
+    points = [
+        dataclasses.replace(p, seconds=2 * host_s) if p.kind == "layer" and not p.backward and p.seconds < 2 * host_s else p
+        for p in machine(dataclasses.replace(BASE, backward_ratio=2.0)).points
+    ]
+    found = fit(dataclasses.replace(measured, points=tuple(points)), MODEL, name="found", source="test").cluster
+    longest_s = max(p.seconds for p in machine(BASE).points if p.kind == "layer" and not p.backward)
+    if 2 * host_s < longest_s:
+        return  # the device tells some of them
+    shortest_s = min(p.seconds for p in points if p.kind == "layer" and p.backward) / 2
+    exchange_s = 2 * BASE.peer_latency_s
+    assert found.host_layer_s == pytest.approx((host_s + shortest_s) / 3, abs=exchange_s + 1e-3)
+    assert found.attention_flops_per_s == pytest.approx(BASE.attention_flops_per_s, rel=0.02)
+
+
+def test_what_an_h200_measured_is_calibrated():
+    """Busy slots take 2.3 us in forward and 17 us in backward there, and the host is slower than short layers."""
+    table = json.loads((Path(__file__).parent / "h200_points.json").read_text())
+    points = tuple(Point(**p) for p in table["points"])
+    measured = Measured(
+        points=points, flops_per_s=table["flops_per_s"], memory_bytes=table["memory_bytes"], node_of_rank=(0,),
+        hardware=table["hardware"], versions={},
+    )  # fmt: skip
+    found = fit(measured, Model.preset("qwen3-30b-a3b"), name="h200", source="test")
+    assert found.cluster.calibrated and not found.faults
+    assert found.cluster.slot_overhead_s < 3e-6 and 1.5e-5 < found.cluster.slot_backward_s < 2e-5
+    assert 8e-4 < found.cluster.host_layer_s < 9e-4

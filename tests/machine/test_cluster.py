@@ -76,6 +76,7 @@ def clusters(draw):
         tile_pairs=draw(st.integers(1, 65536)),
         precision=draw(label),
         attention_backward_ratio=draw(st.none() | speed),
+        slot_backward_s=draw(st.none() | seconds),
         nic_sharing=draw(st.integers(1, 32767)),
         copy_contention=draw(st.floats(0, 1)),
         memory_bytes=draw(st.integers(1, 2**53)),

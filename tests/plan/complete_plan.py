@@ -32,7 +32,7 @@ CLUSTER = foremoe.Cluster(
     attention_efficiency=0.75, backward_ratio=2.25, attention_backward_ratio=2.5,
     layer_overhead_s=1e-6, pair_overhead_s=1e-9, plain_bytes_per_s=8e8, return_bytes_per_s=3e8, score_flops_per_s=4e11,
     element_overhead_s=1e-11, tile_pairs=16, host_layer_s=1e-4, precision="fp8", calibrated=True, residual=0.125,
-    source="made up",
+    slot_backward_s=3e-6, source="made up",
 )  # fmt: skip
 
 

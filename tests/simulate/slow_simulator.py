@@ -231,7 +231,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             window_G += model.attention_flops(0, squares_G) / scores_per_s
             window_G += tokens_G * 6 * model.hidden_size * model.shared_ffn_size / cluster.expert_flops_per_s
             window_G += tokens_G * (1 - _of_pairs(model)) * model.hidden_size * cluster.element_overhead_s
-        compute_G = np.zeros(G)
+        compute_G, busy_G = np.zeros(G), np.zeros(G)
         for g in range(G):
             for s in range(problem.S):
                 e, quota = plan.expert_NGS[n, g, s], plan.quota_NGS[n, g, s]
@@ -240,7 +240,11 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
                 compute_G[g] += tiles * cluster.tile_pairs * model.flops_per_pair / cluster.expert_flops_per_s
                 compute_G[g] += quota * (cluster.pair_overhead_s + element_s)
                 if quota > 0 or (s < B and problem.load_NE[n, e] > 0):
-                    compute_G[g] += cluster.slot_overhead_s
+                    busy_G[g] += 1
+        slot_back_s = cluster.slot_backward_s
+        slot_back_s = cluster.backward_ratio * cluster.slot_overhead_s if slot_back_s is None else slot_back_s
+        back_G = cluster.backward_ratio * compute_G + slot_back_s * busy_G
+        compute_G += cluster.slot_overhead_s * busy_G
         needed = [c for c in in_order if t.need_C[c] == u]
         own_G = {g: [c for c in needed if t.dst_C[c] == g] for g in range(G)}
         away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
@@ -271,7 +275,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         if phase == Phase.BACKWARD:
             now = max(ready_G[g] + slow.pop(g, 0.0) for g in range(G)) + swap_s
             first_G = [now if again else begin_of(g, now) for g in range(G)]
-            back = max(first_G[g] + cluster.backward_ratio * compute_G[g] for g in range(G)) + swap_s
+            back = max(first_G[g] + back_G[g] for g in range(G)) + swap_s
             leaving = [(0, s, g, int(plan.home_LE[l, plan.expert_NGS[n, g, s]] // B)) for g, s in away]
             rounds = rounds_of(*np.array(leaving, np.int64).reshape(-1, 4).T, cluster).tolist()
             for _, (_, s, g, home) in sorted(zip(rounds, leaving, strict=True), key=lambda x: x[0]):

@@ -160,17 +160,21 @@ def test_one_rank_is_the_sum_of_its_work(case):
     found, cluster = simulate(problem, plan), problem.cluster
     window_ML = np.repeat(window_seconds(problem).max(axis=1)[:, None], problem.L, axis=1)
     pair_s = problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
-    experts_ML = pair_s * problem.load_MLE.sum(axis=2) + cluster.slot_overhead_s * (problem.load_MLE > 0).sum(axis=2)
+    pairs_ML, busy_ML = pair_s * problem.load_MLE.sum(axis=2), (problem.load_MLE > 0).sum(axis=2)
+    parts = (
+        (window_ML, cluster.window_backward_ratio * window_ML),
+        (pairs_ML, cluster.backward_ratio * pairs_ML),
+        (cluster.slot_overhead_s * busy_ML, cluster.backward_slot_s * busy_ML),
+    )
     forwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.FORWARD)
     backwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.BACKWARD)
     if problem.schedule.num_chunks > 1:
         return
     again = problem.schedule.reforward
-    ratios = ((window_ML, cluster.window_backward_ratio), (experts_ML, cluster.backward_ratio))
-    total_s = 0.0
-    for forward_ML, ratio in ratios:
-        passes_M = (forwards_M + backwards_M * (ratio + again))[np.argsort(plan.order_M)]
-        total_s += (forward_ML.sum(axis=1) * passes_M).sum()
+    place_M, total_s = np.argsort(plan.order_M), 0.0
+    for forward_ML, backward_ML in parts:
+        total_s += (forward_ML.sum(axis=1) * (forwards_M + backwards_M * again)[place_M]).sum()
+        total_s += (backward_ML.sum(axis=1) * backwards_M[place_M]).sum()
     if problem.schedule.block_L is None:
         assert found.total_s == pytest.approx(total_s, rel=1e-9)
     assert found.parts.dispatch_s == found.parts.transfer_s == found.parts.gradient_s == 0.0

@@ -40,8 +40,10 @@ class Prices(NamedTuple):
 
     gemm_s: float  # of a padded pair, one forward
     pair_s: float  # of a pair besides its GEMMs
-    slot_s: float  # of a busy slot
-    compute_passes: float  # forwards, and how many of them a backward takes
+    slot_s: float  # of a busy slot, one forward
+    forwards: float  # of the experts: 1, and 1 more where a backward runs its forward again
+    backward_ratio: float  # backward over forward of pairs; 0 without backward
+    slot_backward_s: float  # of a busy slot, in backward
     latency_s: float  # of an exchange
     peer_s: float  # of a pair, or a message, over a rank's peer link
     rdma_s: float  # of the same over a NIC
@@ -55,8 +57,6 @@ class Prices(NamedTuple):
     contention: float  # compute lost per second of a copy
     overlap: float  # share of the time of a row that copies hide under
     rows_ahead: int  # rows before the one that needs them in which copies may run: 0, 1 or more
-    backward_ratio: float  # backward over forward, of experts
-    reforward: float  # 1 where a backward runs its forward again, else 0
 
 
 class Windows(NamedTuple):
@@ -90,13 +90,20 @@ def exchange_s(prices, t):
 
 
 @inner_kernel
+def rank_s(g, prices, t):
+    """Seconds of a rank's experts, in one forward and in backward."""
+    pairs_s, busy = prices.gemm_s * t.sum_XG[PADDED, g] + prices.pair_s * t.sum_XG[PAIRS, g], t.sum_XG[BUSY, g]
+    return pairs_s + prices.slot_s * busy, prices.backward_ratio * pairs_s + prices.slot_backward_s * busy
+
+
+@inner_kernel
 def compute_s(prices, t):
-    """Seconds of one forward of the experts, on the slowest rank."""
-    slowest = 0.0
+    """`rank_s` of the slowest rank in each."""
+    forward_s = backward_s = 0.0
     for g in range(t.quota_EG.shape[1]):
-        pairs, tiles, busy = t.sum_XG[PAIRS, g], t.sum_XG[PADDED, g], t.sum_XG[BUSY, g]
-        slowest = max(slowest, prices.gemm_s * tiles + prices.pair_s * pairs + prices.slot_s * busy)
-    return slowest
+        once_s, back_s = rank_s(g, prices, t)
+        forward_s, backward_s = max(forward_s, once_s), max(backward_s, back_s)
+    return forward_s, backward_s
 
 
 class _Link(NamedTuple):
@@ -152,14 +159,15 @@ def row_seconds(prices, windows, row, t):
     if row.ranks.travel >= SPREAD_BY_PAIR:
         spread(row, t)
     once_s, peer_s, rdma_s = exchange_s(prices, t)
-    experts_s = compute_s(prices, t)
+    experts_s, back_s = compute_s(prices, t)
+    again = prices.forwards - 1.0
     # The time that copies for a use have, without exchanges: with no buffer to spare, that of the use before is over.
     ahead = 1.0 if prices.rows_ahead > 0 else 0.0
     forward_s = windows.forward_s + ahead * experts_s
-    backward_s = windows.backward_s + ahead * (prices.backward_ratio + prices.reforward) * experts_s
+    backward_s = windows.backward_s + ahead * (back_s + again * experts_s)
     exchanges, back, free_peer_s, free_rdma_s = (
         1.0 + ahead,
-        1.0 + ahead + 2.0 * prices.reforward,
+        1.0 + ahead + 2.0 * again,
         once_s - peer_s,
         once_s - rdma_s,
     )
@@ -169,7 +177,7 @@ def row_seconds(prices, windows, row, t):
     near = _copies_s(peer, share * (forward_s + exchanges * free_peer_s), share * (backward_s + back * free_peer_s), prices, t)
     far = _copies_s(rdma, share * (forward_s + exchanges * free_rdma_s), share * (backward_s + back * free_rdma_s), prices, t)
     return Seconds(
-        prices.compute_passes * experts_s, 2.0 * prices.exchange_passes * once_s, max(near[0], far[0]), max(near[1], far[1]),
+        prices.forwards * experts_s + back_s, 2.0 * prices.exchange_passes * once_s, max(near[0], far[0]), max(near[1], far[1]),
         prices.contention * _slowed_s(prices, t),
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ class PackValue:
         self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s
         self.micro_step_s = trace.L * (
             _EXCHANGES * cluster.exchange_latency_s
-            + passes * cluster.slot_overhead_s * -(-E // G)
+            + (cluster.slot_overhead_s + cluster.backward_slot_s) * -(-E // G)
             + window_passes * cluster.layer_overhead_s
         )
         peer_s, rdma_s = locality * _EXCHANGES * prices.peer_s, locality * _EXCHANGES * prices.rdma_s

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rows import empty_of, row_of
-from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, copy_of
+from foremoe.solvers.kernels.rows import Placed
 from foremoe.solvers.kernels.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
-from foremoe.solvers.search.start import price_of, start_row
+from foremoe.solvers.search.parts import SMOOTHING
+from foremoe.solvers.search.start import start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
@@ -21,11 +24,20 @@ SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two looks at how smooth the price is
 _SEED = 88172645463325252  # of every row: what a row becomes does not depend on the rows around it
 # A row is searched for SHARE of its time at home on each of its ranks, which plan at once, and for GAIN of what there may be to
-# gain in it at most; but never by more than MOST moves.
-SHARE, GAIN, MOST = 0.005, 0.05, 20_000
+# gain in it at most; but never for more than MOST_S, of up to MANY ranks, and less with more.
+SHARE, GAIN, MOST_S, MANY = 0.005, 0.05, 0.0125, 64
 AS_PAYS = -1  # for `effort`
-# Moves a second on one thread: 0.8 to 1.9 us each by pairs, 1.4 to 6 by messages to nodes, at EP8 to EP64 (bench.search).
-BY_PAIR_MOVES, BY_NODE_MOVES = 700_000.0, 250_000.0
+# Seconds of a move on one thread, and more for each rank: by pairs, and by messages to nodes.
+PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.9e-6, 0.012e-6
+NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
+
+
+class Choice(NamedTuple):
+    """How rows are searched."""
+
+    effort: int  # moves a row, or AS_PAYS
+    by_price: bool  # whether starts are chosen by the price, or by the closed form
+    parts: int  # bits of `foremoe.solvers.search.parts`
 
 
 @kernel
@@ -34,7 +46,7 @@ def _to_gain(num_base, s):
     have to travel to a mean rank however slots are filled."""
     prices, row, sum_XG = s.prices, s.row, s.t.sum_XG
     parts = row_seconds(prices, s.windows, row, s.t)
-    even_s = prices.compute_passes * (prices.gemm_s + prices.pair_s) * s.mean
+    even_s = (prices.forwards + prices.backward_ratio) * (prices.gemm_s + prices.pair_s) * s.mean
     num_ranks, num_nics = s.num_G.size, row.ranks.num_nics
     peer, rdma = sum_XG[PEER_IN, :num_ranks].sum() / num_ranks, sum_XG[RDMA_IN, :num_nics].sum() / num_nics
     travels = max(0.0, 1.0 - s.num_slots / num_base)
@@ -46,8 +58,13 @@ def _to_gain(num_base, s):
 @kernel
 def moves_of(home_s, num_base, s):
     """The number of moves that pay in a row."""
-    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * s.num_G.size
-    return min(MOST, np.int64(spent_s * (BY_NODE_MOVES if s.row.ranks.travel == BY_NODE else BY_PAIR_MOVES)))
+    num_ranks = s.num_G.size
+    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * num_ranks
+    # A move takes longer among many ranks, and a row has more to move: what it gains does not keep up.
+    most_s = MOST_S * min(1.0, (MANY / num_ranks) ** (4.0 / 3.0))
+    by_node = s.row.ranks.travel == BY_NODE
+    move_s = NODE_MOVE_S + NODE_MOVE_RANK_S * num_ranks if by_node else PAIR_MOVE_S + PAIR_MOVE_RANK_S * num_ranks
+    return np.int64(min(spent_s, most_s) / move_s)
 
 
 @kernel
@@ -57,7 +74,7 @@ def _descend(effort, s):
     for i in range(effort):
         if i % _STEP == 0:
             left = 1.0 - i / effort
-            soft = SOFT * max(0.0, (left - SHARP) / (1.0 - SHARP))
+            soft = SOFT * max(0.0, (left - SHARP) / (1.0 - SHARP)) if s.parts & SMOOTHING else 0.0
             current = smoothed(soft, s)
         s.num_changes[0] = 0
         if move(aim, s):
@@ -70,7 +87,7 @@ def _descend(effort, s):
 
 
 @kernel
-def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_NGS):
+def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
     """Starts and searches rows [low, high), in place: none ends above its start, nor above its experts at home."""
     G, S = expert_NGS.shape[1:]
     num_base = rows.num_base
@@ -81,32 +98,26 @@ def search_rows(low, high, rows, estimated, effort, by_price, expert_NGS, quota_
         mean = row.load_E.sum() / G
         windows = Windows(w[0], w[1], w[2])
         s = State(
-            row, rows.prices, windows, S - num_base, estimated.node_only, mean, t, home_GB, replica_GR, num_G, change_4I,
-            num_changes, random,
+            row, rows.prices, windows, S - num_base, estimated.node_only, choice.parts, mean, t, home_GB, replica_GR, num_G,
+            change_4I, num_changes, random,
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
         estimate = estimated_row(estimated, n, expert_NGS[n])
-        if effort == 0:
-            start_row(by_price, estimate, s, best)
+        start_row(choice.by_price, estimate, s, best)
+        if choice.effort == 0:
             continue
-        given, given_s = copy_of(best), price_of(best, num_base, s)
-        # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
-        start_row(False, estimate, s, best)
-        list_homes(row, home_GB, num_G)
         hold(s)
         home_s = seconds(s)
         clear_traffic(row, t)
         fill_traffic(best.expert_GS, best.quota_GS, num_base, row, t)
         started_s = seconds(s)
+        list_homes(row, home_GB, num_G)
         list_replicas(s)
         random[0] = np.uint64(_SEED)
-        _descend(moves_of(windows.all_s + home_s, num_base, s) if effort == AS_PAYS else effort, s)
-        found_s = seconds(s)
-        if found_s < started_s:
+        _descend(moves_of(windows.all_s + home_s, num_base, s) if choice.effort == AS_PAYS else choice.effort, s)
+        if seconds(s) < started_s:
             _write(s, num_base, best.expert_GS, best.quota_GS)
         clear_traffic(row, t)
-        if min(given_s, home_s) < min(found_s, started_s):
-            assign(best, given if given_s <= home_s else bare_homes(row.load_E, num_base, best.expert_GS))
 
 
 @kernel

@@ -5,22 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel
-from foremoe.problem.kernels.traffic import (
-    BUSY,
-    PADDED,
-    PAIRS,
-    PEER_IN,
-    PEER_OUT,
-    RDMA_IN,
-    RDMA_OUT,
-)
+from foremoe.problem.kernels.row_price import rank_s
+from foremoe.problem.kernels.traffic import PAIRS, PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT
+from foremoe.solvers.search.parts import BUSIEST, LINKS, RANKS, REPLACEMENT, TRADES, WANTED
 from foremoe.solvers.search.state import below, chance, give
 
 # Letters: G ranks, V nodes, E experts.
 
 # Shares of moves: trades of replicas in a node, and of the others those that aim at compute and at links.
-TRADES, COMPUTE, LINKS = 0.08, 0.18, 0.75
-NEW, WANTED = 0.5, 0.4  # a new replica although there are other holders; as many pairs as tokens there still want
+TRADED, COMPUTE, LINKED = 0.08, 0.18, 0.75
+NEW, WANTED_SHARE = 0.5, 0.4  # a new replica although there are other holders; as many pairs as tokens there still want
 
 
 @inner_kernel
@@ -30,7 +24,8 @@ def busiest(s):
     rank, slowest = np.int64(0), -1.0
     link, at, most = np.int64(PEER_OUT), np.int64(0), -1.0
     for g in range(s.t.quota_EG.shape[1]):
-        x = prices.gemm_s * total_XG[PADDED, g] + prices.pair_s * total_XG[PAIRS, g] + prices.slot_s * total_XG[BUSY, g]
+        once_s, back_s = rank_s(g, prices, s.t)
+        x = prices.forwards * once_s + back_s
         if x > slowest:
             rank, slowest = g, x
         for way in (PEER_OUT, PEER_IN):
@@ -189,11 +184,11 @@ def _rank_of_nic(y, s):
 def _aimed(aim, s):
     """An expert, from where, and to where: off what is busiest, or off something busy."""
     rank, link, at = aim
-    near = chance(s) < 0.5  # at the busiest itself
+    near = chance(s) < 0.5 and s.parts & BUSIEST != 0  # at the busiest itself
     num_ranks, u = s.t.quota_EG.shape[1], chance(s)
-    if u < COMPUTE:
+    if u < COMPUTE and s.parts & RANKS:
         return _off_rank(rank if near else _busier(PAIRS, 0, num_ranks, s), s)
-    if u < COMPUTE + LINKS:
+    if COMPUTE <= u < COMPUTE + LINKED and s.parts & LINKS:
         far = link >= RDMA_OUT
         way = link if near else np.int64(RDMA_OUT if far else PEER_OUT) + below(s, 2)
         if not near:
@@ -207,7 +202,7 @@ def _aimed(aim, s):
 def _amount(e, src, dst, s):
     """How many pairs to move: what tokens there still want, what levels two ranks, or any."""
     quota, v = np.int64(s.t.quota_EG[e, src]), s.row.ranks.node_G[dst]
-    if chance(s) < WANTED:
+    if chance(s) < WANTED_SHARE and s.parts & WANTED:
         pairs = np.int64(s.row.load_GE[dst, e]) - s.t.quota_EG[e, dst]
         if v != s.row.ranks.node_G[src] and chance(s) < 0.7:
             pairs = s.row.demand_VE[v, e] - _in_node(e, v, s)
@@ -250,7 +245,7 @@ def _trade(rank, s):
 @inner_kernel
 def _make_room(e, dst, s):
     """The smaller of two random replicas on a full rank gives its pairs to another holder; False if there is none to go."""
-    if s.num_slots == 0:
+    if s.num_slots == 0 or s.parts & REPLACEMENT == 0:
         return False
     f, h = s.replica_GR[dst, below(s, s.num_slots)], s.replica_GR[dst, below(s, s.num_slots)]
     if h != e and (f == e or s.t.quota_EG[h, dst] < s.t.quota_EG[f, dst]):
@@ -264,7 +259,7 @@ def _make_room(e, dst, s):
 @inner_kernel
 def move(aim, s):
     """Makes a random move; False: there was none, and what was changed must be undone."""
-    if chance(s) < TRADES:
+    if chance(s) < TRADED and s.parts & TRADES:
         return _trade(aim[0], s)
     e, src, dst = _aimed(aim, s)
     if e < 0 or dst < 0 or src == dst or s.t.quota_EG[e, src] == 0:

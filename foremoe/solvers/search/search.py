@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
@@ -14,7 +14,8 @@ from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.kernels.level import TRIES, Options, balanced_rows
 from foremoe.solvers.kernels.rows import problem_rows as estimated_rows
-from foremoe.solvers.search.descend import AS_PAYS, search_rows
+from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
+from foremoe.solvers.search.parts import without
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,16 @@ class Search(RankSolver):
     Attributes:
         effort: Changes tried in a row, at least 0; 0 is the start alone, some ten microseconds a row. None: as many as pay, by
             what there is to gain in a row, up to half a percent of the row's time on the ranks that plan it.
+        without: Parts that are left out, of `foremoe.solvers.search.parts.PARTS`: for measuring what each is worth.
     """
 
     effort: int | None = None
+    without: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.effort is not None:
             whole(self.effort, "effort of Search", 0, 2**31 - 1)
+        without(self.without)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows that a cancel left out keep `start`.
@@ -61,4 +65,5 @@ class Search(RankSolver):
         if problem.load_MLGE is None or not by_price:
             effort = 0
         rows, estimated = problem_rows(problem), estimated_rows(problem)
-        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, effort, by_price, *placed))
+        choice = Choice(effort, by_price, without(self.without))
+        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))

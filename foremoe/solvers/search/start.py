@@ -16,6 +16,7 @@ from foremoe.solvers.kernels.price import free_fans, price_row
 from foremoe.solvers.kernels.prune import prune_row
 from foremoe.solvers.kernels.rows import assign, bare_homes, clean_row, copy_of
 from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.search.parts import BRING, COPY_LIMITS, NEAREST, NODE_FIRST, PRUNE, SPLIT
 from foremoe.solvers.search.state import seconds
 
 # Letters: G ranks, S slots per rank, V nodes, X places.
@@ -42,7 +43,7 @@ def _binds(near, far, one_node, num_slots):
 
 
 @inlined_kernel
-def _settled(goal, blind, row, placed):
+def _settled(goal, blind, limited, row, placed):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
     node_G, num_base, rates = row.node_G, row.num_base, row.rates
     G, S = placed.expert_GS.shape
@@ -54,6 +55,8 @@ def _settled(goal, blind, row, placed):
     wants = Wants(place_G, (row.load_GE if by_rank else row.demand_VE).copy())
     rule = Rule(node_G, num_base, row.node_only, not blind, blind, np.ones(G))
     near, far = free_fans(rates)
+    if not limited:
+        near = far = np.int64(G * S)
     if one_node:
         far = np.int64(0)
     node_goal = goal if one_node else level_goal(np.bool_(True), node_G, placed.load_G)
@@ -107,13 +110,16 @@ def start_row(by_price, row, s, best):
     for blind in (True, False):
         if blind and (node_only or (num_nodes == 1 and not located)):
             continue
+        if s.parts & (NEAREST if blind else NODE_FIRST) == 0:
+            continue
         assign(tried, home)
-        _settled(goal, blind, row, tried)
-        reached = split_row(goal, UNLIMITED, num_base, tried)
+        _settled(goal, blind, s.parts & COPY_LIMITS != 0, row, tried)
+        reached = split_row(goal, UNLIMITED, num_base, tried) if s.parts & SPLIT else tried.load_G.max()
         clean_row(num_base, tried)
-        prune_row(reached, row.load_E, num_base, tried)
+        if s.parts & PRUNE:
+            prune_row(reached, row.load_E, num_base, tried)
         best_s = _keep_cheaper(tried, best_s, best, by_price, row, s)
-    if located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
+    if s.parts & BRING and located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
         found = copy_of(best)
         bring_row(goal, row, home, tried, price_row(row, row.rates, best), found)
         _keep_cheaper(found, best_s, best, by_price, row, s)

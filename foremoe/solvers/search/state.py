@@ -8,20 +8,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.kernels.row_price import Prices, Windows, hold_homes, row_seconds, set_quota
-from foremoe.problem.kernels.traffic import (
-    BUSY,
-    PADDED,
-    PAIRS,
-    PEER_IN,
-    PEER_OUT,
-    RDMA_IN,
-    RDMA_OUT,
-    Row,
-    Traffic,
-    put,
-    settle,
-)
+from foremoe.problem.kernels.row_price import Prices, Windows, hold_homes, rank_s, row_seconds, set_quota
+from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT, Row, Traffic, put, settle
 
 # Letters: G ranks, E experts, B base slots, R redundant slots, I changes of a move.
 
@@ -36,6 +24,7 @@ class State(NamedTuple):
     windows: Windows
     num_slots: int  # R
     node_only: bool
+    parts: int  # bits of `foremoe.solvers.search.parts`
     mean: float  # pairs that a rank serves on average
     t: Traffic
     home_GB: Array  # experts at home on every rank
@@ -169,13 +158,13 @@ def smoothed(soft, s):
     work = peer = rdma = 0.0
     for g in range(num_ranks):
         out, into = total_XG[PEER_OUT, g], total_XG[PEER_IN, g]
-        compute = prices.gemm_s * total_XG[PADDED, g] + prices.pair_s * total_XG[PAIRS, g] + prices.slot_s * total_XG[BUSY, g]
-        work += compute * compute
+        once_s, back_s = rank_s(g, prices, s.t)
+        work += (prices.forwards * once_s + back_s) * (prices.forwards * once_s + back_s)
         peer += out * out + into * into
     for y in range(num_nics):
         out, into = total_XG[RDMA_OUT, y], total_XG[RDMA_IN, y]
         rdma += out * out + into * into
-    slowest = max(parts.compute_s / prices.compute_passes, 1e-30)
+    slowest = max(parts.compute_s, 1e-30)
     busiest = max(parts.exchange_s / (2.0 * prices.exchange_passes) - prices.latency_s, 1e-30)
     links = peer * prices.peer_s * prices.peer_s / (2 * num_ranks) + rdma * prices.rdma_s * prices.rdma_s / (2 * num_nics)
-    return total + soft * (prices.compute_passes * work / (num_ranks * slowest) + 2.0 * prices.exchange_passes * links / busiest)
+    return total + soft * (work / (num_ranks * slowest) + 2.0 * prices.exchange_passes * links / busiest)
