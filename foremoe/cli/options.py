@@ -268,5 +268,23 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
     return decorated
 
 
+gpus_option = option(
+    "--gpus",
+    type=RANKS,
+    help="All GPUs of the job, EP x DP x PP, in place of --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
+)
+
+
+def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
+    """The case on so many GPUs in all; raises InputError where they are not a number of pipelines."""
+    if gpus is None:
+        return options
+    if options.ranks is not None:
+        raise InputError("--gpus and --ranks say the same in two ways; give one of them.")
+    if gpus % pp:
+        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks; give --gpus a multiple of {pp}.")
+    return dataclasses.replace(options, ranks=gpus // pp)
+
+
 planners_option = functools.partial(option, "--planners", metavar="LIST", multiple=True)
 threads_option = option("--threads", type=click.IntRange(1, 4096), help="Threads that plan.  [default: every core]")

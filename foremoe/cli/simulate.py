@@ -11,8 +11,11 @@ from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
+
+# isort: split
+from foremoe.cli.options import gpus_option, on_gpus
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent, plural
+from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
 from foremoe.cli.texts import DEFAULT, planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
@@ -64,6 +67,7 @@ Example:
     help="Strategies or solvers as in `compare`; `force-balanced` is even routing.  [default: all but exact, and even routing]"
 )
 @option("--ep", type=RANKS, help="Ranks of one expert-parallel group; each group has tokens of its own.  [default: all]")
+@gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
@@ -85,11 +89,12 @@ Example:
 @trainer_options
 def simulate(
     case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
-    prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
-    trace_file: str | None = None, look: Look = Look(),  # noqa: B008
+    prefetch: int, json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
+    what_if: tuple[str, ...] = (), trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """The command ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
+    case_options = on_gpus(case_options, gpus, pp)
     if trace_file is not None and pp * vpp > 1:
         raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
@@ -117,14 +122,15 @@ def simulate(
     if asked.jobs:
         add_turns(rows, systems, groups, trainer, asked.jobs)
     payload = {
-        "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
+        "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual, "trainer": trainer, "what_if": asked._asdict(),
     }  # fmt: skip
-    where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
+    gpus = case.problem.G * len(groups) * pp
+    where = f"{gpus} GPUs = EP {case.problem.G} x DP {len(groups)} x PP {pp}"
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
-        where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
+        where += f": {tokens:,} tokens in all; the case above is the first EP group's"
     if views:
         payload["planner"] = name = next(iter(systems))
         told = knowledge.footers(rows, name, case.constants, case.history_LE is not None)

@@ -104,7 +104,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
     text = good(["simulate", trace, *dealing, "--planners", "static,foremoe,force-balanced"]).stdout
     assert "simulated; constants: uncalibrated, ±12 %" in text
-    assert "1 EP group of 4" in text and "homes move" not in text
+    assert "4 GPUs = EP 4 x DP 1 x PP 1" in text and "homes move" not in text
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["static", "foremoe", "force-balanced"]
 
 
@@ -117,6 +117,16 @@ def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing
     for row in (*same.values(), *whole.values()):
         del row["plan_us_per_layer"]
     assert same == whole
+
+
+def test_gpus_are_those_of_all_groups_and_pipeline_ranks(trace: str, dealing: list[str]) -> None:
+    at = dealing.index("--ranks")
+    words = ["simulate", trace, *dealing[:at], *dealing[at + 2 :], "--planners", "static", "--ep", "2", "--pp", "3"]
+    text = good([*words, "--gpus", "12"]).stdout
+    assert "12 GPUs = EP 2 x DP 2 x PP 3" in text
+    assert text == good([*words, "--ranks", "4"]).stdout
+    assert "do not divide over 3 pipeline ranks" in bad([*words, "--gpus", "13"])
+    assert "say the same in two ways" in bad([*words, "--gpus", "12", "--ranks", "4"])
 
 
 def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:
