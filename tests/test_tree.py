@@ -1,4 +1,4 @@
-"""Seven rules of the tree, read from the sources without importing them. A violation of each is planted to see it found."""
+"""Eight rules of the tree, read from the sources without importing them. A violation of each is planted to see it found."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ FACE = {"foremoe", "foremoe.__main__"}  # what users import and run: it may name
 MAX_LINES, MAX_CODE, MAX_PARAMETERS = 300, 60, 8
 # Violations of sources that nobody has mended so far. The list only shrinks.
 NOT_YET: set[str] = set()
+# Folders by level and by kind, in which an algorithm lay in pieces.
+GONE = ("foremoe/solvers/rank/", "foremoe/solvers/kernels/")
 
 parse = functools.cache(ast.parse)  # each rule reads all files; none changes a tree
 Sources = dict[str, str]  # text of each file by its path from the root
@@ -84,6 +86,16 @@ def against_the_flow(sources: Sources) -> list[str]:
             if c != d and (room(a) == "problem" or any("/__init__" in modules.get(x, "") for x in (c, d))):
                 arrows.add((c, d))
     return found + [f"{name} is on a circle of imports" for name in circles(arrows)]
+
+
+def away_from_their_solver(sources: Sources) -> list[str]:
+    """Rule 1, of solvers: one folder or file for each algorithm, with its kernels; nothing of ours needs a published system."""
+    found = [f"{path} is in no solver's folder" for path in sources if path.startswith(GONE)]
+    for a, b in edges(sources):
+        of_published = b.startswith("foremoe.solvers.published")
+        if of_published and a != "foremoe.solvers" and not a.startswith("foremoe.solvers.published"):
+            found.append(f"{a} imports {b}, a published system")
+    return found
 
 
 def solvers_and_transfer_meet(sources: Sources) -> list[str]:
@@ -246,7 +258,16 @@ def other_loggers(sources: Sources) -> list[str]:
 
 
 LOGS = {"debug", "info", "warning", "warn", "error", "critical", "exception", "log", "basicConfig"}
-RULES = (against_the_flow, solvers_and_transfer_meet, outside_imported, too_large, unreachable, prints, other_loggers)
+RULES = (
+    against_the_flow,
+    away_from_their_solver,
+    solvers_and_transfer_meet,
+    outside_imported,
+    too_large,
+    unreachable,
+    prints,
+    other_loggers,
+)
 # A small tree that keeps all rules, and what is added to it to break each.
 CLEAN = {
     "foremoe/__init__.py": 'from foremoe import problem as problem\n__version__ = "1"\n__all__ = ["problem"]\n',
@@ -255,8 +276,8 @@ CLEAN = {
     "foremoe/solvers/__init__.py": "",
     "foremoe/solvers/home/__init__.py": "",
     "foremoe/solvers/home/one.py": "from foremoe.problem.load import Load\n",
-    "foremoe/solvers/rank/__init__.py": "",
-    "foremoe/solvers/rank/two.py": "from foremoe.solvers.home.one import Load\n",
+    "foremoe/solvers/search/__init__.py": "",
+    "foremoe/solvers/search/two.py": "from foremoe.solvers.home.one import Load\n",
     "foremoe/cli/tables.py": "import sys\nprint('a table', file=sys.stderr)\n",
     "foremoe/transfer/engine.py": (
         "import logging\n_logger = logging.getLogger(__name__)\n_logger.warning('print(1)')\n"
@@ -272,7 +293,11 @@ PLANTED = [
     (against_the_flow, "foremoe/problem/late.py", "from .load import Load\n"),
     (against_the_flow, "foremoe/new_room/late.py", "import foremoe.problem.load\n"),
     (against_the_flow, "foremoe/problem/load.py", "def load():\n    import foremoe.problem\nclass Load: ...\n"),
-    (against_the_flow, "foremoe/solvers/home/three.py", "def load():\n    import foremoe.solvers.rank.two\n"),
+    (against_the_flow, "foremoe/solvers/home/three.py", "def load():\n    import foremoe.solvers.search.two\n"),
+    (away_from_their_solver, "foremoe/solvers/kernels/three.py", ""),
+    (away_from_their_solver, "foremoe/solvers/rank/three.py", ""),
+    (away_from_their_solver, "foremoe/solvers/search/three.py", "def run():\n    from foremoe.solvers.published import quota\n"),
+    (away_from_their_solver, "foremoe/planner/start.py", "from foremoe.solvers.published.quota import Quota\n"),
     (solvers_and_transfer_meet, "foremoe/transfer/engine.py", "def run():\n    from foremoe.solvers.home import one\n"),
     (solvers_and_transfer_meet, "foremoe/solvers/home/three.py", "import foremoe.transfer\n"),
     (outside_imported, "foremoe/solvers/home/three.py", "def run():\n    from bench import cases\n"),

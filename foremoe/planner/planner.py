@@ -28,7 +28,7 @@ from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.path.deadline import Deadline
-from foremoe.solvers.rank.robust import Robust
+from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven

@@ -18,7 +18,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
-from foremoe.solvers.kernels.robust import keep_rows
+from foremoe.solvers.robust.kernels import keep_rows
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.workload.packing import AsGiven
 

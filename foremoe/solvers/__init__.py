@@ -13,6 +13,8 @@ path        `Deadline`
 
 from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.exact.exact import Exact
+from foremoe.solvers.greedy import Greedy
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.home.lpt import Lpt
@@ -22,23 +24,21 @@ from foremoe.solvers.pack.best_pack import BestPack
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.pack.permute import Permute
 from foremoe.solvers.path.deadline import Deadline
-from foremoe.solvers.rank.echo import Echo
-from foremoe.solvers.rank.eplb import Eplb
-from foremoe.solvers.rank.exact.exact import Exact
-from foremoe.solvers.rank.feplb import Feplb
-from foremoe.solvers.rank.greedy import Greedy
-from foremoe.solvers.rank.laer import Laer
-from foremoe.solvers.rank.least_loaded import LeastLoaded
-from foremoe.solvers.rank.lplb import Lplb
-from foremoe.solvers.rank.moon_ep import MoonEp
-from foremoe.solvers.rank.quota import Quota
-from foremoe.solvers.rank.robust import Robust
-from foremoe.solvers.rank.static import Static
-from foremoe.solvers.rank.taot import Taot
+from foremoe.solvers.published.echo import Echo
+from foremoe.solvers.published.eplb import Eplb
+from foremoe.solvers.published.feplb import Feplb
+from foremoe.solvers.published.laer import Laer
+from foremoe.solvers.published.least_loaded import LeastLoaded
+from foremoe.solvers.published.lplb import Lplb
+from foremoe.solvers.published.moon_ep import MoonEp
+from foremoe.solvers.published.quota import Quota
+from foremoe.solvers.published.taot import Taot
+from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.solvers.split.water_fill import WaterFill
+from foremoe.solvers.static import Static
 from foremoe.workload.packing import AsGiven
 
 __all__ = [

@@ -119,7 +119,7 @@ def require_no_worse_than_static(problem: Problem, placement: Placement) -> None
 
 def require_start_ignored(solver, problem: Problem) -> None:
     """Replicas of the start placement change nothing, and a second run gives the same bytes."""
-    from foremoe.solvers.rank.greedy import Greedy
+    from foremoe.solvers.greedy import Greedy
 
     cold = solver.solve(problem, problem.static())
     warm = solver.solve(problem, Greedy().solve(problem, problem.static()))

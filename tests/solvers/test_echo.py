@@ -13,7 +13,7 @@ from solver_util import (
     rows_by_hand,
 )
 
-from foremoe.solvers.rank.echo import Echo
+from foremoe.solvers.published.echo import Echo
 from foremoe.solvers.split.exact import ExactSplit
 
 

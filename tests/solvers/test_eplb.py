@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from solver_util import loads, make_problem, problems, require_valid
 
 from foremoe.base.errors import InputError
-from foremoe.solvers.rank.eplb import Eplb, place_row
+from foremoe.solvers.published.eplb import Eplb, place_row
 
 PUBLISHED_LOAD = [
     [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],

@@ -21,10 +21,10 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Greedy, LeastLoaded, Quota, Search
-from foremoe.solvers.rank.exact import exact as exact_module
-from foremoe.solvers.rank.exact.exact import Exact
-from foremoe.solvers.rank.exact.model import Program
-from foremoe.solvers.rank.exact.row import rows_of
+from foremoe.solvers.exact import exact as exact_module
+from foremoe.solvers.exact.exact import Exact
+from foremoe.solvers.exact.model import Program
+from foremoe.solvers.exact.row import rows_of
 from foremoe.testing import SolverTests, describe, placements, problems
 from foremoe.testing.samples import with_quotas
 

@@ -21,7 +21,7 @@ from foremoe.base.errors import InputError
 from foremoe.planner.comparison import compare
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers.rank.feplb import Feplb
+from foremoe.solvers.published.feplb import Feplb
 from foremoe.synthetic.counts import synthetic_workload
 
 solvers = st.builds(Feplb, dyn=st.sampled_from((0, 1, 2, 4)))

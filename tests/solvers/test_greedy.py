@@ -13,7 +13,7 @@ from solver_util import (
     served,
 )
 
-from foremoe.solvers.rank.greedy import Greedy
+from foremoe.solvers.greedy import Greedy
 
 
 def by_hand(load_of, base_GB, node_G, redundant):

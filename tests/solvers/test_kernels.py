@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foremoe.solvers.kernels.flow import split_row
-from foremoe.solvers.kernels.level import plain_rule
-from foremoe.solvers.kernels.moves import Copies
-from foremoe.solvers.kernels.nearest import Wants, settle_nearest
-from foremoe.solvers.kernels.prune import FAILURES, prune_row
-from foremoe.solvers.kernels.rows import Placed
-from foremoe.solvers.kernels.settle import _by_node
+from foremoe.solvers.rows import Placed
+from foremoe.solvers.search.copies import Copies
+from foremoe.solvers.search.level import plain_rule
+from foremoe.solvers.search.nearest import Wants, settle_nearest
+from foremoe.solvers.search.prune import FAILURES, prune_row
+from foremoe.solvers.search.settle import _by_node
+from foremoe.solvers.split.flow import split_row
 
 # Letters: G ranks, S slots per rank, E experts, X places.
 

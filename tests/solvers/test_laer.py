@@ -8,7 +8,7 @@ from solver_util import make_problem, problems, require_valid
 
 from foremoe.base.errors import InputError
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.solvers.rank.laer import Laer
+from foremoe.solvers.published.laer import Laer
 
 
 @given(problem=problems(), tries=st.sampled_from((0, 3)))

@@ -16,7 +16,7 @@ from solver_util import (
 
 from foremoe.base.errors import InputError
 from foremoe.planner.strategies import STRATEGIES
-from foremoe.solvers.rank.least_loaded import LeastLoaded
+from foremoe.solvers.published.least_loaded import LeastLoaded
 
 solvers = st.builds(
     LeastLoaded,

@@ -11,7 +11,7 @@ from solver_util import (
     require_valid,
 )
 
-from foremoe.solvers.rank.lplb import Lplb
+from foremoe.solvers.published.lplb import Lplb
 from foremoe.solvers.split.exact import ExactSplit
 
 

@@ -13,7 +13,7 @@ from solver_util import (
     served,
 )
 
-from foremoe.solvers.rank.moon_ep import MoonEp
+from foremoe.solvers.published.moon_ep import MoonEp
 
 
 def node_loads(problem, load_N):

@@ -17,7 +17,7 @@ from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
-from foremoe.solvers.kernels import pack as pack_kernels
+from foremoe.solvers.pack import kernels as pack_kernels
 from foremoe.solvers.pack import permute as permute_module
 from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, rank_tokens
 from foremoe.solvers.pack.value import home_pairs, home_ranks

@@ -17,7 +17,7 @@ from solver_util import (
 
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
-from foremoe.solvers.rank.quota import Quota, quota_row
+from foremoe.solvers.published.quota import Quota, quota_row
 
 solvers = st.builds(Quota, min_pairs=st.sampled_from((0, 1, 3, 40)), best_fit=st.booleans())
 

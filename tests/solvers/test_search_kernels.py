@@ -10,13 +10,13 @@ from solver_util import balance, make_problem, placed_rows, problems, require_sp
 
 from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.moves import Copies, Rule
-from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.prune import prune_row
-from foremoe.solvers.kernels.rows import Placed, problem_rows, row_of
-from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.closed_form import price_row
+from foremoe.solvers.rows import Placed, problem_rows, row_of
+from foremoe.solvers.search.copies import Copies, Rule
+from foremoe.solvers.search.prune import prune_row
 from foremoe.solvers.search.search import Search
+from foremoe.solvers.search.settle import settle_on
+from foremoe.solvers.split.flow import link_slots, split_linked
 from foremoe.testing import placements
 
 MANY = 2**31

@@ -3,7 +3,7 @@
 from hypothesis import given
 from solver_util import num_replicas_N, problems, require_valid
 
-from foremoe.solvers.rank.static import Static
+from foremoe.solvers.static import Static
 
 
 @given(problem=problems())

@@ -25,10 +25,10 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Even, Exact, Search, Transitions
-from foremoe.solvers.kernels.keep import Buffers, price_kept, use_buffers
-from foremoe.solvers.kernels.rows import Placed
-from foremoe.solvers.kernels.walk import distances, row_keeping, shortest_path
+from foremoe.solvers.order.keep import Buffers, price_kept, use_buffers
 from foremoe.solvers.order.transitions import walk_of
+from foremoe.solvers.order.walk import distances, row_keeping, shortest_path
+from foremoe.solvers.rows import Placed
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, plan_of, random_placement, random_sources
 from foremoe.testing.strategies import placements, problems

@@ -16,8 +16,8 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
 from foremoe.problem.schedule import Schedule
-from foremoe.solvers.kernels.rows import problem_rows
-from foremoe.solvers.kernels.walk import Walk, distances, shortest_path, walk_layer
+from foremoe.solvers.order.walk import Walk, distances, shortest_path, walk_layer
+from foremoe.solvers.rows import problem_rows
 from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots per rank, R redundant slots, P buffers of a rank, X hints.

@@ -9,7 +9,7 @@ from foremoe.base.fields import flag, real, whole
 from foremoe.levels import PackSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.routing.trace import RoutingTrace
-from foremoe.solvers.kernels import pack as kernels
+from foremoe.solvers.pack import kernels as kernels
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens, rank_tokens
 from foremoe.solvers.pack.value import PackValue
 from foremoe.workload.packing import AsGiven, sample_groups

@@ -11,7 +11,7 @@ from foremoe.base.fields import whole
 from foremoe.base.random import random_below
 from foremoe.levels import PackSolver
 from foremoe.routing.trace import RoutingTrace
-from foremoe.solvers.kernels.pack import exchange_load
+from foremoe.solvers.pack.kernels import exchange_load
 from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.workload.packing import AsGiven, sample_groups
 

@@ -10,7 +10,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.random import next_random
-from foremoe.solvers.kernels.pack import exchange_load, largest_with, tops
+from foremoe.solvers.pack.kernels import exchange_load, largest_with, tops
 
 # Letters: Q samples, M micro-batches, J layers, D data-parallel ranks, G ranks of the EP group.
 

@@ -15,7 +15,7 @@ from foremoe.machine.window import window_seconds
 from foremoe.problem.exchange import pair_prices
 from foremoe.problem.kernels.demand import add_rows
 from foremoe.routing.trace import RoutingTrace
-from foremoe.solvers.kernels import pack as kernels
+from foremoe.solvers.pack import kernels as kernels
 from foremoe.solvers.pack.balanced_tokens import model_of, slowest_attention
 
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,

@@ -10,8 +10,8 @@ from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rows import empty_of, row_of
-from foremoe.solvers.kernels.rows import Placed
-from foremoe.solvers.kernels.rows import row_of as estimated_row
+from foremoe.solvers.rows import Placed
+from foremoe.solvers.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
 from foremoe.solvers.search.parts import SMOOTHING
 from foremoe.solvers.search.start import start_row

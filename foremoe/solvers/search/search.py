@@ -12,9 +12,9 @@ from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.base import edit_rows, require_start
-from foremoe.solvers.kernels.level import TRIES, Options, balanced_rows
-from foremoe.solvers.kernels.rows import problem_rows as estimated_rows
+from foremoe.solvers.rows import problem_rows as estimated_rows
 from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
+from foremoe.solvers.search.level import TRIES, Options, balanced_rows
 from foremoe.solvers.search.parts import without
 
 

@@ -7,17 +7,17 @@ import numpy as np
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.problem.kernels.row_price import clear_traffic, fill_traffic
 from foremoe.problem.rates import exposed_s
-from foremoe.solvers.kernels.bring import bring_row
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.level import level_goal
-from foremoe.solvers.kernels.moves import Copies, Rule
-from foremoe.solvers.kernels.nearest import Wants, settle_nearest
-from foremoe.solvers.kernels.price import free_fans, price_row
-from foremoe.solvers.kernels.prune import prune_row
-from foremoe.solvers.kernels.rows import assign, bare_homes, clean_row, copy_of
-from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.closed_form import free_fans, price_row
+from foremoe.solvers.rows import assign, bare_homes, clean_row, copy_of
+from foremoe.solvers.search.bring import bring_row
+from foremoe.solvers.search.copies import Copies, Rule
+from foremoe.solvers.search.level import level_goal
+from foremoe.solvers.search.nearest import Wants, settle_nearest
 from foremoe.solvers.search.parts import BRING, COPY_LIMITS, NEAREST, NODE_FIRST, PRUNE, SPLIT
+from foremoe.solvers.search.prune import prune_row
+from foremoe.solvers.search.settle import settle_on
 from foremoe.solvers.search.state import seconds
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: G ranks, S slots per rank, V nodes, X places.
 

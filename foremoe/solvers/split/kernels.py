@@ -10,8 +10,8 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.problem.laws import require_slots
 from foremoe.problem.problem import Problem
-from foremoe.solvers.kernels.flow import UNLIMITED, link_slots, split_linked
-from foremoe.solvers.kernels.rows import Placed
+from foremoe.solvers.rows import Placed
+from foremoe.solvers.split.flow import UNLIMITED, link_slots, split_linked
 
 # Letters: N rows, G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), X = E + 1.
 

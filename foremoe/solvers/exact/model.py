@@ -11,7 +11,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.problem.rates import Rates
-from foremoe.solvers.rank.exact.row import Pair, Row
+from foremoe.solvers.exact.row import Pair, Row
 
 # Letters: G ranks, V nodes, E experts.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.kernels.rows import empty_idle
+from foremoe.solvers.rows import empty_idle
 from foremoe.solvers.split.kernels import home_row, split_row
 
 # Letters: N rows, G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.

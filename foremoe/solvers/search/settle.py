@@ -13,7 +13,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import give, top_left
+from foremoe.solvers.search.copies import give, top_left
 
 # Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
 

@@ -9,10 +9,10 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import Rates, add_copies
-from foremoe.solvers.kernels.cover import Limits, home_quotas
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.price import fans_seconds, free_fans
-from foremoe.solvers.kernels.rows import Placed, home_of_experts
+from foremoe.solvers.closed_form import fans_seconds, free_fans
+from foremoe.solvers.robust.cover import Limits, home_quotas
+from foremoe.solvers.rows import Placed, home_of_experts
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: K samples, G ranks, S slots per rank, E experts.
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import add_copies
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.rows import Placed, home_of_experts
+from foremoe.solvers.rows import Placed, home_of_experts
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: X loads, G ranks, S slots per rank, E experts.
 

@@ -9,9 +9,9 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import Rates, add_copies, busiest_s, late_s
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.rows import Row, assign, bare_homes, clean_row
+from foremoe.solvers.closed_form import price_row
+from foremoe.solvers.rows import Row, assign, bare_homes, clean_row
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank.
 

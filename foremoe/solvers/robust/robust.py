@@ -12,8 +12,8 @@ from foremoe.levels import RankSolver
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows, require_start
-from foremoe.solvers.kernels.robust import Loads, Options, robust_rows
-from foremoe.solvers.kernels.rows import problem_rows
+from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
+from foremoe.solvers.rows import problem_rows
 
 # Letters: N rows, X scenarios, K samples, E experts.
 

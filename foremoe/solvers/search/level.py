@@ -8,11 +8,11 @@ import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.moves import Copies, Rule
-from foremoe.solvers.kernels.prune import count_row, prune_row
-from foremoe.solvers.kernels.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
-from foremoe.solvers.kernels.settle import settle_on
+from foremoe.solvers.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
+from foremoe.solvers.search.copies import Copies, Rule
+from foremoe.solvers.search.prune import count_row, prune_row
+from foremoe.solvers.search.settle import settle_on
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
-from foremoe.solvers.kernels.flow import link_slots, split_linked
-from foremoe.solvers.kernels.rows import assign, clean_row, copy_of, home_of_experts
+from foremoe.solvers.rows import assign, clean_row, copy_of, home_of_experts
+from foremoe.solvers.split.flow import link_slots, split_linked
 
 FAILURES = 4  # vain tries after which pruning ends
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.moves import fullest_base, give, top_left
+from foremoe.solvers.search.copies import fullest_base, give, top_left
 
 # Letters: G ranks, S slots per rank, E experts, X places, I some ranks.
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.kernels.price import price_row
-from foremoe.solvers.kernels.rows import assign, clean_row
+from foremoe.solvers.closed_form import price_row
+from foremoe.solvers.rows import assign, clean_row
 
 # Letters: G ranks, S slots per rank, V nodes, E experts, P = G*S slots, I replicas.
 

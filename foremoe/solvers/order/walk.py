@@ -9,9 +9,9 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.problem.rates import Rates, row_rates
-from foremoe.solvers.kernels.keep import Buffers, Keeping, fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
-from foremoe.solvers.kernels.level import level_goal
-from foremoe.solvers.kernels.rows import Placed, Rows, assign, copy_of, row_of
+from foremoe.solvers.order.keep import Buffers, Keeping, fill_row, held_of, level_row, may_serve, price_kept, put, use_buffers
+from foremoe.solvers.rows import Placed, Rows, assign, copy_of, row_of
+from foremoe.solvers.search.level import level_goal
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots per rank, R redundant slots, E experts, P buffers of a rank, X hints,
 # O options of a slot.

@@ -9,10 +9,10 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.rates import row_rates
-from foremoe.solvers.kernels.cover import Limits, cover_loads, home_quotas
-from foremoe.solvers.kernels.flow import UNLIMITED, split_row
-from foremoe.solvers.kernels.limits import LEVELS, Case, expected_s, hidden_levels, limits_of, place_copies, walk_levels
-from foremoe.solvers.kernels.rows import Placed, empty_idle
+from foremoe.solvers.robust.cover import Limits, cover_loads, home_quotas
+from foremoe.solvers.robust.limits import LEVELS, Case, expected_s, hidden_levels, limits_of, place_copies, walk_levels
+from foremoe.solvers.rows import Placed, empty_idle
+from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: N rows, X scenarios, K samples, G ranks, S slots per rank, E experts, I levels of a limit.
 

@@ -18,8 +18,8 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import require_start
-from foremoe.solvers.rank.exact.model import Outcome, Program
-from foremoe.solvers.rank.exact.row import Pair, Row, rows_of
+from foremoe.solvers.exact.model import Outcome, Program
+from foremoe.solvers.exact.row import Pair, Row, rows_of
 
 # Letters: N rows, G ranks, E experts, S slots per rank.
 

@@ -1,1 +1,0 @@
-"""Compiled row kernels that call each other."""

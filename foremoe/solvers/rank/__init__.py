@@ -1,1 +1,0 @@
-"""Levels node and rank: replicas and quotas of every row."""

@@ -1,0 +1,1 @@
+"""Rows for loads that are not known yet."""
