@@ -265,7 +265,8 @@ class Attached:
             timeline = stage.end(partial=False)
             if self._moves is not None and planned.plan.header.schedule.trains:
                 self._moves.gradients_back()
-            self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
+            slot_bytes = self._buffers.num_bytes + stage.sum_bytes
+            self.report = summary_of(planned, stage, timeline, slot_bytes)
             error = self._trust.end(planned, stage.known, bool(stage.fell_back))
         error = self.job.agree(error)
         self._running = False

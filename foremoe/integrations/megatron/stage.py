@@ -76,6 +76,11 @@ class MegatronStage(PlannedStage):
             skew_ML[tuple(zip(*self.load, strict=True))] = skew(torch.stack([*self.load.values()]).cpu().numpy())
         return skew_ML
 
-    def settle(self) -> None:
-        """All gradients sent so far are at home when this returns."""
-        self._engine.settle()
+    def settle(self, layer: int) -> None:
+        """All gradients sent so far are at home when this returns; of `layer` those were the last."""
+        self._engine.settle(layer)
+
+    @property
+    def sum_bytes(self) -> int:
+        """The most that float32 sums of replica gradients took, where main gradients are bf16; once the stage is over."""
+        return self._engine.sum_bytes
