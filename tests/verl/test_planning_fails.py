@@ -202,3 +202,18 @@ def test_what_one_rank_refuses_is_told_on_all_before_anything_else(pool, name):
     """The others would wait for 300 s, longer than the call may take."""
     said = pool.run(said_by, name, timeout_s=120, limit_s=200)
     assert said == ["InputError: " + ("" if g == 1 else "rank 1: ") + "made to refuse." for g in range(4)]
+
+
+def refused(_group):
+    from engine_program import EngineProgram
+
+    program = EngineProgram(LAYOUT)
+    program.engine.tf_config.fp8 = "hybrid"
+    with pytest.raises(InputError) as caught:
+        program.engine.attach_foremoe(Settings())
+    return str(caught.value)
+
+
+def test_a_refusal_says_what_the_command_would_be(pool):
+    for said in pool.run(refused, timeout_s=120, limit_s=200):
+        assert said.endswith("; write ++actor_rollout_ref.actor.megatron.override_transformer_config.fp8=null.")

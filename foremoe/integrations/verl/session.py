@@ -14,17 +14,24 @@ from foremoe.base.arrays import Array
 from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import TorchGroup, make_on_all, reporting
 from foremoe.integrations.compiling import compile_in_turn
-from foremoe.integrations.megatron import attach
+from foremoe.integrations.megatron.attach import attach_as
 from foremoe.integrations.megatron.forward_backward import planned_or_home
 from foremoe.integrations.megatron.layout import find_layers
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.supported import hydra
 from foremoe.integrations.verl.dump import dump_workload
 from foremoe.integrations.verl.metrics import Figures, Totals
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 
 _logger = logging.getLogger(__name__)
+
+
+def override(name: str, value: Any) -> str:
+    """What veRL's command says so that Megatron's option `name` is `value`."""
+    own = name in ("expert_tensor_parallel_size", "sequence_parallel")
+    return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
 
 class Session:
@@ -51,7 +58,7 @@ class Session:
         # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
         self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
         with reporting(self.copy):
-            self.attached = attach(engine.module, settings)
+            self.attached = attach_as(engine.module, lambda: settings, override)
             if self.packer is not None:
                 self.packer.meet(settings.group_timeout_s)
 
