@@ -54,10 +54,8 @@ def settings_of(config: Any) -> Settings:
     fp8 = megatron.get("fp8_cfg") or {}
     if fp8.get("enabled"):
         options["fp8"] = fp8.get("fp8")
-    sizes = {"tp": "tensor_model_parallel_size", "etp": "expert_tensor_parallel_size", "pp": "pipeline_model_parallel_size"}
-    parallel = Parallel(**{name: options.get(size) or 1 for name, size in sizes.items()})
     options.setdefault("moe_token_dispatcher_type", "alltoall")  # else the model's own, of which attaching hears
-    refusal = refusal_of(options.get, parallel)
+    refusal = refusal_of(options.get, Parallel.of(options.get))
     if refusal is None and (megatron.get("peft") or {}).get("enabled"):
         reason = "replicas of experts with adapters are not supported; train whole experts"
         refusal = Refusal(reason, {"peft.enabled": False})

@@ -31,9 +31,8 @@ def install(args: Any) -> None:
     if not args.use_routing_replay:
         warn_once(_logger, "foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
         return
-    sizes = {"tp": "tensor_model_parallel_size", "etp": "expert_tensor_parallel_size", "pp": "pipeline_model_parallel_size"}
-    parallel = Parallel(**{name: getattr(args, size, None) or 1 for name, size in sizes.items()})
-    refusal = refusal_of(partial(getattr, args), parallel)
+    get = partial(getattr, args)
+    refusal = refusal_of(get, Parallel.of(get))
     if refusal is not None:
         raise refusal.error(argument)
     from slime.backends.megatron_utils import model

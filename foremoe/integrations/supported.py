@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from foremoe.base.errors import InputError
 
@@ -39,6 +39,16 @@ class Parallel:
     etp: int = 1
     pp: int = 1
     vpp: int = 1
+
+    @classmethod
+    def of(cls, get: Get) -> Self:
+        """From Megatron's options, as its `initialize_model_parallel` has it: an expert is split like all else by default."""
+        size = lambda name: get(name, None) or 1  # noqa: E731
+        tp = size("tensor_model_parallel_size")
+        return cls(
+            tp=tp, etp=get("expert_tensor_parallel_size", None) or tp, pp=size("pipeline_model_parallel_size"),
+            vpp=size("virtual_pipeline_model_parallel_size"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

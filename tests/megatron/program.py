@@ -42,6 +42,7 @@ class Layout:
     batch: int = 2
     engine: str | None = None  # experts are `TEGroupedMLP` over this class of grouped_linear.py
     options: tuple = ()  # pairs of a name of TransformerConfig and a value
+    ddp: tuple = ()  # likewise of DistributedDataParallelConfig
 
     @property
     def T(self):
@@ -82,7 +83,7 @@ class Program:
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=not layout.narrow,
             overlap_grad_reduce=layout.overlap_grad, overlap_param_gather=layout.overlap_param,
-            bucket_size=3000 if layout.overlap_grad else None,
+            bucket_size=3000 if layout.overlap_grad else None, **dict(layout.ddp),
         )  # fmt: skip
         self.chunks = [
             wrap(self.config, ddp, m, disable_bucketing=v > 0 and not layout.overlap_grad) for v, m in enumerate(self.bare)

@@ -45,7 +45,10 @@ REFUSED = [
         "; write ++policy.megatron_cfg.moe_token_dispatcher_type=alltoall.",
     ),
     ({"megatron_cfg": {"expert_tensor_parallel_size": 2}}, "; write ++policy.megatron_cfg.expert_tensor_parallel_size=1."),
-    ({"megatron_cfg": {"tensor_model_parallel_size": 2}}, "; write ++policy.megatron_cfg.sequence_parallel=true."),
+    (
+        {"megatron_cfg": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}},
+        "; write ++policy.megatron_cfg.sequence_parallel=true.",
+    ),
     ({"megatron_cfg": {"fp8_cfg": {"enabled": True, "fp8": "e4m3"}}}, "; write ++policy.megatron_cfg.fp8_cfg.enabled=false."),
     ({"megatron_cfg": {"peft": {"enabled": True}}}, "; write ++policy.megatron_cfg.peft.enabled=false."),
     (

@@ -168,7 +168,11 @@ def arguments(**given):
         ({"moe_token_dispatcher_type": "allgather"}, "; write --moe-token-dispatcher-type alltoall."),
         ({"moe_expert_capacity_factor": 1.0}, "; write nothing of --moe-expert-capacity-factor."),
         ({"fp8": "e4m3"}, "; write nothing of --fp8-format."),
-        ({"tensor_model_parallel_size": 4, "sequence_parallel": False}, "; write --sequence-parallel."),
+        (
+            {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "sequence_parallel": False},
+            "; write --sequence-parallel.",
+        ),
+        ({"tensor_model_parallel_size": 4}, "; write --expert-tensor-parallel-size 1."),
         ({"expert_tensor_parallel_size": 4}, "; write --expert-tensor-parallel-size 1."),
         ({"cuda_graph_impl": "local"}, "; write --cuda-graph-impl none."),
         (
