@@ -35,6 +35,8 @@ class AttachSettings(EngineSettings):
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
         group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
             takes one rank.
+        spare: Tokens of a rank that may be unknown in a row which still goes by routes made ahead; each takes a place at every
+            expert. 0: rows with such tokens count.
         plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
     """
 
@@ -44,6 +46,7 @@ class AttachSettings(EngineSettings):
     slots: SharedSlots | ResidentSlots = field(default_factory=SharedSlots)
     replicas: str = "any"
     cluster: Cluster | None = None
+    spare: int = 64
     group_timeout_s: float = 300.0
     plan_limit_s: float | None = None
 
@@ -52,7 +55,7 @@ class AttachSettings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
-            (partial(whole, low=0, high=2**15), ("redundant",)), (seconds, ("group_timeout_s", "plan_limit_s")),
+            (partial(whole, low=0, high=2**15), ("redundant", "spare")), (seconds, ("group_timeout_s", "plan_limit_s")),
             (_planner, ("planner",)), (_cost, ("cost",)), (_slots, ("slots",)), (_cluster, ("cluster",)),
         )  # fmt: skip
         check_fields(self, checks)

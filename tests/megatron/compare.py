@@ -75,18 +75,20 @@ class Verdict:
         return self.loss == 0 and self.other == 0 and self.expert <= 1  # False for NaN
 
 
-def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None, wrapped=False):
+def one_step(
+    _group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None, wrapped=False, unknown=0, padded=0
+):  # fmt: skip
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike, hint, wrapped: of `program_arms.run`.
+        breakage, unplanned, alike, hint, wrapped, unknown, padded: of `program_arms.run`.
         options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
-    plain = _alone(case, unplanned, alike, hint)
+    plain = _alone(case, unplanned, alike, hint, padded)
     planned = arms.run(
         case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, wrapped=wrapped,
-        **options,
+        unknown=unknown, padded=padded, **options,
     )  # fmt: skip
     losses, other, expert = [0.0], [0.0], [0.0]
     for step in range(2):
@@ -122,9 +124,9 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
 
 
 @functools.lru_cache(maxsize=4)
-def _alone(case, unplanned, alike, hint):
+def _alone(case, unplanned, alike, hint, padded):
     """The run without foremoe; kept, as many comparisons in a row are with the same one. Ranks keep the same ones."""
-    return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
+    return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint, padded=padded)
 
 
 def relative_bound(case):

@@ -10,7 +10,7 @@ import compare
 import cpu
 import program_arms as arms
 import slot_path
-from layouts import Case
+from layouts import NARROW, Case, few
 from logged import logged
 from program import Layout, Program
 from test_megatron_faults import ByHost, FlakyHost
@@ -34,14 +34,18 @@ def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
         assert num < found[slot_path.ALONE][0]  # less than Megatron does without foremoe
 
 
-def stages(group, case, works, routings):
-    """Losses, rows that went by known routes, drift and errors of updates, one of each work and routing; and losses without."""
+def stages(group, case, works, routings, **options):
+    """Losses, rows that went by known routes, drift and errors of updates, one of each work and routing; and losses without.
+
+    Args:
+        options: of `attach`.
+    """
     program, found, alone = Program(case.layout), [], []
     with cpu.steady_rows():
         for topk_MTLK in routings:
             program.zero()
             alone.append(program.forward_backward(0, topk_MTLK))
-        with arms.attached(program, case) as moe:
+        with arms.attached(program, case, **options) as moe:
             for work, topk_MTLK in zip(works, routings, strict=True):
                 program.zero()
                 try:
@@ -89,21 +93,35 @@ def test_routers_that_always_differ_are_served_and_never_trusted(pool):
 
 
 def partly_known(group, case):
-    """A token of rank 1 in micro-step 1, layer 0 is not known."""
+    """A token of rank 1 in micro-step 1, layer 0 is not known, and there is no spare place."""
     program = Program(case.layout)
     own = program.routing(0)
     work = [topk_TLK.numpy().copy() for topk_TLK in own]
     if group.rank:
         work[1][3, 0, 0] = -1
-    return stages(group, case, [work] * 2, [own] * 2)
+    return stages(group, case, [work] * 2, [own] * 2, spare=0)
 
 
-def test_rows_with_a_token_that_is_not_known_count_and_the_others_do_not(pool):
+def test_rows_with_more_unknown_tokens_than_spare_places_count_and_the_others_do_not(pool):
     answers = pool.run(partly_known, PLAIN, num_ranks=2)
     for found, alone in answers:
         assert [losses for losses, *_ in found] == alone
         assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - 1]
     assert [drift for _, _, drift, _ in answers[1][0]] == [1, 1]
+
+
+@pytest.mark.parametrize("case", [*few(1, ("grid", "tp", "recompute", "experts")), *NARROW[:1]], ids=str)
+@pytest.mark.parametrize(("unknown", "padded"), [(1, 0), (0, 1), (2, 1)])
+def test_known_rows_with_holes_equal_the_program_without_foremoe(pool, case, unknown, padded):
+    """The last tokens of every sequence are not known, the first ones have one expert twice, as trainers' padding has."""
+    for rank, verdict in enumerate(pool.run(holed, case, unknown, padded, num_ranks=case.num_ranks)):
+        assert verdict.equal and verdict.as_expected and verdict.fell_back == 0, (rank, verdict)
+        assert verdict.known == (0, verdict.skew_ML[1].size) and (verdict.drift > 0) == (unknown > 0)
+        assert verdict.replicas > 0
+
+
+def holed(group, case, unknown, padded):
+    return compare.one_step(group, case, unknown=unknown, padded=padded)
 
 
 def loses_a_replica(group, case):

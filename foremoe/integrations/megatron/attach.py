@@ -124,7 +124,8 @@ class Attached:
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
-            self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._buffers.device)
+            known = self._config.moe_router_topk, self._buffers.device, self.settings.spare
+            self._trust = Trust(self.group, self._places, *known)
 
     @property
     def active(self) -> bool:
