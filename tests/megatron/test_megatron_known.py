@@ -32,6 +32,8 @@ def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
         assert num <= 25 and known == [0, 0, 0]  # 21 on the rank without a replica
         assert num_counted >= 2 * num and counted[1] == 1 and counted[2] >= 8
         assert num < found[slot_path.ALONE][0]  # less than Megatron does without foremoe
+        num_holed, *holed = found[slot_path.HOLED]
+        assert num_holed <= num + 10 and holed == [0, 0, 0]
 
 
 def stages(group, case, works, routings, **options):
@@ -92,22 +94,23 @@ def test_routers_that_always_differ_are_served_and_never_trusted(pool):
     assert all(drift > 0 for _, _, drift, _ in answers[1][0])
 
 
-def partly_known(group, case):
-    """A token of rank 1 in micro-step 1, layer 0 is not known, and there is no spare place."""
+def partly_known(group, case, spare):
+    """A token of rank 1 in micro-step 1, layer 0 is not known."""
     program = Program(case.layout)
     own = program.routing(0)
     work = [topk_TLK.numpy().copy() for topk_TLK in own]
     if group.rank:
         work[1][3, 0, 0] = -1
-    return stages(group, case, [work] * 2, [own] * 2, spare=0)
+    return stages(group, case, [work] * 2, [own] * 2, spare=spare)
 
 
 def test_rows_with_more_unknown_tokens_than_spare_places_count_and_the_others_do_not(pool):
-    answers = pool.run(partly_known, PLAIN, num_ranks=2)
-    for found, alone in answers:
-        assert [losses for losses, *_ in found] == alone
-        assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - 1]
-    assert [drift for _, _, drift, _ in answers[1][0]] == [1, 1]
+    for spare, lack in ((0, 1), (1, 0)):
+        answers = pool.run(partly_known, PLAIN, spare, num_ranks=2)
+        for found, alone in answers:
+            assert [losses for losses, *_ in found] == alone
+            assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - lack]
+        assert [[drift for _, _, drift, _ in found] for found, _ in answers] == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("case", [*few(1, ("grid", "tp", "recompute", "experts")), *NARROW[:1]], ids=str)

@@ -48,10 +48,10 @@ class KnownRow:
         rows_ZH: torch.Tensor = TokensToPairs.apply(x_TH, self.route.by_slot_Z, self.route.by_token_Z, self.route.num_topk)
         return rows_ZH
 
-    def probs_of(self, probs_TE: torch.Tensor) -> torch.Tensor:
+    def probs_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> torch.Tensor:
         """Their weights; differentiable."""
         if isinstance(self.route, HoledRoute):
-            return probs_TE.reshape(-1).index_select(0, self.route.prob_Z)
+            return (probs_TE * routing_TE).reshape(-1).index_select(0, self.route.prob_Z)
         probs_Z: torch.Tensor = Permute.apply(
             probs_TE.gather(1, self.topk_TK).view(-1), self.route.by_slot_Z, self.route.by_token_Z
         )
@@ -118,7 +118,7 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
         exchange = row.route.exchange
         self.hidden_shape, self.tokens_per_expert = hidden_states.shape, None
         self.input_splits, self.output_splits = exchange.num_sent_G, exchange.num_received_G
-        probs_Z = row.probs_of(probs)
+        probs_Z = row.probs_of(probs, routing_map)
         return row.rows_of(hidden_states.reshape(-1, self.hidden_shape[-1])), probs_Z
 
     def dispatch_postprocess(self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor) -> Any:
