@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foremoe.base.errors import InputError
-from foremoe.base.fields import check_fields, flag, shown, text, whole
+from foremoe.base.fields import MAX_WHOLE, check_fields, flag, shown, text, whole
 from foremoe.calibrate.gate import require_taken
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
@@ -37,6 +37,7 @@ class AttachSettings(EngineSettings):
             takes one rank.
         spare: Tokens of a rank that may be unknown in a row which still goes by routes made ahead; each takes a place at every
             expert. 0: rows with such tokens count.
+        route_bytes: Host memory that routes made ahead may take on a rank; rows beyond it count.
         plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
     """
 
@@ -47,6 +48,7 @@ class AttachSettings(EngineSettings):
     replicas: str = "any"
     cluster: Cluster | None = None
     spare: int = 64
+    route_bytes: int = 2**31
     group_timeout_s: float = 300.0
     plan_limit_s: float | None = None
 
@@ -55,7 +57,8 @@ class AttachSettings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
-            (partial(whole, low=0, high=2**15), ("redundant", "spare")), (seconds, ("group_timeout_s", "plan_limit_s")),
+            (partial(whole, low=0, high=2**15), ("redundant", "spare")),
+            (partial(whole, low=0, high=MAX_WHOLE), ("route_bytes",)), (seconds, ("group_timeout_s", "plan_limit_s")),
             (_planner, ("planner",)), (_cost, ("cost",)), (_slots, ("slots",)), (_cluster, ("cluster",)),
         )  # fmt: skip
         check_fields(self, checks)

@@ -4,6 +4,7 @@ Sizes of messages and all permutations so are known before the stage: a token of
 E experts, most of them with a weight of 0. These add nothing, forward or backward, and cost what a row costs.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,16 @@ from foremoe.runtime.pairs import sum_of_pairs
 Row = tuple[int, int]
 
 
+class Lack(enum.IntEnum):
+    """Why a row is not known on some rank."""
+
+    NONE = 0
+    UNTOLD = 1  # no routing was given
+    DIFFERS = 2  # routing is not the plan's
+    HOLES = 3  # more tokens are not known than there are spare places
+    MEMORY = 4  # routes of the rows before take what they may
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Holes:
     """The holes of a source, and what it sends for them besides what the plan knows.
@@ -35,18 +46,23 @@ class Holes:
         hole_I: Row -> int32 [I].
         extra_MLP: int32, pairs for the home slots that no plan knew.
         home_slot_LE: Home slots of all experts, among the P.
-        too_many: Rows with more holes than there are spare places.
+        left: Rows that count: why, as `ReplayedRows.lack_ML` says it.
     """
 
     expert_TK: dict[Row, Array]
     hole_I: dict[Row, Array]
     extra_MLP: Array
     home_slot_LE: Array
-    too_many: frozenset[Row]
+    left: dict[Row, int]
 
     @classmethod
-    def of(cls, routing: Mapping[Row, Array], split_MLP: Array, home_slot_LE: Array, spare: int) -> "Holes":
-        """Finds the holes in routing that the plan gave `split_MLP`; rows with more than `spare` are left out."""
+    def of(cls, routing: Mapping[Row, Array], split_MLP: Array, home_slot_LE: Array, spare: int, most_bytes: int) -> "Holes":
+        """Finds the holes in routing that the plan gave `split_MLP`.
+
+        Args:
+            spare: Rows with more holes are left out.
+            most_bytes: What routes may take of host memory; rows beyond are left out.
+        """
         num_ML: Array = split_MLP.sum(2, dtype=np.int64)
         # Counts of others are those of T*K different pairs.
         wanted = [row for row, topk_TK in routing.items() if topk_TK.ndim == 2 and topk_TK.size != num_ML[row]]
@@ -62,10 +78,18 @@ class Holes:
         with row_runner():
             for_rows(block, len(wanted), rows_per_block=8, whole=True)
         fitting = {row: part for row, part in found.items() if len(part[1]) <= spare and part[0].shape[1] <= E}
+        left = dict.fromkeys(found.keys() - fitting.keys(), Lack.HOLES)
+        num_bytes = 0
+        for row, topk_TK in routing.items():
+            # As many pairs come as go, or nearly so.
+            num_bytes += 4 * (5 * topk_TK.size + (4 * E * len(fitting[row][1]) if row in fitting else 0))
+            if num_bytes > most_bytes:
+                left[row] = Lack.MEMORY
+                fitting.pop(row, None)
         for (m, layer), (_, _, extra_E) in fitting.items():
             np.add.at(extra_MLP[m, layer], home_slot_LE[layer], extra_E)
         experts, holes = ({row: part[i] for row, part in fitting.items()} for i in (0, 1))
-        return cls(experts, holes, extra_MLP, home_slot_LE, frozenset(found.keys() - fitting.keys()))
+        return cls(experts, holes, extra_MLP, home_slot_LE, {row: int(lack) for row, lack in left.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

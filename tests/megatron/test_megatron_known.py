@@ -16,7 +16,7 @@ from program import Layout, Program
 from test_megatron_faults import ByHost, FlakyHost
 
 from foremoe.base.errors import InputError
-from foremoe.integrations.megatron.known import KnownDispatcher
+from foremoe.integrations.megatron.known_rows import KnownDispatcher
 from foremoe.planner.planner import Planner
 from foremoe.testing.ranks import RankDied, run_processes
 from foremoe.transfer.collective import Collective
@@ -92,6 +92,68 @@ def test_routers_that_always_differ_are_served_and_never_trusted(pool):
     for found, alone in answers:
         assert [(losses, known, error) for losses, known, _, error in found] == [(losses, 0, "") for losses in alone]
     assert all(drift > 0 for _, _, drift, _ in answers[1][0])
+
+
+def in_another_order(group, case):
+    """`work` has the rows of a batch sequence by sequence, layers token by token; warnings, and metrics of two stages."""
+    program, metrics = Program(case.layout), []
+    own = program.routing(0)
+    by_sequence = own.unflatten(1, (case.layout.sequence, case.layout.batch)).transpose(1, 2).flatten(1, 2)
+    with logged() as said, arms.attached(program, case) as moe:
+        for _ in range(2):
+            program.zero()
+            with moe.stage([topk_TLK.numpy() for topk_TLK in by_sequence]):
+                program.forward_backward(0, own)
+            metrics.append(moe.metrics())
+    return [record.getMessage() for record in said], metrics
+
+
+def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
+    for rank, (said, (first, later)) in enumerate(pool.run(in_another_order, PLAIN, num_ranks=2)):
+        assert len(said) == (rank == 0)
+        if said:
+            assert "of micro-step 0, layer 0" in said[0] and "token 1 first" in said[0]
+            assert "sequence-first" in said[0] and "padding that layers do not get" in said[0]
+        num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
+        assert first["counted/first"] == num_rows and first["drift"] == 0
+        assert later["counted/differs"] == num_rows and later["known_rows"] == 0
+
+
+def reasons(group, case, options, workload):
+    """Why rows of two stages count."""
+    program, found = Program(case.layout), []
+    own = program.routing(0)
+    work = [topk_TLK.numpy().copy() for topk_TLK in own]
+    work[1][:3, 0, 0] = -1
+    with arms.attached(program, case, **options) as moe:
+        for _ in range(2):
+            planned = moe.plan(work, "recompute")
+            given = (planned.plan, {"split_MLP": planned.split_MLP}) if workload else (work, {})
+            with moe.stage(given[0], "recompute", **given[1]):
+                program.forward_backward(0, own, forward_only=True)
+            metrics = moe.metrics()
+            counted = {name.partition("/")[2]: int(n) for name, n in metrics.items() if name.startswith("counted/") and n}
+            found.append((int(metrics["known_rows"]), counted, metrics["route_bytes"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "workload", "second"),
+    [
+        ({}, False, (8, {})),
+        ({"spare": 3}, False, (8, {})),
+        ({"spare": 2}, False, (7, {"unknown": 1})),
+        ({"route_bytes": 1}, False, (0, {"memory": 8})),
+        ({"route_bytes": 4000}, False, (3, {"memory": 5})),
+        ({}, True, (0, {"untold": 8})),
+    ],
+    ids=str,
+)
+def test_why_rows_count_is_in_the_metrics(pool, options, workload, second):
+    for first, found in pool.run(reasons, PLAIN, options, workload, num_ranks=2):
+        assert found[:2] == second and found[2] <= options.get("route_bytes", 2**20)
+        num_counted = sum(n for why, n in second[1].items())
+        assert first[:2] == (0, {**second[1]} | ({"first": 8 - num_counted} if num_counted < 8 else {}))
 
 
 def partly_known(group, case, spare):

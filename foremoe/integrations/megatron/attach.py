@@ -124,7 +124,7 @@ class Attached:
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
-            known = self._config.moe_router_topk, self._buffers.device, self.settings.spare
+            known = self._config.moe_router_topk, self._buffers.device, self.settings
             self._trust = Trust(self.group, self._places, *known)
 
     @property
@@ -259,7 +259,7 @@ class Attached:
         self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
         if self._engine is None:
             self._engine = Engine(self._buffers, group=self.group, settings=self.settings)
-        known = self._trust.begin(planned) if replay else None
+        known = self._trust.begin(planned, replay)
         self._moves = move_homes(self.group, self._buffers, plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
@@ -278,7 +278,7 @@ class Attached:
             if self._moves is not None and planned.plan.header.schedule.trains:
                 self._moves.gradients_back()
             slot_bytes = self._buffers.num_bytes + stage.sum_bytes
-            self.report = summary_of(planned, stage, timeline, slot_bytes)
+            self.report = summary_of(planned, stage, timeline, slot_bytes, self._trust.counted)
             error = self._trust.end(planned, stage.known, bool(stage.fell_back))
         error = self.job.agree(error)
         self._running = False

@@ -13,7 +13,7 @@ from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind, kind_of
-from foremoe.integrations.megatron.known import KnownDispatcher, dispatches_known
+from foremoe.integrations.megatron.known_rows import KnownDispatcher, dispatches_known
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage

@@ -14,7 +14,8 @@ from foremoe.runtime.stage import PlannedStage
 from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
-    from foremoe.integrations.megatron.known import KnownRouting, KnownRow, Served
+    from foremoe.integrations.megatron.known import KnownRouting
+    from foremoe.integrations.megatron.known_rows import KnownRow, Served
     from foremoe.transfer.engine import Engine
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, M micro-steps, L layers.
