@@ -96,8 +96,15 @@ class Settings(AttachSettings):
         check_fields(self, checks)
 
 
-def _planner(value: Any, _: str) -> Planner:
-    return resolve(value)
+def _planner(value: Any, name: str) -> Planner:
+    planner = resolve(value)
+    if not planner.keeps_homes:
+        moves = ", ".join(type(solver).__name__ for solver in planner.rank if not solver.keeps_homes)
+        raise InputError(
+            f"{name}={shown(value)} moves experts from their homes ({moves}), and no engine runs such plans; take another, such "
+            "as hierarchical, and compare this one off line."
+        )
+    return planner
 
 
 def _cost(value: Any, name: str) -> CostModel:
