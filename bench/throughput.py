@@ -179,8 +179,8 @@ def main() -> None:
         f" `python -m bench.throughput --micro-steps {args.micro_steps} --layers {args.layers}`. Simulated, constants of the"
         f" presets, uncalibrated. One EP group of {NUM_RANKS} GPUs of 8xh100 in nodes of 8, or ({RACK}, *NVL72*) in one NVLink"
         f" domain; R = 1 unless a row says otherwise, {TOKENS} tokens per GPU and micro-step, {args.micro_steps} micro-steps x"
-        f" {args.layers} layers. Recorded: DeepSeek-R1's counts (decoding; no drift from micro-step to micro-step), and routing of"
-        " gpt-oss-20b (4096 tokens per GPU at EP8, 2048 at EP16) and ESFT (DeepSeek-V2-Lite, 1024) with all layers and as many"
+        f" {args.layers} layers. Recorded: DeepSeek-R1's counts (decoding; no drift from micro-step to micro-step), and routing"
+        " of gpt-oss-20b (4096 tokens per GPU at EP8, 2048 at EP16) and ESFT (DeepSeek-V2-Lite, 1024) with all layers and as many"
         " micro-steps as there are. Synthetic: r1-like DeepSeek-V3, qwen3-like Qwen3-235B-A22B, gpt-oss-math-like gpt-oss-120b,"
         f" mid Qwen3-30B-A3B. {BOTH}\n\n"
     )
