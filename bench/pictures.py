@@ -147,8 +147,8 @@ def balanced(plt: Any) -> Any:
         axes.invert_yaxis()
         axes.axvline(100, color=INK, linewidth=0.8, linestyle="--")
         axes.set_title(title)
-        axes.legend(frameon=False, fontsize=8, loc="lower left")
-    panels[1].set_xlabel("% of forced even routing, dispatch node, simulated")
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.02, -0.02))
+    panels[1].set_xlabel("% of even routing, dispatch node, simulated")
     return figure
 
 

@@ -54,10 +54,10 @@ SHORT = (
     "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced",
 )  # fmt: skip
 README = {
-    "R1 recorded, EP8 / 16 / 32": ("R1 recorded EP8", "R1 recorded EP16", "R1 recorded EP32"),
-    "gpt-oss recorded, EP8 / 16": ("gpt-oss-20b recorded EP8", "gpt-oss-20b recorded EP16"),
-    "qwen3-like, EP8 / 16 / 64": ("qwen3-like EP8", "qwen3-like EP16", "qwen3-like EP64"),
-    "NVL72, r1-like / qwen3-like, EP64": ("r1-like EP64 NVL72", "qwen3-like EP64 NVL72"),
+    "R1 recorded, EP8/16/32": ("R1 recorded EP8", "R1 recorded EP16", "R1 recorded EP32"),
+    "gpt-oss recorded, EP8/16": ("gpt-oss-20b recorded EP8", "gpt-oss-20b recorded EP16"),
+    "qwen3-like, EP8/16/64": ("qwen3-like EP8", "qwen3-like EP16", "qwen3-like EP64"),
+    "NVL72, EP64, r1-like/qwen3-like": ("r1-like EP64 NVL72", "qwen3-like EP64 NVL72"),
 }  # fmt: skip
 Row = dict[str, Any]
 
@@ -143,7 +143,7 @@ def short(found: dict[str, dict[str, Row]]) -> str:
             span(str(row["slots_per_rank"]) for row in run),
             span(str(row["buffers"][0]) for row in run if row["buffers"]),
         )
-        cells = [" / ".join(f"{found[head][name]['speedup_vs_static']:.2f}" for head in names) for names in heads.values()]
+        cells = ["/".join(f"{found[head][name]['speedup_vs_static']:.2f}" for head in names) for names in heads.values()]
         lines.append(f"| {name} | {slots} | {held} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

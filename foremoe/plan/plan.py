@@ -48,7 +48,7 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 99 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 97 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
         (33099, 73744)

@@ -51,7 +51,7 @@ def simulate(
         >>> from foremoe.simulate import simulate
         >>> static, _ = foremoe.resolve("static").plan(problem)
         >>> round(simulate(problem, static).total_s / simulate(problem, plan).total_s, 2)
-        1.43
+        1.42
     """
     run = StageRun(
         problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision,
