@@ -20,8 +20,17 @@ from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
 from foremoe.integrations.megatron.job import Job
 from foremoe.integrations.megatron.known import Trust
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
-from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
-from foremoe.integrations.megatron.planning import Planning, Work
+from foremoe.integrations.megatron.layout import (
+    cluster_of,
+    contiguous_homes,
+    find_layers,
+    num_predicting,
+    require_supported,
+    schedule_of,
+    unwrap,
+)
+from foremoe.integrations.megatron.options import warn_of_unjudged
+from foremoe.integrations.megatron.planning import Planning, Work, layers_of_all
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
 from foremoe.integrations.settings import AttachSettings
@@ -102,16 +111,20 @@ class Attached:
         except InputError:
             self.job.close()
             raise
+        numbers, predicting = layers_of_all(self.job.group, self._places, num_predicting(chunks))
         given = self.settings.cluster, self.settings.backends
         cluster = self.job.run(lambda: cluster_of(self.group, *given, self._config) if self._layers else None)
         if cluster is None:
             return  # nothing to balance on this rank
         self._planning = Planning(
             settings=dataclasses.replace(self.settings, cluster=cluster), group=self.group, config=self._config,
-            places=self._places, home_LE=self._home_LE, weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
+            places=self._places, numbers=numbers, predicting=predicting, home_LE=self._home_LE,
+            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
+        if self.job.group.rank == 0:
+            warn_of_unjudged(self._config)
 
     def _set_up(self, chunks: list[Any]) -> None:
         """This rank's part of attaching; not collective over the EP group."""

@@ -63,6 +63,12 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
     return places
 
 
+def num_predicting(chunks: Sequence[Any]) -> int:
+    """How many MoE layers of this rank are those of multi-token prediction."""
+    parts = [getattr(unwrap(chunk), "mtp", None) for chunk in chunks]
+    return sum(isinstance(module, MoELayer) for part in parts if part is not None for module in part.modules())
+
+
 def unwrap(chunk: Any) -> Any:
     """The model inside DDP, Float16Module and the like."""
     while not hasattr(chunk, "decoder") and hasattr(chunk, "module"):
