@@ -271,3 +271,34 @@ def test_which_layers_routing_is_of(mine, numbers, predicting, given, found):
             Planning._local(planning, given)
     else:
         assert Planning._local(planning, given) == found
+
+
+def watched(_group, case):
+    """A step with ``redundant=0`` and one without foremoe; what a layer has meanwhile, metrics, and skews of real plans."""
+    program = Program(case.layout)
+    plain, topk_MTLK = step(program), program.routing(0)
+    work = [topk_TLK.numpy().copy() for topk_TLK in topk_MTLK]
+    for topk_TLK in work:
+        topk_TLK[:3] = -1
+    moes = [layer.mlp for m in program.bare for layer in m.decoder.layers if hasattr(layer.mlp, "router")]
+    with arms.attached(program, case, redundant=0) as moe:
+        program.zero()
+        with moe.stage(work):
+            replaced = [name for each in moes for name in vars(each) if name == "preprocess"]
+            losses = program.forward_backward(0, topk_MTLK)
+        found, grads = moe.metrics(), program.main_grads()
+        with pytest.raises(InputError, match="redundant=0, which only watches"), moe.stage(moe.report.planned[0]):
+            pass
+    planned = []
+    for redundant in (1, 2):
+        with arms.attached(program, case, redundant=redundant) as moe:
+            planned.append(moe.plan(work).plan.skew_ML.mean())
+    return same(plain, (losses, grads)), replaced, found, planned
+
+
+def test_without_redundant_slots_a_stage_is_watched_and_runs_as_ever(pool):
+    for equal, replaced, found, planned in pool.run(watched, Case(4, Layout(pp=2, num_layers=4)), num_ranks=4):
+        assert equal and not replaced
+        assert [found["skew_at_1"], found["skew_at_2"]] == pytest.approx(planned)
+        assert found["skew_at_2"] <= found["skew_at_1"] < found["skew_before"] < found["hottest"]
+        assert found["unknown"] == pytest.approx(3 / 24) and found["plan_s"] > 0

@@ -30,7 +30,10 @@ CPU = torch.device("cpu")
 
 
 def made(seed: int, K: int, share: float) -> tuple[Plan, list[Array], list[Array], list[Array]]:
-    """A plan of one row, and by rank what is known of the routing, the routing itself, and what the plan gives; tokens have one expert or K."""
+    """A plan of one row, and by rank what is known of the routing, the routing itself, and what the plan gives.
+
+    A token has one expert, K times, or K.
+    """
     rng = np.random.default_rng(seed)
     own = [np.argsort(rng.random((int(rng.integers(0, 12)), E)) - np.eye(E)[0], axis=1)[:, :K] for _ in range(G)]
     own = [np.where(rng.random((len(x), 1)) < share, x[:, :1], x) for x in own]

@@ -66,7 +66,7 @@ class Planning:
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
         homes = self.home_LE if home_LE is None else home_LE
-        ((task, load_MLE, tokens_M),) = self._agree([(work, stage)], homes, num_threads)
+        ((task, load_MLE, tokens_M),) = self.agree([(work, stage)], homes, num_threads)
         planned = plan_together(
             self.group, self.settings.planner, task, load_MLE, tokens_M,
             device=self.device, num_threads=num_threads, plan_limit_s=self.settings.plan_limit_s,
@@ -138,7 +138,7 @@ class Planning:
 
     def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
         """See `Attached.homes`."""
-        tasks, loads, tokens = zip(*self._agree(stages, self.home_LE, num_threads), strict=True)
+        tasks, loads, tokens = zip(*self.agree(stages, self.home_LE, num_threads), strict=True)
         return homes_together(
             self.group, self.settings.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads
         )
@@ -153,7 +153,7 @@ class Planning:
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
-    def _agree(
+    def agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
         """Each stage's task and this source's counts, or one error on all ranks."""
