@@ -57,8 +57,8 @@ def main() -> None:
     head = (
         f"# Which knowledge pays (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.knowledge"
         f" --model {args.model} --micro-steps {args.micro_steps} --layers {args.layers}`. Simulated, uncalibrated, synthetic."
-        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, R = 1, hierarchical planner without home"
-        " level; a micro-step before the stage is history. Skew as served on the load that comes. rerouted: a share of the"
+        f" Update stage of {args.micro_steps} micro-steps x {args.layers} layers, R = 1, default planner, homes in"
+        " place; a micro-step before the stage is history. Skew as served on the load that comes. rerouted: a share of the"
         " (token, layer) choices has one expert swapped, served by the remap law. noisy: spread of log load. Planning is CPU"
         " time of one thread of this machine, which is shared; exposed is what of it runs under no micro-step"
         " (docs/simulator.md, Which knowledge pays).\n\n"

@@ -1,4 +1,9 @@
-"""Systems that form micro-steps themselves, on token-level traces: packing, homes and replicas on one simulator."""
+"""Systems that form micro-steps themselves, on token-level traces: packing, homes and replicas on one simulator.
+
+    python -m bench.packed_systems [--out bench/results/packed_HARDWARE_DATE.md]
+
+Simulated with the constants of the cluster preset (uncalibrated), synthetic sequences.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.ablation import MINI_BATCHES, packer
+from bench.output import command_line, emit, hardware
+from bench.settings import BOTH, DISPATCHES
 from bench.systems import step_trainer
 from foremoe.base.arrays import Array
 from foremoe.levels import HomeSolver, RankSolver
@@ -122,3 +129,17 @@ def section(ranks_per_node: int, dispatch: str, num_layers: int = 4) -> str:
         " tokens. Moves of homes: once for a recompute and an update stage, half of them here."
     )
     return f"{about}\n\n" + "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    args = command_line(__doc__).parse_args()
+    head = (
+        f"# Packed samples (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.packed_systems`."
+        f" Simulated, uncalibrated. {BOTH}\n\n"
+    )
+    emit(head + "\n\n".join(section(size, dispatch) for size in (8, 72) for dispatch in DISPATCHES) + "\n", args.out)
+
+
+if __name__ == "__main__":
+    main()

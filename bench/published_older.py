@@ -141,10 +141,10 @@ SPANS = (
     Span("ReLibra over EPLB with oracle loads", RELIBRA, (1.06, 1.21), QWEN, (16, 32), "ReLibra-like", _over("eplb-step")),
     Span("ReLibra, share of balanced", RELIBRA, (0.90, 0.94), QWEN, (16, 32), "ReLibra-like", _share),
     Span(
-        "UltraEP over none", ULTRAEP, (1.49, 1.49), LARGE, (32, 64), "UltraEP-like, R = 2", _over("static"), one_domain=True,
+        "UltraEP over none", ULTRAEP, (1.49, 1.49), LARGE, (32, 64), "UltraEP-like", _over("static"), one_domain=True,
         note="published mean over training and serving; the mean of its skews (1.30 to 4.01) is not given",
     ),
-    Span("UltraEP, share of balanced", ULTRAEP, (0.943, 0.943), LARGE, (32, 64), "UltraEP-like, R = 2", _share, one_domain=True),
+    Span("UltraEP, share of balanced", ULTRAEP, (0.943, 0.943), LARGE, (32, 64), "UltraEP-like", _share, one_domain=True),
     Span(
         "FEPLB, busiest rank's excess, left", "FEPLB, arXiv 2604.19654", (0.30, 0.49), QWEN, (8, 16), "FEPLB-like",
         _excess_left, dispatches=("node",), note="the published scheduler is not described; this one levels more",

@@ -117,7 +117,7 @@ def hot_ratio(row: Row) -> float:
     return seconds[0] / seconds[1]
 
 
-SYSTEMS = {"none": "static", "EPLB": "eplb-history", "UltraEP": "UltraEP-like, R = 2", "force-balanced": "force-balanced"}
+SYSTEMS = {"none": "static", "EPLB": "eplb-history", "UltraEP": "UltraEP-like", "force-balanced": "force-balanced"}
 _DONE: dict[str, dict[str, float]] = {}
 
 

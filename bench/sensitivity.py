@@ -1,110 +1,179 @@
-"""How the gain depends on the size of a micro-step, on skew, on nodes and on links.
+"""What decides who leads: every constant of the cluster x 0.7 and x 1.3, and the assumptions about load, machine and systems.
 
     python -m bench.sensitivity [--out bench/results/sensitivity_HARDWARE_DATE.md]
 
-One thing changes in every table. Simulated, constants of the cluster presets (uncalibrated), synthetic loads.
+One thing changes in every line. Simulated, constants of the cluster presets (uncalibrated), synthetic loads.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from bench.output import command_line, emit, hardware
-from bench.settings import BOTH, DISPATCHES, peak, under
-from bench.systems import mb_per_rank, mean_skew, step_trainer, synthetic_groups, systems
+from bench.systems import ULTRAEP_S, mean_skew, step_trainer, synthetic_groups, systems
+from bench.throughput import NUM_RANKS, RACK, Row, rivals
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
+from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import System, simulate_systems
+from foremoe.solvers import Anneal
+from foremoe.synthetic.counts import REGIMES
 
-MODEL, NUM_RANKS = "qwen3-30b-a3b", 64
-ROWS = ("static", "eplb-step", "UltraEP-like", "MoonEP-like", "ReLibra-like", "quota anywhere", "foremoe", "force-balanced")
-OTHERS = ROWS[:6]
-# The best published on-line rule with foresight and replicas on any rank: a rival where nodes are small.
-ANYWHERE = System(planner=STRATEGIES["quota"])
+MODEL, REGIME = "qwen3-235b-a22b", "qwen3-like"
+ROWS = (
+    "static", "LLEP", "UltraEP-like", "UltraEP-like, hidden", "MoonEP-like", "MoonEP-like, hidden", "ECHO-like, with foresight",
+    "TAOT-like", "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced",
+)  # fmt: skip
+FACTORS = (0.7, 1.3)
+# Of the cluster; those that a preset leaves at zero or None do not matter to it.
+CONSTANTS = (
+    "flops_per_s", "compute_efficiency", "attention_efficiency", "score_flops_per_s", "slot_overhead_s", "tile_pairs",
+    "peer_bytes_per_s", "rdma_bytes_per_s", "exchange_bytes_per_s", "return_bytes_per_s", "peer_latency_s", "rdma_latency_s",
+    "copy_contention", "memory_bytes_per_s", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
+    "element_overhead_s",
+)  # fmt: skip
+Line = tuple[str, Problem, dict[str, System]]
 
 
-def posed(micro_steps: int, **changes: Any) -> list[Problem]:
+def posed(ep: int, micro_steps: int = 16, num_layers: int = 4, **changes: Any) -> Problem:
     """The case, with something changed."""
-    return synthetic_groups(MODEL, num_ranks=NUM_RANKS, ep=NUM_RANKS, micro_steps=micro_steps, **changes)
+    options: dict[str, Any] = {"regime": REGIME, "num_ranks": ep, "ep": ep, "micro_steps": micro_steps, "num_layers": num_layers}
+    changes.setdefault("cluster", Cluster.preset("8xh100", ep, dispatch="node"))
+    return synthetic_groups(MODEL, **{**options, **changes})[0]
 
 
-def faster(cluster: Cluster, factor: float, *links: str) -> Cluster:
-    """The cluster with some of its links faster (slower)."""
-    return dataclasses.replace(cluster, **{f"{x}_bytes_per_s": factor * getattr(cluster, f"{x}_bytes_per_s") for x in links})
+def chosen(problem: Problem) -> dict[str, System]:
+    """The systems of a line."""
+    return {name: system for name, system in systems(problem.B).items() if name in ROWS}
 
 
-def tables(micro_steps: int) -> Iterator[tuple[str, dict[str, list[Problem]]]]:
-    """(title, value -> groups)."""
-    sizes = (512, 1024, 2048, 4096, 8192, 16384)
-    yield "Tokens per rank and micro-step", {str(n): posed(micro_steps, tokens_per_rank=n) for n in sizes}
-    yield "Skew (regime of the synthetic load)", {name: posed(micro_steps, regime=name) for name in ("mild", "mid", "skew")}
-    yield "Ranks per node", {str(n): posed(micro_steps, ranks_per_node=n) for n in (1, 2, 4, 8, 72)}
-    kinds = ("8xh100", "8xh200", "8xh20", "8xa100", "8xpcie")
-    yield "Kind of node", {name: posed(micro_steps, cluster=Cluster.preset(name, num_ranks=NUM_RANKS)) for name in kinds}
-    base = Cluster.preset("8xh100", num_ranks=NUM_RANKS)
-    links = {"as they are": base}
-    for name, of in (("peer", ("peer",)), ("rdma", ("rdma",)), ("host", ("host",)), ("all", ("peer", "rdma", "host"))):
-        links |= {f"{name} halved": faster(base, 0.5, *of), f"{name} doubled": faster(base, 2.0, *of)}
-    yield "Links", {name: posed(micro_steps, cluster=cluster) for name, cluster in links.items()}
+def scaled(problem: Problem, constant: str, factor: float) -> Problem | None:
+    """The problem with one constant of its cluster changed; None where the preset has none."""
+    value = getattr(problem.cluster, constant)
+    if not value:
+        return None
+    changes: dict[str, Any] = {constant: round(value * factor) if isinstance(value, int) else value * factor}
+    return dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, **changes))
 
 
-def cell(row: Mapping[str, Any], num_ranks: int) -> str:
-    """Share of force-balanced, x static, redundant slots and megabytes per rank of one system."""
-    gains = f"{row['share_of_balanced']:.1%} ({row['speedup_vs_static']:.2f})"
-    return f"{gains}, {row['slots_per_rank']}, {mb_per_rank(row, num_ranks)}"
+def constants(ep: int) -> Iterator[Line]:
+    """Every constant x 0.7 and x 1.3, planning that is exposed and the state that moves with a home too."""
+    base = posed(ep)
+    yield "as they are", base, chosen(base)
+    for constant in CONSTANTS:
+        for factor in FACTORS:
+            problem = scaled(base, constant, factor)
+            if problem is not None:
+                yield f"{constant} x {factor:g}", problem, chosen(problem)
+    for factor in FACTORS:
+        named = chosen(base)
+        late = {name: dataclasses.replace(s, plan_s=s.plan_s * factor) for name, s in named.items()}
+        yield f"planning on line ({1e6 * ULTRAEP_S:.0f} us) x {factor:g}", base, late
+        moved = {name: dataclasses.replace(s, planner=_dearer(s, factor)) for name, s in named.items()}
+        yield f"optimizer state that a home moves with x {factor:g}", base, moved
 
 
-def line(name: str, problems: list[Problem]) -> tuple[str, float]:
-    """One row of a table, and foremoe's gain over the best of the others."""
-    named = systems(problems[0].B) | {"quota anywhere": ANYWHERE}
-    rows = simulate_systems(problems, {key: named[key] for key in ROWS}, trainer=step_trainer(problems))
-    found = {row["solver"]: row for row in rows}
-    cells = [cell(found[key], problems[0].G) for key in ROWS[:-1]]
-    mine = found["foremoe"]
-    waits_s, stage_s = mine["transfer_s"] + mine["gradient_s"], mine["simulated_stage_s"]
-    gain = min(found[key]["simulated_stage_s"] for key in OTHERS) / stage_s
-    return (
-        f"| {name} | {mean_skew(problems):.3f} | " + " | ".join(cells) + f" | {gain:.3f} | {mine['skew_mean']:.3f} |"
-        f" {mine['replicas_per_layer'] / problems[0].G:.2f} | {waits_s / stage_s:.2%} | {stage_s * 1e3:.0f} | {peak(mine)} |"
-    ), gain
+def _dearer(system: System, factor: float) -> Any:
+    home = system.planner.home
+    if not isinstance(home, Anneal):
+        return system.planner
+    return dataclasses.replace(system.planner, home=dataclasses.replace(home, state_bytes=home.state_bytes * factor))
+
+
+def assumptions(ep: int) -> Iterator[Line]:
+    """Load, size of the domain, micro-steps that a home serves, tokens, dispatch, buffers."""
+    for name in REGIMES:
+        problem = posed(ep, regime=name)
+        yield f"regime {name}", problem, chosen(problem)
+    for size in (1, 4, 8, 16, 72):
+        problem = posed(ep, cluster=Cluster.preset("8xh100", ep, ranks_per_node=size, dispatch="node"))
+        yield f"domain of {size}", problem, chosen(problem)
+    problem = posed(ep, cluster=Cluster.preset(RACK, ep, dispatch="node"))
+    yield RACK, problem, chosen(problem)
+    problem = posed(ep, cluster=Cluster.preset("8xh100", ep))
+    yield "dispatch pairs", problem, chosen(problem)
+    for micro_steps in (4, 8, 16, 32):
+        problem = posed(ep, micro_steps=micro_steps)
+        yield f"{micro_steps} micro-steps", problem, chosen(problem)
+    for tokens in (1024, 2048, 4096, 16384):
+        problem = posed(ep, tokens_per_rank=tokens)
+        yield f"{tokens} tokens per rank", problem, chosen(problem)
+
+
+def depths(ep: int) -> str:
+    """Share of force-balanced throughput by depth of the ring of buffers, foremoe with one and two slots."""
+    lines = ["| load | " + " | ".join(f"R = {r}, depth {d}" for r in (1, 2) for d in (1, 2, 3, 4)) + " |", "|" + " --- |" * 9]
+    for name, problem in (
+        (f"{REGIME}, 8192 tokens", posed(ep)), (f"{REGIME}, 2048 tokens", posed(ep, tokens_per_rank=2048)),
+        ("mid, 8192 tokens", posed(ep, regime="mid")), ("r1-like, 8192 tokens", posed(ep, regime="r1-like")),
+    ):  # fmt: skip
+        print(f"EP{ep}, depths: {name}", file=sys.stderr, flush=True)
+        named = {"force-balanced": System(even=True), "static": systems(problem.B)["static"]}
+        for redundant in (1, 2):
+            for depth in (1, 2, 3, 4):
+                changes = {"redundant": redundant, "slots": SharedSlots(depth)}
+                named[f"{redundant}:{depth}"] = System(planner=STRATEGIES["foremoe"], changes=changes)
+        rows = simulate_systems([problem], named, trainer=step_trainer([problem], max(1, NUM_RANKS // ep)))
+        lines.append(f"| {name} | " + " | ".join(f"{row['share_of_balanced']:.2%}" for row in rows[2:]) + " |")
+    return "\n".join(lines)
+
+
+def line(name: str, problem: Problem, named: dict[str, System]) -> tuple[str, float, float]:
+    """One row of a table, and foremoe's gain over the best of the others, as published and with all granted."""
+    found: dict[str, Row] = {
+        row["solver"]: row
+        for row in simulate_systems([problem], named, trainer=step_trainer([problem], max(1, NUM_RANKS // problem.G)))
+    }
+    cells = [f"{found[key]['share_of_balanced']:.1%}" for key in ROWS[:-1]]
+    gains, told = [], []
+    for granted in (False, True):
+        others = rivals(found, granted)
+        best = min(others, key=lambda key: others[key]["simulated_stage_s"])
+        gains.append(others[best]["simulated_stage_s"] / found["foremoe"]["simulated_stage_s"] - 1.0)
+        told.append(f"{gains[-1]:+.1%} ({best})")
+    return f"| {name} | {mean_skew([problem]):.2f} | " + " | ".join([*cells, *told]) + " |", gains[0], gains[1]
+
+
+def section(title: str, lines: Iterator[Line]) -> str:
+    """A table, and the span of foremoe's lead in it."""
+    head = f"| {title} | skew at home | " + " | ".join(ROWS[:-1]) + " | foremoe over the best as published | over all |"
+    texts = [head, "|" + " --- |" * (len(ROWS) + 3)]
+    leads: list[list[tuple[float, str]]] = [[], []]
+    for name, problem, named in lines:
+        print(f"{title}: {name}", file=sys.stderr, flush=True)
+        text, *gains = line(name, problem, named)
+        texts.append(text)
+        for of, gain in zip(leads, gains, strict=True):
+            of.append((gain, name))
+    words = []
+    for of, what in zip(leads, ("the best as published", "the best with everything granted"), strict=True):
+        (least, low), (most, high) = min(of), max(of)
+        words.append(f"over {what} {least:+.1%} ({low}) to {most:+.1%} ({high})")
+    return f"## {title}\n\nforemoe's lead: {'; '.join(words)}.\n\n" + "\n".join(texts)
 
 
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--micro-steps", type=int, default=4)
+    parser.add_argument("--ep", type=int, nargs="+", default=[16, 64])
     args = parser.parse_args()
-    sections, worst = [], []
-    for dispatch, (title, cases) in itertools.product(DISPATCHES, list(tables(args.micro_steps))):
-        head = (
-            f"| {title.lower()} | skew at home | "
-            + " | ".join(ROWS[:-1])
-            + " | foremoe over best other | its skew | replicas per rank | waits | stage ms | peak GB |"
-        )
-        lines = [head, "|" + " --- |" * (len(ROWS) + 7)]
-        for name, problems in cases.items():
-            print(f"{dispatch}: {title}: {name}", file=sys.stderr, flush=True)
-            text, gain = line(name, under(dispatch, problems))
-            lines.append(text)
-            worst.append((gain, f"{title.lower()} {name}, {dispatch}"))
-        sections.append(f"## {title}, dispatch {dispatch}\n\n" + "\n".join(lines))
-    lost = [f"{name} ({gain:.3f})" for gain, name in sorted(worst) if gain < 0.998]
-    verdict = f"foremoe does not win at: {', '.join(lost)}." if lost else "foremoe is nowhere behind the best of the others here."
+    parts = []
+    for ep in args.ep:
+        parts.append(section(f"EP{ep}, constants", constants(ep)))
+        parts.append(section(f"EP{ep}, assumptions", assumptions(ep)))
+        parts.append(f"## EP{ep}, depth of the ring\n\n{depths(ep)}")
     text = (
-        f"# Sensitivity (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.sensitivity"
-        f" --micro-steps {args.micro_steps}`. Simulated, uncalibrated, synthetic load. {MODEL}, EP {NUM_RANKS}, update stage of"
-        f" {args.micro_steps} micro-steps, 8192 tokens per rank, regime mid, 8xh100, R = 1 unless the table says otherwise."
-        " Cells: share of force-balanced throughput (x static), redundant slots per rank, MB of weights and gradients"
-        " per rank, layer and micro-step. Waits: of foremoe's stage, for weights and gradients. The systems:"
-        " `python -m bench.throughput` (MoonEP-like has more slots than the others); moves of homes are paid once per step, a"
-        f" recompute and an update stage of these micro-steps. {BOTH} {verdict}\n\n"
+        f"# Sensitivity (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.sensitivity --ep"
+        f" {' '.join(map(str, args.ep))}`. Simulated, uncalibrated, synthetic load. {MODEL}, regime {REGIME}, nodes of 8 of"
+        " 8xh100, dispatch node, update stage of 16 micro-steps x 4 layers, 8192 tokens per rank, R = 1, unless the line says"
+        " otherwise. Cells: share of force-balanced throughput. Systems, and what is granted to which: `python -m"
+        " bench.throughput`.\n\n"
     )
-    emit(text + "\n\n".join(sections) + "\n", args.out)
+    emit(text + "\n\n".join(parts) + "\n", args.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The published systems as `foremoe.simulate.System`s: what each plans, when it knows the load, and what of it is exposed.
 
-They are imitations of what was published, on foremoe's own solvers and one simulator: what differs between rows is the policy,
-the slots it holds, and what is known when.
+They are re-implementations on foremoe's own solvers and one simulator: what differs between rows is the policy, the slots it
+holds, and what is known when. Where a source leaves open what it hides, a system has two rows.
 """
 
 from __future__ import annotations
@@ -22,85 +22,103 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, ep_groups
-from foremoe.solvers import Anneal, Feplb, Greedy, Lpt, Quota
+from foremoe.solvers import Anneal, Feplb, Greedy, Quota, Taot
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.workload import Workload
 
 # Planning that nothing hides, per layer and forward: LPLB's and UltraEP's own figures on a GPU. Where none is published
-# (MoonEP, ECHO, LLEP), planning after the router takes UltraEP's.
+# (MoonEP, ECHO, LLEP, TAOT), planning after the router takes UltraEP's.
 LPLB_S, ULTRAEP_S = 100e-6, 75e-6
-# Systems that hold more redundant slots than the others: with the number of experts per rank, a second set of them.
-MORE_SLOTS = ("UltraEP-like, R = 2", "FEPLB-like", "MoonEP-like", "ECHO-like, E/G slots", "LLEP")
+# Weights move for nothing in these rows: bounds, not rivals.
+BOUNDS = ("eplb-history", "eplb-step", "LAER-like")
+# What others could do that have not said so, or with knowledge that they have not.
+GRANTED = (
+    "LLEP, hidden", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight", "quota anywhere, with foresight",
+)  # fmt: skip
+OURS = ("foremoe in nodes", "foremoe", "foremoe, R = 2", "foremoe, homes moved")
+SECOND_SET = ("MoonEP-like", "MoonEP-like, hidden", "LLEP", "LLEP, hidden")
 
 
 def systems(experts_per_rank: int) -> dict[str, System]:
-    """Row name -> system, for EP groups with so many experts per rank.
-
-    The slots per rank are the problem's, but for `MORE_SLOTS`.
-    """
-    in_node, second_set, one_pool = {"replicas": "node"}, {"redundant": experts_per_rank}, SharedSlots(depth=1)
-    quota, echo = Planner(rank=(Quota(),), guard=False), STRATEGIES["echo"]
+    """Row name -> system, for EP groups with so many experts per rank; slots per rank are the problem's unless a system has"
+    " its own."""
+    one_pool = SharedSlots(depth=1)
+    ultra = {"replicas": "node", "redundant": 2, "slots": one_pool}
+    moon = {"replicas": "node", "redundant": experts_per_rank, "slots": one_pool}
+    least, two = {"redundant": experts_per_rank}, {"redundant": 2}
+    quota, echo, taot = Planner(rank=(Quota(),), guard=False), STRATEGIES["echo"], Planner(rank=(Taot(),), guard=False)
+    foremoe = STRATEGIES["foremoe"]
     on_line: dict[str, Any] = {"known": "router", "plan_s": ULTRAEP_S}
     return {
         "static": System(planner=STRATEGIES["static"]),
         "eplb-history": System(planner=STRATEGIES["eplb-history"]),
         "eplb-step": System(planner=STRATEGIES["eplb-step"]),
-        "eplb-exact": System(planner=STRATEGIES["eplb-exact"]),
         "LAER-like": System(planner=STRATEGIES["laer"]),
         "LPLB": System(planner=STRATEGIES["lplb"], plan_s=LPLB_S),
-        "UltraEP-like": System(planner=quota, changes=in_node, **on_line),
-        "UltraEP-like, R = 2": System(planner=quota, changes={**in_node, "redundant": 2}, **on_line),
-        "FEPLB-like": System(planner=STRATEGIES["feplb"], changes={**in_node, "redundant": Feplb().dyn}),
-        "MoonEP-like": System(planner=STRATEGIES["moonep"], changes={**in_node, **second_set, "slots": one_pool}, **on_line),
+        "FEPLB-like": System(planner=STRATEGIES["feplb"], changes={"replicas": "node", "redundant": Feplb().dyn}),
+        "LLEP": System(planner=STRATEGIES["llep"], changes=least, **on_line),
+        "LLEP, hidden": System(planner=STRATEGIES["llep"], changes=least),
+        "UltraEP-like": System(planner=quota, changes=ultra, **on_line),
+        "UltraEP-like, hidden": System(planner=quota, changes=ultra),
+        "MoonEP-like": System(planner=STRATEGIES["moonep"], changes=moon, **on_line),
+        "MoonEP-like, hidden": System(planner=STRATEGIES["moonep"], changes=moon),
         "ECHO-like": System(planner=echo, **on_line),
-        "ECHO-like, E/G slots": System(planner=echo, changes=second_set, **on_line),
-        "LLEP": System(planner=STRATEGIES["llep"], changes=second_set, **on_line),
-        "ReLibra-like": System(planner=Planner(home=Anneal(), rank=(Greedy(),)), changes=in_node),
-        "ReLibra-like, our solver": System(planner=STRATEGIES["foremoe-homes"], changes=in_node),
-        "LPT homes": System(planner=Planner(home=Lpt(), rank=())),
-        "foremoe": System(planner=STRATEGIES["foremoe"]),
+        "ECHO-like, with foresight": System(planner=echo),
+        "TAOT-like, exposed": System(planner=taot, changes=two, **on_line),
+        "TAOT-like": System(planner=taot, changes=two, plan_s=ULTRAEP_S),
+        "quota anywhere, with foresight": System(planner=quota),
+        "ReLibra-like": System(planner=Planner(home=Anneal(), rank=(Greedy(),)), changes={"replicas": "node"}),
+        "foremoe in nodes": System(planner=foremoe, changes={"replicas": "node"}),
+        "foremoe": System(planner=foremoe),
+        "foremoe, R = 2": System(planner=foremoe, changes=two),
         "foremoe, homes moved": System(planner=STRATEGIES["foremoe-homes"]),
         "force-balanced": System(even=True),
     }
 
 
-def step_trainer(problems: Sequence[Problem]) -> Trainer:
+def step_trainer(problems: Sequence[Problem], data_parallel: int | None = None) -> Trainer:
     """The trainer of the tables: a step is a recompute and an update stage of the problems' micro-steps."""
-    return Trainer(data_parallel=len(problems), micro_steps=2 * problems[0].M)
+    return Trainer(data_parallel=data_parallel or len(problems), micro_steps=2 * problems[0].M)
 
 
 NOTES = (
-    "static: experts at home. eplb-history, -step, -exact: DeepSeek's policy on the micro-step before (the first one on the one"
-    " that came before the stage), the stage's sum, the load itself. LAER-like: copies in proportion to the load of the"
-    " micro-step before, laid out anew for every micro-step; restoring all experts from their shards, as published, is in no"
-    " figure. The weights that EPLB and LAER move, and their gradients, are exposed, spread evenly over all links,"
-    " without optimizer state.",
-    f"LPLB: our `lplb`: a ring of replicas of each rank's hottest expert, chosen with foresight and prefetched, optimal split,"
-    f" {LPLB_S * 1e6:.0f} us of planning exposed per layer; the published one keeps its replicas and places experts by"
-    " EPLB first."
-    f" UltraEP-like: quota search without token floor, inside the node, on line: {ULTRAEP_S * 1e6:.0f} us and the push of weights"
-    " exposed; it is published with R = 2, for NVLink domains that hold the whole EP group (one node of 72: see"
-    " `python -m bench.sensitivity`).",
-    f"FEPLB-like: whole experts inside the node, {Feplb().dyn} slots of its own as published, EP groups of at most"
-    f" {Feplb.MAX_RANKS} ranks; its scheduler and copy engines work beside the compute of experts that stay, so planning is free"
-    " and copies are as hidden as foremoe's. MoonEP-like: every node level, with one second set of experts (E/G slots) for all"
-    " layers; ECHO-like: bin packing with the best split, over all ranks as its public code does; LLEP: as published (alpha 1.1,"
-    " chunks of 1024 tokens, off below a skew of 1.3), E/G slots anywhere. These three plan on line: planning (no figure is"
-    " published: UltraEP's) and the push of weights are exposed. MoonEP hides both behind shared experts, where a model has"
-    " them; the simulator has none.",
-    "ReLibra-like: homes annealed once for the step, incremental greedy replicas inside the node, hidden, never worse"
-    " than none by"
-    " the cost model; *our solver* is foremoe's own planner kept inside nodes. LPT homes: RoutePack's placement without"
-    " its packing,"
-    " which needs samples, see the tables at the end. Moves of homes (weights and optimizer state) are made once per training"
-    " step, a recompute and an update stage of as many micro-steps as simulated here: this stage bears half of them. Annealed"
-    " homes still have to pay for all of their moves within the stage. foremoe: the default, homes in place; *homes moved*:"
-    " with the home level.",
-    "Slots: redundant slots per rank that a system needs. MB: weights (every pass) and replica gradients per rank, layer and"
-    " micro-step; for EPLB and LAER, the weights of experts that change place.",
-    "Homes are the same in all EP groups, which hold the same layers. force-balanced: the same tokens, routing forced to be even,"
-    " experts at home. Placement that serves tokens near their source can beat it.",
+    "static: experts at home. eplb-history, eplb-step: DeepSeek's policy on the micro-step before, or on the stage's sum."
+    " LAER-like: copies in proportion to the load of the micro-step before, laid out anew for every micro-step. These three"
+    " re-place experts; the weights that they move, and their gradients, are exposed, spread evenly over all links.",
+    f"LPLB: a ring of replicas of each rank's hottest expert, chosen with foresight and prefetched, optimal split,"
+    f" {LPLB_S * 1e6:.0f} us of planning exposed per layer; the published one keeps its replicas and places experts by EPLB"
+    f" first. FEPLB-like: whole experts inside the node, {Feplb().dyn} slots as published, EP groups of at most"
+    f" {Feplb.MAX_RANKS} ranks; planning and copies hidden, as its copy engines work while static experts compute.",
+    "LLEP: its published planner (alpha 1.1, chunks of 1024 tokens, off below a skew of 1.3), E/G slots anywhere where the"
+    " published one has no limit. UltraEP-like: quota search without token floor, R = 2 and one pool of buffers for all"
+    " layers, inside the node, as published for NVLink domains that hold the whole EP group: see the NVL72 columns."
+    " MoonEP-like: every node level, E/G slots (one second set of experts for all layers), inside the node. ECHO-like: bin"
+    " packing with the best split, any rank. TAOT-like: transport with a price on distance, any rank, R = 2 as it publishes no"
+    " number; copies overlap with compute as its abstract says, planning does not.",
+    f"Rows without an addition have the load when the router has run: {ULTRAEP_S * 1e6:.0f} us of planning (UltraEP's; the others"
+    " publish none) and the push of weights for forward are exposed. *hidden*: both hidden, which MoonEP's README claims of"
+    " planning and its asynchronous prefetch allows, and which is granted to LLEP and UltraEP too. *with foresight*: the"
+    " published rule on routing that rollout recorded, which its authors do not have. *quota anywhere*: UltraEP's rule with R"
+    " = 1 over any rank. MoonEP fuses permutation into its exchange; no row is credited for that (see element_overhead_s in"
+    " `bench.sensitivity`).",
+    "ReLibra-like: homes annealed once for the step, incremental greedy replicas inside the node, hidden, never worse than"
+    " none by the cost model. *foremoe in nodes* is our solver under its limits. foremoe: the default planner, homes in"
+    " place; *homes moved*: with the home level. Moves of homes (weights and optimizer state) are exposed, once per step"
+    " of a recompute and an update stage; this stage bears half of them, and homes change only where that pays within the stage.",
+    "slots: redundant slots per rank and layer that the plans use. buffers: expert-sized weight buffers per rank that the"
+    " policy holds for all layers (R times the depth of the ring); GB: their bytes. MB: weights (every pass) and gradients"
+    " that a rank sends or receives per layer and micro-step. force-balanced: the same tokens with even routing, experts at"
+    " home; placement near the tokens' source can beat it.",
 )
+
+
+def buffers(system: System, problem: Problem) -> tuple[int, float] | None:
+    """Weight buffers per rank of a system and their bytes; None where experts are re-placed, or the system makes no replicas."""
+    if system.even or not system.planner.rank or not system.planner.keeps_homes:
+        return None
+    posed = dataclasses.replace(problem, **system.changes)
+    count = posed.slots.num_buffers(posed.redundant, posed.L)
+    return count, count * posed.model.expert_bytes
 
 
 def mb_per_rank(row: Mapping[str, Any], num_ranks: int) -> str:
@@ -143,6 +161,24 @@ def recorded_workload(files: Sequence[str], model: str, num_ranks: int, tokens_p
         return None
     trace = RoutingTrace.concat([RoutingTrace.load(RECORDED / name, model=model) for name in files])
     return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank)
+
+
+def recorded_r1(ep: int, tokens_per_rank: int, micro_steps: int, num_layers: int) -> Workload | None:
+    """Counts drawn from the recorded shares of DeepSeek-R1's decoding, of layers all over the model; None where it is not here.
+
+    The recording has no micro-steps: all have the same shares, so that rules which look back are at their best.
+    """
+    file = RECORDED / "deepseek_r1_counts.npz"
+    if not file.exists():
+        return None
+    counts_LE = np.load(file)["decode_in1000out1000"]
+    counts_LE = counts_LE[np.linspace(0, len(counts_LE) - 1, num_layers).astype(int)]
+    share_LE, rng = counts_LE / counts_LE.sum(axis=1, keepdims=True), np.random.default_rng(0)
+    load_MLGE = np.empty((micro_steps, num_layers, ep, counts_LE.shape[1]), np.int32)
+    for layer, share_E in enumerate(share_LE):
+        load_MLGE[:, layer] = rng.multinomial(8 * tokens_per_rank, share_E, size=(micro_steps, ep))
+    tokens_MG = np.full((micro_steps, ep), tokens_per_rank)
+    return Workload.from_counts(load_MLGE, num_topk=8, tokens_MG=tokens_MG, stage="update", model="deepseek-v3")
 
 
 def mean_skew(problems: Sequence[Problem]) -> float:

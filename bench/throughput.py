@@ -1,179 +1,169 @@
-"""Throughput of the update stage on 64 GPUs: published systems and foremoe on one simulator, and against force-balanced.
+"""Update stages by published systems and by foremoe on one simulator: recorded loads first, nodes of 8 and one NVL72 domain.
 
     python -m bench.throughput [--out bench/results/throughput_HARDWARE_DATE.md]
 
-Simulated with the constants of the cluster preset (uncalibrated). Loads are synthetic (`foremoe.synthetic`); where recorded
-routing is at hand it has a table of its own.
+Simulated with the constants of the cluster presets (uncalibrated). Recorded routing is not part of this repository; its columns
+are left out where it is absent.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from bench.cases import ESFT
 from bench.output import command_line, emit, hardware
-from bench.packed_systems import section as packed_section
-from bench.settings import BOTH, DISPATCHES, peak, under
+from bench.settings import BOTH, DISPATCHES, under
 from bench.systems import (
-    MORE_SLOTS,
+    BOUNDS,
+    GRANTED,
     NOTES,
+    OURS,
+    buffers,
     group_problems,
     mb_per_rank,
     mean_skew,
+    recorded_r1,
     recorded_workload,
     span,
     step_trainer,
     synthetic_groups,
     systems,
 )
+from foremoe.machine.cluster import Cluster
 from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate_systems
 
-MODELS = ("qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a22b")
-NUM_RANKS = 64
-RECORDINGS = (
-    ("gpt-oss-20b", ("gpt_oss_20b_decode.npz",), "gpt-oss-20b", (8, 16)),
-    ("ESFT tasks, DeepSeek-V2-Lite variant", ESFT, "deepseek-v2-lite", (8, 16)),
-)
-# Ours and bounds: not among the rivals that foremoe is held against.
-OURS = ("foremoe", "ReLibra-like, our solver", "force-balanced", "eplb-exact")
-# The order that was published, each with the rows that stand for it.
-ORDER = (("static", ("static",)), ("EPLB", ("eplb-history", "eplb-step")), ("ReLibra", ("ReLibra-like",)))
-HEAD = (
-    "| system | slots | MB | stage ms | x static | share of force-balanced | tokens/s/GPU | skew | experts ms | exchange ms |"
-    " weights ms | planning ms | moves ms | peak GB |"
-)
+NUM_RANKS, TOKENS, RACK = 64, 8192, "gb200-nvl72"
+GPT_OSS = ("gpt_oss_20b_decode.npz",)
+R1 = (("8xh100", 8), ("8xh100", 16), ("8xh100", 32), (RACK, 32))
+RECORDED = (
+    ("gpt-oss-20b", GPT_OSS, "gpt-oss-20b", 8, 4096), ("gpt-oss-20b", GPT_OSS, "gpt-oss-20b", 16, 2048),
+    ("ESFT", ESFT, "deepseek-v2-lite", 8, 1024),
+)  # fmt: skip
+SYNTHETIC: tuple[tuple[str, str, str, tuple[int, ...]], ...] = (
+    ("r1-like", "deepseek-v3", "8xh100", (8, 16, 64)), ("qwen3-like", "qwen3-235b-a22b", "8xh100", (8, 16, 64)),
+    ("gpt-oss-math-like", "gpt-oss-120b", "8xh100", (8,)), ("mid", "qwen3-30b-a3b", "8xh100", (16, 64)),
+    ("r1-like", "deepseek-v3", RACK, (64,)), ("qwen3-like", "qwen3-235b-a22b", RACK, (64,)),
+)  # fmt: skip
+# The table that README shows: systems, and columns by the start of their name.
+SHORT = ("static", "eplb-step", "LLEP", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight", "TAOT-like",
+         "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced")  # fmt: skip
+Row = dict[str, Any]
 
 
-def rows_of(name: str, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """Every system on the same groups; their first micro-step is only history."""
-    print(name, file=sys.stderr, flush=True)
-    history = [problem.load_MLE[0] for problem in problems]
-    counted = [problem[1:] for problem in problems]
-    rows = simulate_systems(counted, systems(counted[0].B), history_LE=history, trainer=step_trainer(counted))
-    return {row["solver"]: row for row in rows}
+class Column(NamedTuple):
+    """One load on one machine: its EP groups, of which the first micro-step is only history."""
+
+    name: str
+    problem: Problem
 
 
-def table(rows: dict[str, dict[str, Any]], num_ranks: int) -> str:
-    """Markdown of one configuration in EP groups of `num_ranks`."""
-    lines = [HEAD, "|" + " --- |" * 14]
-    for name, row in rows.items():
-        if not row["n_solved"]:
-            lines.append(f"| {name} | {row['note']} |" + " |" * 12)
-            continue
-        exchange_s, waits_s = row["dispatch_s"] + row["combine_s"], row["transfer_s"] + row["gradient_s"]
-        parts = (row["compute_s"], exchange_s, waits_s, row["planning_s"], row["moves_s"])
-        lines.append(
-            f"| {name} | {row['slots_per_rank']} | {mb_per_rank(row, num_ranks)} | {row['simulated_stage_s'] * 1e3:.1f} |"
-            f" {row['speedup_vs_static']:.3f} | {row['share_of_balanced']:.1%} |"
-            f" {row['tokens_per_s_per_rank']:.0f} | {row['skew_mean']:.3f} | "
-            + " | ".join(f"{part * 1e3:.1f}" for part in parts)
-            + f" | {peak(row)} |"
-        )
+def columns(micro_steps: int, layers: int) -> Iterator[Column]:
+    """Recorded loads, then synthetic ones across nodes of 8 and in one domain."""
+    for cluster, sizes in (("8xh100", (8, 16, 32)), (RACK, (32,))):
+        for ep in sizes:
+            work = recorded_r1(ep, TOKENS, micro_steps + 1, layers)
+            if work is not None:
+                (problem,) = group_problems(work, "deepseek-v3", ep, 8, Cluster.preset(cluster, ep), 1)
+                yield Column(f"DeepSeek-R1 recorded, EP{ep} {cluster}", problem)
+    for name, files, model, ep, tokens in RECORDED:
+        work = recorded_workload(files, model, ep, tokens)
+        if work is not None:
+            yield Column(f"{name} recorded, {tokens} tokens, EP{ep} 8xh100", group_problems(work, model, ep, 8, None, 1)[0])
+    for regime, model, cluster, several in SYNTHETIC:
+        for ep in several:
+            (problem,) = synthetic_groups(
+                model, num_ranks=ep, ep=ep, tokens_per_rank=TOKENS, micro_steps=micro_steps + 1, regime=regime, num_layers=layers,
+                cluster=Cluster.preset(cluster, ep),
+            )  # fmt: skip
+            yield Column(f"{regime} {model}, EP{ep} {cluster}", problem)
+
+
+def rows_of(problem: Problem) -> dict[str, Row]:
+    """Every system on one load, with the buffers that it holds."""
+    counted, named = problem[1:], systems(problem.B)
+    trainer = step_trainer([counted], max(1, NUM_RANKS // problem.G))
+    rows = simulate_systems([counted], named, history_LE=[problem.load_MLE[0]], trainer=trainer)
+    found = {row["solver"]: row for row in rows}
+    for name, row in found.items():
+        row["num_ranks"], row["buffers"] = problem.G, buffers(named[name], counted)
+    return found
+
+
+def rivals(rows: dict[str, Row], granted: bool) -> dict[str, Row]:
+    """The rows of others that could run as they are; with `granted`, also what they could do with more than they publish."""
+    out = ("static", "force-balanced", *BOUNDS, *OURS, *(() if granted else GRANTED))
+    return {name: row for name, row in rows.items() if row["n_solved"] and name not in out}
+
+
+def lead(rows: dict[str, Row], mine: str, granted: bool) -> str:
+    """How much faster a row of ours is than the best of the others, and which one that is."""
+    others = rivals(rows, granted)
+    best = min(others, key=lambda name: others[name]["simulated_stage_s"])
+    gain = others[best]["simulated_stage_s"] / rows[mine]["simulated_stage_s"] - 1.0
+    return f"{gain:+.1%} ({best})"
+
+
+def table(found: dict[str, dict[str, Row]], names: Sequence[str] = ()) -> str:
+    """Share of force-balanced throughput, and x static, of every system on every load; slots, buffers and bytes over all."""
+    heads = list(found)
+    lines = ["| share of force-balanced (x static) | slots | buffers | GB | MB | " + " | ".join(heads) + " |"]
+    lines.append("|" + " --- |" * (len(heads) + 5))
+    for name in names or list(found[heads[0]]):
+        run = {head: rows[name] for head, rows in found.items() if rows[name]["n_solved"]}
+        held = [row["buffers"] for row in run.values() if row["buffers"] is not None]
+        costs = [
+            span(str(row["slots_per_rank"]) for row in run.values()), span(str(count) for count, _ in held),
+            span(f"{size / 1e9:.2f}" for _, size in held), span(mb_per_rank(row, row["num_ranks"]) for row in run.values()),
+        ]  # fmt: skip
+        cells = [f"{run[h]['share_of_balanced']:.1%} ({run[h]['speedup_vs_static']:.2f})" if h in run else "-" for h in heads]
+        lines.append(f"| {name} | {' | '.join(costs)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def ordering(rows: dict[str, dict[str, Any]]) -> str:
-    """Says if static < EPLB < ReLibra < force-balanced holds, and what foremoe adds."""
-    best = {name: min(rows[system]["simulated_stage_s"] for system in stand_for) for name, stand_for in ORDER}
-    best["force-balanced"] = rows["force-balanced"]["simulated_stage_s"]
-    names = list(best)
-    broken = [f"{names[i]} < {names[i + 1]}" for i in range(len(names) - 1) if best[names[i]] <= best[names[i + 1]]]
-    text = "Published order static < EPLB (history or step) < ReLibra-like < force-balanced: " + (
-        "holds." if not broken else f"does not hold at {', '.join(broken)}{_why(rows, broken)}."
-    )
-    stage_s = {name: row["simulated_stage_s"] for name, row in rows.items() if row["n_solved"] and name not in OURS}
-    others = {name: seconds for name, seconds in stage_s.items() if name not in MORE_SLOTS}
-    other = min(others, key=lambda name: others[name])
-    richest = min(set(stage_s) - set(others), key=lambda name: stage_s[name])
-    beside = stage_s[richest] / rows["foremoe"]["simulated_stage_s"]
-    ratio = others[other] / rows["foremoe"]["simulated_stage_s"]
-    says = "wins" if ratio > 1.002 else "does not win" if ratio < 0.998 else "ties"
-    inside = rows["ReLibra-like, our solver"]["simulated_stage_s"] / rows["foremoe"]["simulated_stage_s"]
-    return (
-        f"{text} foremoe {says}: {ratio:.3f} x the throughput of {other}, the best of the others at equal slots (eplb-exact,"
-        f" which moves weights for nothing, left out), {beside:.3f} x that of {richest} with {rows[richest]['slots_per_rank']}"
-        f" slots per rank, and {inside:.3f} x its own with replicas kept inside nodes."
-    )
-
-
-def _why(rows: dict[str, dict[str, Any]], broken: list[str]) -> str:
-    """What the rows themselves say of a broken order."""
-    reasons = []
-    if "EPLB < ReLibra" in broken:
-        floor = rows["ReLibra-like"]["skew_mean"]
-        reasons.append(f"replicas inside nodes leave a skew of {floor:.2f}, and EPLB's weights travel for nothing here")
-    if "ReLibra < force-balanced" in broken:
-        mine = rows["ReLibra-like"]["dispatch_s"] / rows["force-balanced"]["dispatch_s"]
-        reasons.append(f"its exchanges take {mine:.2f} of those of even routing, which knows no near expert")
-    if "static < EPLB" in broken:
-        reasons.append("history misleads more than it helps")
-    return f" ({'; '.join(reasons)})" if reasons else ""
-
-
-def overview(found: dict[tuple[str, int], dict[str, dict[str, Any]]]) -> str:
-    """Share of force-balanced throughput, and x static, of every configuration; slots and MB per rank over all of them."""
-    keys = list(found)
-    heads = [f"{model} EP{ep}" for model, ep in keys]
-    lines = ["| share of force-balanced (x static) | slots | MB | " + " | ".join(heads) + " |"]
-    lines.append("|" + " --- |" * (len(keys) + 3))
-    for name in next(iter(found.values())):
-        run = {key: found[key][name] for key in keys if found[key][name]["n_solved"]}
-        slots = span(str(row["slots_per_rank"]) for row in run.values())
-        megabytes = span(mb_per_rank(row, ep) for (_, ep), row in run.items())
-        cells = [f"{run[k]['share_of_balanced']:.1%} ({run[k]['speedup_vs_static']:.2f})" if k in run else "-" for k in keys]
-        lines.append(f"| {name} | {slots} | {megabytes} | " + " | ".join(cells) + " |")
+def verdicts(found: dict[str, dict[str, Row]], skews: dict[str, float]) -> str:
+    """What foremoe gains over the best of the others, load by load."""
+    lines = [
+        "| load | skew at home | foremoe over the best as published | over the best, all hidden and foreseen | foremoe, R = 2,"
+        " over it |",
+        "|" + " --- |" * 5,
+    ]
+    for head, rows in found.items():
+        told = [lead(rows, "foremoe", False), lead(rows, "foremoe", True), lead(rows, "foremoe, R = 2", True)]
+        lines.append(f"| {head} | {skews[head]:.2f} | " + " | ".join(told) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--micro-steps", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=12, help="of one pipeline rank")
-    parser.add_argument("--regime", default="mid")
-    parser.add_argument("--ep", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--micro-steps", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=4, help="of one pipeline rank")
     args = parser.parse_args()
-    found: dict[str, dict[tuple[str, int], dict[str, dict[str, Any]]]] = {dispatch: {} for dispatch in DISPATCHES}
-    sections = []
-    for model, ep, dispatch in itertools.product(MODELS, args.ep, DISPATCHES):
-        groups = synthetic_groups(
-            model, num_ranks=NUM_RANKS, ep=ep, micro_steps=args.micro_steps + 1, regime=args.regime, num_layers=args.layers
-        )  # fmt: skip
-        problems = under(dispatch, groups)
-        rows = found[dispatch][model, ep] = rows_of(f"{model} EP{ep}, {dispatch}", problems)
-        sections.append(
-            f"## {model}, EP {ep}, dispatch {dispatch}\n\n{len(problems)} EP groups of {ep}, {problems[0].M - 1} micro-steps x"
-            f" {problems[0].L} layers,"
-            f" skew at home {mean_skew(problems):.3f}.\n\n{table(rows, ep)}\n\n{ordering(rows)}"
-        )
-    for name, files, model, sizes in RECORDINGS:
-        for ep in sizes:
-            work = recorded_workload(files, model, ep, 1024)
-            if work is None:
-                sections.append(f"## {name} (recorded), EP {ep}\n\nSkipped: the recordings are not at hand.")
-                continue
-            for dispatch in DISPATCHES:
-                problems = under(dispatch, group_problems(work, model, ep, 8, None, 1))
-                rows = rows_of(f"{name} EP{ep}, {dispatch}", problems)
-                sections.append(
-                    f"## {name} (recorded), EP {ep}, dispatch {dispatch}\n\nOne EP group, 1024 tokens per rank, {work.M - 1}"
-                    f" micro-steps x {work.L} layers, skew at home {mean_skew(problems):.3f}.\n\n"
-                    f"{table(rows, ep)}\n\n{ordering(rows)}"
-                )
-    sections += [packed_section(size, dispatch) for size in (8, 72) for dispatch in DISPATCHES]
-    views = [f"## Overview, dispatch {dispatch}\n\n{overview(of)}" for dispatch, of in found.items()]
-    options = f"--micro-steps {args.micro_steps} --regime {args.regime} --layers {args.layers}"
+    found: dict[str, dict[str, dict[str, Row]]] = {dispatch: {} for dispatch in DISPATCHES}
+    skews = {}
+    for column in columns(args.micro_steps, args.layers):
+        skews[column.name] = mean_skew([column.problem[1:]])
+        for dispatch in DISPATCHES:
+            print(f"{column.name}, {dispatch}", file=sys.stderr, flush=True)
+            found[dispatch][column.name] = rows_of(under(dispatch, [column.problem])[0])
     head = (
-        f"# Training-stage throughput on {NUM_RANKS} GPUs (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python"
-        f" -m bench.throughput {options}`. Simulated, constants of preset 8xh100, uncalibrated. Update stage, {NUM_RANKS} GPUs in"
-        " nodes of 8, R = 1, 8192 tokens per GPU and micro-step, the layers of one pipeline rank, synthetic load (regime"
-        f" {args.regime}) unless a section says otherwise. {BOTH}\n\n"
+        f"# Update stages of published systems and of foremoe (simulated)\n\nPlanned and simulated on: {hardware()}. Command:"
+        f" `python -m bench.throughput --micro-steps {args.micro_steps} --layers {args.layers}`. Simulated, constants of the"
+        f" presets, uncalibrated. One EP group of {NUM_RANKS} GPUs, R = 1 unless a row says otherwise, {TOKENS} tokens per GPU"
+        f" and micro-step, {args.micro_steps} micro-steps x {args.layers} layers; recorded gpt-oss-20b and ESFT: 1024 tokens,"
+        f" all layers and as many micro-steps as there are. 8xh100: nodes of 8. {RACK}: one NVLink domain of 72. {BOTH}\n\n"
     )
     notes = "\n".join(f"* {note}" for note in NOTES)
-    emit(head + f"{notes}\n\n" + "\n\n".join([*views, *sections]) + "\n", args.out)
+    parts = [f"## Dispatch {dispatch}, in short\n\n{table(of, SHORT)}" for dispatch, of in found.items()]
+    parts += [
+        f"## Dispatch {dispatch}, foremoe against the best of the others\n\n{verdicts(of, skews)}"
+        for dispatch, of in found.items()
+    ]
+    parts += [f"## Dispatch {dispatch}, all systems\n\n{table(of)}" for dispatch, of in found.items()]
+    emit(head + f"{notes}\n\n" + "\n\n".join(parts) + "\n", args.out)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
         "balance",
         "--ranks-per-node",
         "4",
+        "--redundant",
+        "1",
     ]
     both = "Planner(rank=(recipe:HalveHottest(), Search(effort=100)))"
     solvers = ["--planners", f"static,recipe:HalveHottest(min_pairs=2),Search(effort=100),{both}", "--json"]

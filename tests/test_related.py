@@ -14,7 +14,7 @@ from bench.packed_systems import rows as packed_rows
 from bench.systems import systems
 from foremoe.base.errors import InputError
 from foremoe.cli.knowledge import views_of
-from foremoe.cli.simulate import BALANCED, FOREMOE, simulate
+from foremoe.cli.simulate import BALANCED, simulate
 from foremoe.cli.what_if import what_if_of
 from foremoe.planner.strategies import resolve
 
@@ -24,7 +24,7 @@ LINES = [[cell.strip() for cell in line[1:-1].split("|")] for line in PAGE.split
 BODY = [cells for cells in LINES if cells[1] not in ("what it does", "---")]
 SYSTEMS = (
     "Megatron-LM, static", "EPLB", "FlashLB", "LPLB", "LLEP", "UltraEP", "FEPLB", "LAER-MoE", "MicroMoE / FineMoE", "MoonEP",
-    "ECHO", "virtual experts", "MoE-GPS", "ReaLB", "RollMux", "RoutePack", "open-instruct", "EPIC", "ReLibra", "ForeMoE",
+    "ECHO", "TAOT", "virtual experts", "MoE-GPS", "ReaLB", "RollMux", "RoutePack", "open-instruct", "EPIC", "ReLibra", "ForeMoE",
     "DeepEP", "token-imbalance benchmark", "Routing replay",
 )  # fmt: skip
 NAMES = sorted({name for cells in BODY for name in re.findall(r"`([^`]+)`", cells[2])})
@@ -51,7 +51,7 @@ def resolves(name: str) -> bool:
         return (ROOT / "bench" / f"{name.removeprefix('python -m bench.')}.py").exists()
     if "/" in name:
         return (ROOT / name).exists()
-    if name in (FOREMOE, BALANCED, *systems(8), *packed_rows(8)):
+    if name in (BALANCED, *systems(8), *packed_rows(8)):
         return True
     try:
         resolve(name)

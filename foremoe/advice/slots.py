@@ -56,7 +56,7 @@ class SlotChoice:
             + ("" if o.fits else " (does not fit)")
             for o in self.options
         )  # fmt: skip
-        return f"slots: R = {self.redundant} chosen ({', '.join(tried)})"
+        return f"slots: R = {self.redundant} by a sample of rows ({', '.join(tried)})"
 
 
 def choose_slots(

@@ -11,7 +11,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.simulate import OF_BALANCED, step_line
+from foremoe.cli.simulate import OF_BALANCED, shown_columns, step_line
 from foremoe.cli.tables import (
     BYTES,
     GIGABYTES,
@@ -130,7 +130,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
             other = "foremoe" if "foremoe" in same else min(same, key=lambda key: same[key])
             lines.append({"solver": f"  {other}, same rows", "skew_mean": same[other]})
             sources.append({})
-    return Table(COLUMNS, lines, rows, tones(sources, "speedup_vs_static"))
+    return Table(shown_columns(COLUMNS, rows), lines, rows, tones(sources, "speedup_vs_static"))
 
 
 def footers(

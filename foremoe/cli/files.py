@@ -29,11 +29,15 @@ def is_file(text: str) -> bool:
 
 def model_of(text: str) -> Model:
     """The preset, TOML file or Hugging Face config.json (or its folder) of that name."""
+    name = text.lower()
     if is_file(text):
-        is_config = text.lower().endswith(".json") or os.path.isdir(text)
-        return Model.from_hf(text) if is_config else Model.from_toml(text)
-    require_known(text.lower(), Model.preset_names(), "model preset")
-    return Model.preset(text)
+        # What a hub calls Qwen/Qwen3-30B-A3B is a preset, unless there is such a folder.
+        name = name.rsplit("/", 1)[-1]
+        if os.path.exists(text) or name.endswith((".toml", ".json")):
+            is_config = name.endswith(".json") or os.path.isdir(text)
+            return Model.from_hf(text) if is_config else Model.from_toml(text)
+    require_known(name, Model.preset_names(), "model preset")
+    return Model.preset(name)
 
 
 def cluster_of(

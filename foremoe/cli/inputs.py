@@ -190,8 +190,7 @@ def _dealt(
         sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
         held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
         raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
-    repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
-    for remark in _remarks(work, options, repeats):
+    for remark in _remarks(work, options, trace):
         if progress is not None:
             progress.note(f"warning: {remark}")
     return _Dealt(work, model, names, routed)
@@ -225,8 +224,9 @@ def _counts(options: CaseOptions) -> Workload:
     return work if options.micro_steps is None else work[: options.micro_steps]
 
 
-def _remarks(work: Workload, options: CaseOptions, repeats: int) -> list[str]:
+def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -> list[str]:
     remarks = []
+    repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
     tokens = int(work.tokens_MG.sum())
     if repeats > _FEW * tokens:
         what = "have exactly the experts of the token before them in all layers"
@@ -242,7 +242,8 @@ def _remarks(work: Workload, options: CaseOptions, repeats: int) -> list[str]:
         m, g = np.unravel_index(int(work.tokens_MG.argmax()), work.tokens_MG.shape)
         most, empty = int(work.tokens_MG[m, g]), int((work.tokens_MG == 0).sum())
         here = f"; {empty} of {work.tokens_MG.size} places (a rank in a micro-step) have none" if empty else ""
-        long = f"rank {g} has {most:,} tokens in micro-step {m}, since sequences are not cut{here}"
+        longest = f" and the longest has {int(trace.seq_len_Q.max()):,}" if trace is not None else ""
+        long = f"rank {g} has {most:,} tokens in micro-step {m}, since sequences are not cut{longest}{here}"
         remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:

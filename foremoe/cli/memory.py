@@ -22,11 +22,20 @@ def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[st
         who = "every line"
     elif len(short) == len(counted):
         who = "no line"
-        return [f"memory: {who} fits: {worst.text().removeprefix('does not fit: ')}"]
+        return [f"memory: {who} fits: {worst.text().removeprefix('does not fit: ')}{cure(worst)}"]
     else:
         names = [row["solver"] for row in short]
         who = f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else ", ".join(names)
-    return [f"memory: {who}: {worst.text()}"]
+    return [f"memory: {who}: {worst.text()}{cure(worst)}"]
+
+
+def cure(found: Fit) -> str:
+    """What makes a stage fit that does not, as options."""
+    if found.fits:
+        return ""
+    if found.reforward_bytes is not None and found.reforward_bytes <= found.memory_bytes:
+        return "; --schedule accumulate+reforward makes it fit"
+    return "; more --ranks, --pp of `simulate`, fewer --layers or --optimizer-bytes 0 make it smaller"
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
@@ -35,4 +44,5 @@ def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)
     host = f"; host store {gigabytes(stored)} GB a node" if stored else ""
-    return f"memory: {plan_fit(problem, plan, trainer).text()} ({held}){host}"
+    found = plan_fit(problem, plan, trainer)
+    return f"memory: {found.text()} ({held}){host}{cure(found)}"

@@ -11,6 +11,9 @@ from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_writable
 from foremoe.cli.memory import plan_line
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
+
+# isort: split
+from foremoe.cli.options import gpus_option, on_gpus
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
@@ -58,6 +61,7 @@ Example:
     "made from, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
 @option("--ep", type=RANKS, help="Ranks of one expert-parallel group; the page shows each group.  [default: all]")
+@gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option(
@@ -74,13 +78,13 @@ Example:
 def report(
     case_options: CaseOptions, planner_name: str | None, plan_file: str | None,
     what_if: str | None, planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
-    vpp: int = 1,
+    vpp: int = 1, gpus: int | None = None,
 ) -> None:  # fmt: skip
     """The command ``foremoe report``."""
     if output == STDOUT:
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
-    several = ep is not None or pp * vpp > 1
+    case_options, several = on_gpus(case_options, gpus, pp), ep is not None or pp * vpp > 1
     if what_if is None:
         what_if = NOTHING if several else WHAT_IF
     redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")

@@ -11,8 +11,11 @@ from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
+
+# isort: split
+from foremoe.cli.options import gpus_option, on_gpus
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent, plural
+from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
 from foremoe.cli.texts import DEFAULT, planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
@@ -54,7 +57,7 @@ machine.
 Example:
   foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
   foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
-  foremoe simulate --synthetic gpt-oss-20b --what-if multiplex=3
+  foremoe simulate --synthetic gpt-oss-20b --rollout-share 0.85
 """
 
 
@@ -64,6 +67,7 @@ Example:
     help="Strategies or solvers as in `compare`; `force-balanced` is even routing.  [default: all but exact, and even routing]"
 )
 @option("--ep", type=RANKS, help="Ranks of one expert-parallel group; each group has tokens of its own.  [default: all]")
+@gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
@@ -85,16 +89,19 @@ Example:
 @trainer_options
 def simulate(
     case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
-    prefetch: int, json_file: str | None, *, foresight: tuple[str, ...] = (), what_if: tuple[str, ...] = (),
-    trace_file: str | None = None, look: Look = Look(),  # noqa: B008
+    prefetch: int, json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
+    what_if: tuple[str, ...] = (), trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """The command ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
+    case_options = on_gpus(case_options, gpus, pp)
     if trace_file is not None and pp * vpp > 1:
         raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
     views, asked = knowledge.views_of(foresight), what_if_of(what_if)
     if views and what_if:
         raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
+    if asked.jobs and case_options.trainer.rollout_share is None:
+        raise InputError("multiplex: turns depend on what lies outside the stages; give --rollout-share.")
     look.require(knowledge.COLUMNS if views else COLUMNS | TURN_COLUMNS if asked.jobs else COLUMNS)
     systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views)) | asked.systems(prefetch)
     if pp * vpp > 1 and case_options.schedule is not None:
@@ -115,14 +122,15 @@ def simulate(
     if asked.jobs:
         add_turns(rows, systems, groups, trainer, asked.jobs)
     payload = {
-        "rows": rows, "case": {**case.record, "groups": len(groups), "pp": pp, "vpp": vpp, "prefetch": prefetch},
+        "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual, "trainer": trainer, "what_if": asked._asdict(),
     }  # fmt: skip
-    where = f"{plural(len(groups), 'EP group')} of {case.problem.G}" + (f", {pp} pipeline ranks" if pp > 1 else "")
+    gpus = case.problem.G * len(groups) * pp
+    where = f"{gpus} GPUs = EP {case.problem.G} x DP {len(groups)} x PP {pp}"
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
-        where += f": {tokens} tokens on {sum(group.G for group in groups)} ranks in all; the case above is the first group's"
+        where += f": {tokens:,} tokens in all; the case above is the first EP group's"
     if views:
         payload["planner"] = name = next(iter(systems))
         told = knowledge.footers(rows, name, case.constants, case.history_LE is not None)
@@ -144,7 +152,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     lines = [flat(row) | {"solver": starred(row)} for row in rows]
-    return Table(COLUMNS, lines, rows, tones(real, "speedup_vs_static"))
+    return Table(shown_columns(COLUMNS, rows), lines, rows, tones(real, "speedup_vs_static"))
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -182,8 +190,24 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """What the column of whole steps takes for granted."""
-    outside = f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
-    if all(row["step_speedup"] is None for row in rows):
+    """What the column of whole steps assumes; without --rollout-share, the gain of the fastest line at several shares."""
+    known = [row for row in rows if row["step_speedup_at"] is not None]
+    if not known:
         return "step: unknown without static; add it to --planners"
-    return f"step: gain of a training step of which {outside} lie outside the stages (--rollout-share)"
+    if trainer.outside_s(0.0) is not None:
+        return f"step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
+    real = [row for row in known if row["solver"] not in ("static", BALANCED) and not row.get("changes_numerics")]
+    best = max(real or known, key=lambda row: row["speedup_vs_static"])
+    each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
+    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (--rollout-share says yours)"
+
+
+def outside_words(trainer: Trainer) -> str:
+    """What lies outside the stages, as the user said it."""
+    return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
+
+
+def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """The columns without that of whole steps where nobody said what lies outside the stages."""
+    hidden = all(row["step_speedup"] is None for row in rows)
+    return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

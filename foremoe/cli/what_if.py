@@ -61,7 +61,7 @@ def add_turns(
     static = next((row for row in rows if row["solver"] == "static"), None)
     if static is None and trainer.rollout_s is None:
         raise InputError("multiplex: a share of static's step lies outside; add static to --planners, or give seconds.")
-    outside_s = trainer.outside_s(0.0 if static is None else static["simulated_stage_s"])
+    outside_s = trainer.outside_s(0.0 if static is None else static["simulated_stage_s"]) or 0.0
     for row in rows:
         if not row["n_solved"]:  # it refuses the case
             row[MULTIPLEX] = dict.fromkeys(TURNS)

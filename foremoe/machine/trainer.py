@@ -13,6 +13,10 @@ _CHECKS = (
     (partial(fields.real, open_low=False), ("rollout_s",)),
 )
 
+# Parts of a step outside the stages for which its gain is told where nobody said the part: rollout that shares the GPUs and is
+# as long as training; and what published GRPO steps have (docs/simulator.md, the whole step).
+OUTSIDE_PERCENT = (50, 85, 95)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
@@ -23,7 +27,8 @@ class Trainer:
             fp32 master weight, first and second moment. 0 where they lie in host memory during the stage.
         data_parallel: EP groups that train together. They add up gradients, and each keeps its share of the optimizer's state, as
             Megatron-LM's distributed optimizer and ZeRO do.
-        rollout_share: Share of a training step outside the stages with static placement: rollout, rewards, moving weights.
+        rollout_share: Share of a training step outside the stages with static placement: rollout, rewards, moving weights. None:
+            not known, and then the gain of a step is not, either.
         rollout_s: Seconds outside the stages; overrules the share.
         micro_steps: Micro-steps of a whole training step, those of all its stages together (recompute and update of 8 each: 16).
             Homes move once per step, so a stage bears its share of that by micro-steps. None: it bears all of it.
@@ -34,7 +39,7 @@ class Trainer:
 
     optimizer_bytes: float = 12.0
     data_parallel: int = 1
-    rollout_share: float = 0.5
+    rollout_share: float | None = None
     rollout_s: float | None = None
     micro_steps: int | None = None
 
@@ -56,11 +61,19 @@ class Trainer:
             raise InputError(f"{stage}; count the micro-steps of all its stages in micro_steps of Trainer.")
         return micro_steps / self.micro_steps
 
-    def outside_s(self, static_s: float) -> float:
-        """Seconds of a step outside the stages, which take `static_s` with static placement."""
-        return self.rollout_share / (1.0 - self.rollout_share) * static_s if self.rollout_s is None else self.rollout_s
+    def outside_s(self, static_s: float) -> float | None:
+        """Seconds of a step outside the stages, which take `static_s` with static placement; None if nobody said."""
+        if self.rollout_s is not None:
+            return self.rollout_s
+        return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s
 
-    def step_speedup(self, stage_s: float, static_s: float) -> float:
-        """A whole step's time with static placement over that with stages of `stage_s`."""
+    def step_speedup(self, stage_s: float, static_s: float) -> float | None:
+        """A whole step's time with static placement over that with stages of `stage_s`; None if `outside_s` is not known."""
         outside_s = self.outside_s(static_s)
-        return (outside_s + static_s) / (outside_s + stage_s)
+        return None if outside_s is None else (outside_s + static_s) / (outside_s + stage_s)
+
+
+def step_speedups(stage_s: float, static_s: float) -> dict[str, float]:
+    """The gain of a whole step at `OUTSIDE_PERCENT` of it outside the stages with static placement, by percentage."""
+    shares = {str(percent): percent / 100 for percent in OUTSIDE_PERCENT}
+    return {name: 1.0 / (share + (1.0 - share) * stage_s / static_s) for name, share in shares.items()}

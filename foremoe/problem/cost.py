@@ -80,7 +80,7 @@ class CostModel:
     Example:
         >>> balance = foremoe.Problem.of(work, cluster, redundant=1, cost=foremoe.CostModel(objective="balance"))
         >>> print(foremoe.Planner().plan(balance)[0].summary().splitlines()[2])
-        load gap: 0.00% mean; 16 of 16 rows proven optimal in balance
+        optimal: proven for 16 of 16 rows in balance
     """
 
     objective: str = "time"

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.machine.trainer import Trainer
+from foremoe.machine.trainer import Trainer, step_speedups
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
@@ -45,18 +46,20 @@ class StageRuns:
         parts["planned"]["moves_s"] = self.moves_s
         return parts
 
-    def gains(self) -> dict[str, float]:
+    def gains(self) -> dict[str, Any]:
         """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
         static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
         return stage_gains(static_s, planned_s, balanced_s, self.trainer)
 
 
-def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, float]:
+def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, Any]:
     """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
+    outside_s = trainer.outside_s(static_s)
     return {
         "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,
-        "step_speedup": trainer.step_speedup(planned_s, static_s), "share_of_balanced": balanced_s / planned_s,
-        "outside_share": trainer.outside_s(static_s) / (trainer.outside_s(static_s) + static_s),
+        "step_speedup": trainer.step_speedup(planned_s, static_s), "step_speedup_at": step_speedups(planned_s, static_s),
+        "share_of_balanced": balanced_s / planned_s,
+        "outside_share": None if outside_s is None else outside_s / (outside_s + static_s),
     }  # fmt: skip
 
 

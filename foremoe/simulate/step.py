@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.machine.trainer import Trainer
+from foremoe.machine.trainer import Trainer, step_speedups
 from foremoe.machine.window import dense_layer_seconds
 from foremoe.plan.figures import traffic
 from foremoe.plan.plan import Plan
@@ -86,10 +86,11 @@ def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float |
     for row in rows:
         stage_s = row["simulated_stage_s"]
         if stage_s is None:
-            row.update(dict.fromkeys(("speedup_vs_static", "step_speedup", "share_of_balanced")))
+            row.update(dict.fromkeys(("speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")))
             continue
         row["speedup_vs_static"] = None if static_s is None else static_s / stage_s
         row["step_speedup"] = None if static_s is None else trainer.step_speedup(stage_s, static_s)
+        row["step_speedup_at"] = None if static_s is None else step_speedups(stage_s, static_s)
         row["share_of_balanced"] = None if balanced_s is None else balanced_s / stage_s
 
 
@@ -154,7 +155,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
     Example:
         >>> found = foremoe.gain(problem, plan)
         >>> f"{found.speedup:.2f}"
-        '1.43'
+        '1.40'
     """
     judge = Judge.of(posed or problem, trainer)
     return Gain(
@@ -174,7 +175,7 @@ class Judge:
         balanced_s: Seconds of its stage with even routing.
     """
 
-    FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "share_of_balanced")
+    FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
 
     problem: Problem
     trainer: Trainer
@@ -190,7 +191,7 @@ class Judge:
         return cls(problem, trainer, static.total_s + fixed_s, force_balanced(problem, outside_s_MG=head_s_MG).total_s + fixed_s)
 
     def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
-        """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup`` and ``share_of_balanced``.
+        """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup``, ``step_speedup_at`` and ``share_of_balanced``.
 
         Moves of homes count as experts with all their state, spread as `Trainer.micro_steps` says; a plan that re-places experts
         bears its `replacement_seconds`.

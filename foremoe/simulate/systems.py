@@ -99,10 +99,11 @@ def simulate_systems(
         exposed, this stage's share of them, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
         ``optimizer_s`` (see `step`), ``fill_s`` (what filling host stores adds), ``changes_numerics`` (True for a what-if
         that no plan of the same numerics gives), ``executable`` (False where experts are re-placed, which no engine runs),
-        ``tokens_per_s_per_rank``, ``speedup_vs_static`` and ``step_speedup`` (of the
-        stage and of the whole step; None without static), ``share_of_balanced`` (stage time of even routing over this one's; None
-        without that row) and ``groups``. Figures speak of all micro-steps: one without history is static. A system that does not
-        plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
+        ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
+        ``step_speedup`` (of the whole step; None unless the trainer says what lies outside), ``step_speedup_at`` (of steps of
+        which so many percent lie outside; these three are None without static), ``share_of_balanced`` (stage time of even
+        routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without history is
+        static. A system that does not plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
 
     Raises:
         InputError: There are no groups, or no system plans them.

@@ -4,7 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `Search`, `Robust`, `Exact`
+            `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
 order       `Transitions`
 path        `Deadline`
@@ -32,6 +32,7 @@ from foremoe.solvers.published.least_loaded import LeastLoaded
 from foremoe.solvers.published.lplb import Lplb
 from foremoe.solvers.published.moon_ep import MoonEp
 from foremoe.solvers.published.quota import Quota
+from foremoe.solvers.published.taot import Taot
 from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
@@ -44,5 +45,5 @@ __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
     "OrderSolver", "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Transitions", "WaterFill",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot", "Transitions", "WaterFill",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_slots_are_taken_while_each_shortens_the_stage_by_a_hundredth() -> None:
     last = numbers[-1]
     pays = speed[last] / speed[chosen.redundant] - 1.0 >= 0.01 * (last - chosen.redundant)
     assert (last == chosen.redundant == chosen.problem.B) or not pays
-    assert str(chosen).startswith(f"slots: R = {chosen.redundant} chosen (0: 1.00x, 1: ")
+    assert str(chosen).startswith(f"slots: R = {chosen.redundant} by a sample of rows (0: 1.00x, 1: ")
     assert (chosen.problem.load_MLE is posed("mid").load_MLE) is False and chosen.redundant == chosen.problem.R
 
 

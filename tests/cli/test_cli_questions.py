@@ -50,7 +50,9 @@ def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
 def test_a_planner_that_refuses_the_case_says_so() -> None:
     words = ["simulate", "--synthetic", "gpt-oss-20b", "--ranks", "32", "--layers", "0:1", "--micro-steps", "1", "--planners"]
     assert "16 ranks" in bad([*words, "feplb", "--foresight", "exact"])
-    rows = json.loads(good([*words, "static,feplb", "--what-if", "multiplex=2", "--json"]).stdout)["rows"]
+    rows = json.loads(good([*words, "static,feplb", "--what-if", "multiplex=2", "--rollout-share", "0.5", "--json"]).stdout)[
+        "rows"
+    ]
     assert set(rows[1]["multiplex"].values()) == {None} and rows[0]["multiplex"]["vs_static"] == 1.0
 
 
@@ -79,6 +81,8 @@ def test_jobs_in_turns_have_a_table_of_their_own(trace: str, dealing: list[str])
         assert turns["round_s"] == pytest.approx(max(alone_s, static_s, 3 * stage_s))
         assert turns["vs_static"] == pytest.approx(rows[0]["multiplex"]["round_s"] / turns["round_s"])
     assert rows[0]["plan_exposed_s"] == 0.0 < rows[1]["plan_exposed_s"]
+    assert "give --rollout-share" in bad(words)
+    words += ["--rollout-share", "0.5"]
     lines = good(words).stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if "alone ms" in line)
     assert "what if 3 such jobs took turns" in lines[head - 2] and max(map(len, lines[head : head + 3])) <= 80
@@ -95,7 +99,7 @@ def test_bad_what_ifs_are_one_sentence(trace: str, dealing: list[str]) -> None:
     assert "is unknown" in bad([*words, "nothing=1"])
     for jobs in ("0", "1.5", "nan", "inf", "1e9"):
         assert "whole number of jobs" in bad([*words, f"multiplex={jobs}"])
-    assert "add static to --planners" in bad([*words, "multiplex=2"])
+    assert "add static to --planners" in bad([*words, "multiplex=2", "--rollout-share", "0.5"])
     assert "one at a time" in bad([*words, "multiplex=2", "--foresight", "exact"])
 
 
@@ -109,7 +113,8 @@ def test_a_line_without_figures_takes_no_turns() -> None:
 
 
 def test_history_is_asked_for_and_what_no_engine_runs_is_marked_in_both_tables(trace: str, dealing: list[str]) -> None:
-    words = ["simulate", trace, *dealing, "--planners", "static,eplb-history", "--what-if", "multiplex=2"]
+    turns = ["--what-if", "multiplex=2", "--rollout-share", "0.5"]
+    words = ["simulate", trace, *dealing, "--planners", "static,eplb-history", *turns]
     lines = good(words).stdout.splitlines()
     assert sum(line.startswith("eplb-history +") for line in lines) == 2
     said = "eplb-history: micro-step 0 has no history and is static; give --history TRACE"

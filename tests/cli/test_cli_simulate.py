@@ -33,7 +33,8 @@ def test_rows_have_compares_figures_and_the_parts_of_the_stage(trace: str, deali
         assert row["share_of_balanced"] == pytest.approx(rows["force-balanced"]["simulated_stage_s"] / row["simulated_stage_s"])
         static_s, stage_s = rows["static"]["simulated_stage_s"], row["simulated_stage_s"]
         assert row["speedup_vs_static"] == pytest.approx(static_s / stage_s)
-        assert row["step_speedup"] == pytest.approx(2 * static_s / (static_s + stage_s))  # half of static's step is rollout
+        assert row["step_speedup"] is None  # nobody said what lies outside the stages
+        assert row["step_speedup_at"]["50"] == pytest.approx(2 * static_s / (static_s + stage_s))
     for other in compared:  # the same plans
         for key in (
             "skew_mean",
@@ -69,6 +70,13 @@ def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: l
     assert slow["foremoe"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
     text = good(["simulate", *words, "--rollout-share", "0.25"]).stdout
     assert "step: gain of a training step of which 25% of static's lie outside the stages" in text
+    assert "step" in text.splitlines()[next(i for i, line in enumerate(text.splitlines()) if "speed-up" in line)]
+    gains = rows_of(words)["foremoe"]["step_speedup_at"]
+    for command in ("simulate", "compare"):  # no single gain of a step where nobody said what lies outside
+        lines = good([command, *words]).stdout.splitlines()
+        assert "step" not in next(line for line in lines if "speed-up" in line)
+        told = ", ".join(f"{gains[percent]:.3f} with {percent} %" for percent in ("50", "85", "95"))
+        assert f"foremoe: {told} of it outside the stages" in " ".join(" ".join(lines).split())
     assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
     without = good(["simulate", trace, *dealing, "--planners", "foremoe"]).stdout
     assert "step: unknown without static" in without
@@ -96,7 +104,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
     text = good(["simulate", trace, *dealing, "--planners", "static,foremoe,force-balanced"]).stdout
     assert "simulated; constants: uncalibrated, ±12 %" in text
-    assert "1 EP group of 4" in text and "homes move" not in text
+    assert "4 GPUs = EP 4 x DP 1 x PP 1" in text and "homes move" not in text
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["static", "foremoe", "force-balanced"]
 
 
@@ -109,6 +117,16 @@ def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing
     for row in (*same.values(), *whole.values()):
         del row["plan_us_per_layer"]
     assert same == whole
+
+
+def test_gpus_are_those_of_all_groups_and_pipeline_ranks(trace: str, dealing: list[str]) -> None:
+    at = dealing.index("--ranks")
+    words = ["simulate", trace, *dealing[:at], *dealing[at + 2 :], "--planners", "static", "--ep", "2", "--pp", "3"]
+    text = good([*words, "--gpus", "12"]).stdout
+    assert "12 GPUs = EP 2 x DP 2 x PP 3" in text
+    assert text == good([*words, "--ranks", "4"]).stdout
+    assert "do not divide over 3 pipeline ranks" in bad([*words, "--gpus", "13"])
+    assert "say the same in two ways" in bad([*words, "--gpus", "12", "--ranks", "4"])
 
 
 def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:

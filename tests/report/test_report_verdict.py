@@ -40,10 +40,15 @@ def test_the_verdict_has_the_figures_of_the_table(case, tmp_path):
     row = Judge.of(case.problem, Trainer())(case.problem, case.plan)
     for ours, theirs in (("planned_s", "simulated_stage_s"), ("speedup", "speedup_vs_static")):
         assert gains[ours] == pytest.approx(row[theirs])
-    for key in ("step_speedup", "share_of_balanced"):
+    for key in ("step_speedup", "step_speedup_at", "share_of_balanced"):
         assert gains[key] == pytest.approx(row[key])
-    assert told["gain"].startswith(f"Update stage {gains['speedup']:.2f}x") and f"{gains['step_speedup']:.2f}x." in told["gain"]
+    assert told["gain"].startswith(f"Update stage {gains['speedup']:.2f}x") and "step" not in told["gain"]
     words = " ".join(told["details"])
+    assert all(f"{gain:.2f}x with {percent} %" in words for percent, gain in gains["step_speedup_at"].items())
+    said = dataclasses.replace(case.runs, trainer=Trainer(rollout_share=0.25))
+    with_share = verdict_of(tmp_path, case, runs=said)
+    assert with_share["gain"].endswith(f"; whole training step {said.gains()['step_speedup']:.2f}x.")
+    assert "counts 25% outside its stages" in " ".join(with_share["details"])
     assert f"{gains['share_of_balanced']:.0%} of" in words and "exposed, simulated" in words
     assert told["details"][0].startswith("Memory does not fit: ")
     assert "uncalibrated" in told["sure"] and not told["gains"]

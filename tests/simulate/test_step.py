@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import foremoe
-from foremoe.machine.trainer import Trainer
+from foremoe.machine.trainer import Trainer, step_speedups
 from foremoe.plan.figures import traffic
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds, simulate
@@ -81,6 +81,14 @@ def test_a_step_gains_less_than_its_stages() -> None:
     assert foremoe.Trainer(rollout_s=30.0).step_speedup(5.0, 10.0) == pytest.approx(40 / 35)
 
 
+def test_a_step_of_which_nobody_said_what_lies_outside_has_no_single_gain() -> None:
+    assert foremoe.Trainer().outside_s(10.0) is None and foremoe.Trainer().step_speedup(5.0, 10.0) is None
+    found = step_speedups(5.0, 10.0)
+    assert found == pytest.approx({"50": 20 / 15, "85": 100 / 92.5, "95": 100 / 97.5})
+    for percent, gain in found.items():
+        assert foremoe.Trainer(rollout_share=int(percent) / 100).step_speedup(5.0, 10.0) == pytest.approx(gain)
+
+
 def test_systems_and_the_judge_tell_the_same() -> None:
     problem, trainer = two_ranks(), foremoe.Trainer(data_parallel=2, rollout_share=0.25)
     systems = {"static": System(planner=foremoe.Planner(rank=())), "plan": System(), "even": System(even=True)}
@@ -88,7 +96,8 @@ def test_systems_and_the_judge_tell_the_same() -> None:
     judge = Judge.of(problem, trainer)
     found = judge(problem, foremoe.Planner().plan(problem)[0])
     assert tuple(found) == Judge.FIGURES
-    assert {name: rows["plan"][name] for name in Judge.FIGURES} == pytest.approx(found)
+    assert rows["plan"]["step_speedup_at"] == pytest.approx(found.pop("step_speedup_at"))
+    assert {name: rows["plan"][name] for name in found} == pytest.approx(found)
     assert rows["static"]["simulated_stage_s"] == pytest.approx(judge.static_s)
     assert rows["even"]["simulated_stage_s"] == pytest.approx(judge.balanced_s)
     fixed_s = reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)
