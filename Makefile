@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest test-triton dist audit test-megatron test-verl smoke-verl fuzz nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton dist audit test-megatron test-verl smoke-verl resolve fuzz nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -71,6 +71,11 @@ test-verl: .venv-verl/.verl
 # veRL's own engine on two CPU ranks, with foremoe and without; prints a table.
 smoke-verl: .venv-verl/.verl
 	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python -W ignore examples/verl_cpu_smoke.py; fi
+
+# Options of trainers' recipes once more, from the checkouts that FOREMOE_VERL, FOREMOE_SLIME, FOREMOE_NEMO_RL and FOREMOE_SKYRL name;
+# fails where they are not those of tests/megatron/recipes.json. Needs hydra, which veRL brings.
+resolve: .venv-verl/.verl
+	@if [ -e .venv-verl/.verl ]; then .venv-verl/bin/python tests/megatron/resolve.py $(RESOLVE); fi
 
 # Some minutes on all cores; not in CI, which tries a few of both.
 fuzz: .venv/.test

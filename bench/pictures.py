@@ -64,7 +64,7 @@ def example() -> tuple[foremoe.Problem, foremoe.Plan]:
     """The README's example."""
     trace = foremoe.synthetic_trace("qwen3-30b-a3b", seed=0)
     work = foremoe.Workload.from_trace(trace, num_ranks=16, tokens_per_rank=1024)
-    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16), redundant=1)
+    problem = foremoe.choose_slots(foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16))).problem
     return problem, foremoe.Planner().plan(problem)[0]
 
 
@@ -129,23 +129,26 @@ def ring(plt: Any) -> Any:
 
 
 def balanced(plt: Any) -> Any:
-    """Share of the throughput with forced even routing, by system and EP, under either dispatch."""
-    text, model = newest("dispatches"), "qwen3-235b-a22b"
+    """Share of the throughput with forced even routing, by system, on recorded loads and on synthetic ones."""
+    (lines,) = tables(newest("throughput"), "## Dispatch node, in short")
+    lines = [line for line in lines if "force-balanced" not in line.values()]
+    names = [next(iter(line.values())) for line in lines]
+    shown = {
+        "recorded": ("R1 recorded EP8", "R1 recorded EP16", "R1 recorded EP32", "gpt-oss-20b recorded EP16"),
+        "synthetic": ("qwen3-like EP16", "qwen3-like EP64", "r1-like EP64 NVL72", "qwen3-like EP64 NVL72"),
+    }
     figure, panels = plt.subplots(2, 1, figsize=(6, 7.4), sharex=True)
-    for axes, dispatch in zip(panels, ("pairs", "node"), strict=True):
-        lines = [line for line in tables(text, f"## Dispatch {dispatch}, regime mid")[0] if "force-balanced" not in line.values()]
-        names = [next(iter(line.values())) for line in lines]
-        columns = [name for name in lines[0] if name.startswith(model)]
+    for axes, (title, columns) in zip(panels, shown.items(), strict=True):
         for column, color, marker in zip(columns, (FAINT, BLUE, GREEN, ORANGE), "osD^", strict=True):
             at = [(number(line[column]), y) for y, line in enumerate(lines) if line[column] != "-"]
-            axes.plot(*zip(*at, strict=True), marker, color=color, markersize=6, label=column.removeprefix(f"{model} "))
+            axes.plot(*zip(*at, strict=True), marker, color=color, markersize=6, label=column)
         axes.set_yticks(range(len(names)), names)
         axes.grid(axis="y", color=FAINT, linewidth=0.4, alpha=0.5)
         axes.invert_yaxis()
         axes.axvline(100, color=INK, linewidth=0.8, linestyle="--")
-        axes.set_title(f"dispatch {dispatch}")
-    panels[0].legend(frameon=False, fontsize=9, loc="lower left")
-    panels[1].set_xlabel(f"% of forced even routing, {model}, regime mid, simulated")
+        axes.set_title(title)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.02, -0.02))
+    panels[1].set_xlabel("% of even routing, dispatch node, simulated")
     return figure
 
 
@@ -188,7 +191,7 @@ PICTURES: dict[str, Callable[[Any], Any]] = {
 SOURCES = {
     "layer": (),
     "ring": (),
-    "balanced": ("dispatches",),
+    "balanced": ("throughput",),
     "predicted": ("published", "validation"),
 }
 

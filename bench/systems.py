@@ -40,8 +40,7 @@ SECOND_SET = ("MoonEP-like", "MoonEP-like, hidden", "LLEP", "LLEP, hidden")
 
 
 def systems(experts_per_rank: int) -> dict[str, System]:
-    """Row name -> system, for EP groups with so many experts per rank; slots per rank are the problem's unless a system has"
-    " its own."""
+    """Row name -> system, for EP groups with so many experts per rank; one without slots of its own has the problem's."""
     one_pool = SharedSlots(depth=1)
     ultra = {"replicas": "node", "redundant": 2, "slots": one_pool}
     moon = {"replicas": "node", "redundant": experts_per_rank, "slots": one_pool}

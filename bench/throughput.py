@@ -47,9 +47,18 @@ SYNTHETIC: tuple[tuple[str, str, str, tuple[int, ...]], ...] = (
     ("gpt-oss-math-like", "gpt-oss-120b", "8xh100", (8,)), ("mid", "qwen3-30b-a3b", "8xh100", (16, 64)),
     ("r1-like", "deepseek-v3", RACK, (64,)), ("qwen3-like", "qwen3-235b-a22b", RACK, (64,)),
 )  # fmt: skip
-# The table that README shows: systems, and columns by the start of their name.
-SHORT = ("static", "eplb-step", "LLEP", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight", "TAOT-like",
-         "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced")  # fmt: skip
+DOMAIN = {RACK: " NVL72"}
+# The tables in short, and that of README: speed-up over static on some loads.
+SHORT = (
+    "static", "eplb-step", "LLEP", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight", "TAOT-like",
+    "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced",
+)  # fmt: skip
+README = {
+    "R1 recorded, EP8/16/32": ("R1 recorded EP8", "R1 recorded EP16", "R1 recorded EP32"),
+    "gpt-oss recorded, EP8/16": ("gpt-oss-20b recorded EP8", "gpt-oss-20b recorded EP16"),
+    "qwen3-like, EP8/16/64": ("qwen3-like EP8", "qwen3-like EP16", "qwen3-like EP64"),
+    "NVL72, EP64, r1-like/qwen3-like": ("r1-like EP64 NVL72", "qwen3-like EP64 NVL72"),
+}  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -67,18 +76,18 @@ def columns(micro_steps: int, layers: int) -> Iterator[Column]:
             work = recorded_r1(ep, TOKENS, micro_steps + 1, layers)
             if work is not None:
                 (problem,) = group_problems(work, "deepseek-v3", ep, 8, Cluster.preset(cluster, ep), 1)
-                yield Column(f"DeepSeek-R1 recorded, EP{ep} {cluster}", problem)
+                yield Column(f"R1 recorded EP{ep}{DOMAIN.get(cluster, '')}", problem)
     for name, files, model, ep, tokens in RECORDED:
         work = recorded_workload(files, model, ep, tokens)
         if work is not None:
-            yield Column(f"{name} recorded, {tokens} tokens, EP{ep} 8xh100", group_problems(work, model, ep, 8, None, 1)[0])
+            yield Column(f"{name} recorded EP{ep}", group_problems(work, model, ep, 8, None, 1)[0])
     for regime, model, cluster, several in SYNTHETIC:
         for ep in several:
             (problem,) = synthetic_groups(
                 model, num_ranks=ep, ep=ep, tokens_per_rank=TOKENS, micro_steps=micro_steps + 1, regime=regime, num_layers=layers,
                 cluster=Cluster.preset(cluster, ep),
             )  # fmt: skip
-            yield Column(f"{regime} {model}, EP{ep} {cluster}", problem)
+            yield Column(f"{regime} EP{ep}{DOMAIN.get(cluster, '')}", problem)
 
 
 def rows_of(problem: Problem) -> dict[str, Row]:
@@ -123,6 +132,22 @@ def table(found: dict[str, dict[str, Row]], names: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def short(found: dict[str, dict[str, Row]]) -> str:
+    """README's table: speed-up over static, slots and buffers (fewest to most over these loads)."""
+    heads = {head: [name for name in names if name in found] for head, names in README.items()}
+    heads = {head: names for head, names in heads.items() if names}
+    lines = ["| x static, dispatch node | slots | buffers | " + " | ".join(heads) + " |", "|" + " --- |" * (len(heads) + 3)]
+    for name in SHORT:
+        run = [found[head][name] for names in heads.values() for head in names]
+        slots, held = (
+            span(str(row["slots_per_rank"]) for row in run),
+            span(str(row["buffers"][0]) for row in run if row["buffers"]),
+        )
+        cells = ["/".join(f"{found[head][name]['speedup_vs_static']:.2f}" for head in names) for names in heads.values()]
+        lines.append(f"| {name} | {slots} | {held} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def verdicts(found: dict[str, dict[str, Row]], skews: dict[str, float]) -> str:
     """What foremoe gains over the best of the others, load by load."""
     lines = [
@@ -152,12 +177,16 @@ def main() -> None:
     head = (
         f"# Update stages of published systems and of foremoe (simulated)\n\nPlanned and simulated on: {hardware()}. Command:"
         f" `python -m bench.throughput --micro-steps {args.micro_steps} --layers {args.layers}`. Simulated, constants of the"
-        f" presets, uncalibrated. One EP group of {NUM_RANKS} GPUs, R = 1 unless a row says otherwise, {TOKENS} tokens per GPU"
-        f" and micro-step, {args.micro_steps} micro-steps x {args.layers} layers; recorded gpt-oss-20b and ESFT: 1024 tokens,"
-        f" all layers and as many micro-steps as there are. 8xh100: nodes of 8. {RACK}: one NVLink domain of 72. {BOTH}\n\n"
+        f" presets, uncalibrated. One EP group of {NUM_RANKS} GPUs of 8xh100 in nodes of 8, or ({RACK}, *NVL72*) in one NVLink"
+        f" domain; R = 1 unless a row says otherwise, {TOKENS} tokens per GPU and micro-step, {args.micro_steps} micro-steps x"
+        f" {args.layers} layers. Recorded: DeepSeek-R1's counts (decoding; no drift from micro-step to micro-step), and routing"
+        " of gpt-oss-20b (4096 tokens per GPU at EP8, 2048 at EP16) and ESFT (DeepSeek-V2-Lite, 1024) with all layers and as many"
+        " micro-steps as there are. Synthetic: r1-like DeepSeek-V3, qwen3-like Qwen3-235B-A22B, gpt-oss-math-like gpt-oss-120b,"
+        f" mid Qwen3-30B-A3B. {BOTH}\n\n"
     )
     notes = "\n".join(f"* {note}" for note in NOTES)
-    parts = [f"## Dispatch {dispatch}, in short\n\n{table(of, SHORT)}" for dispatch, of in found.items()]
+    parts = [f"## README\n\n{short(found['node'])}"]
+    parts += [f"## Dispatch {dispatch}, in short\n\n{table(of, SHORT)}" for dispatch, of in found.items()]
     parts += [
         f"## Dispatch {dispatch}, foremoe against the best of the others\n\n{verdicts(of, skews)}"
         for dispatch, of in found.items()

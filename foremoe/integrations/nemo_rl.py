@@ -11,11 +11,13 @@ import itertools
 import logging
 import runpy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from foremoe.base.arrays import Array
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.supported import Parallel, Refusal, hydra, refusal_of
 
 _logger = logging.getLogger(__name__)
 
@@ -32,25 +34,58 @@ def register() -> None:
 
     def choose_ours(default: str, config: Any) -> str:
         chosen: str = choose(default, config)
-        return OURS if chosen == THEIRS and config.get("foremoe") is not None else chosen
+        if chosen != THEIRS or config.get("foremoe") is None:
+            return chosen
+        settings_of(config)
+        return OURS
 
     ACTOR_ENVIRONMENT_REGISTRY[OURS] = ACTOR_ENVIRONMENT_REGISTRY[THEIRS]
     lm_policy.resolve_policy_worker_cls = choose_ours
 
 
-def install(config: Any) -> None:
-    """Has the Megatron worker of this process run by plans; given NeMo-RL's ``policy``."""
-    settings = Settings.of(config["foremoe"])
+def settings_of(config: Any) -> Settings:
+    """Settings in NeMo-RL's ``policy``; before there is a worker or a model.
+
+    Raises:
+        InputError: A setting that does not fit, or one of NeMo-RL's with which foremoe cannot run.
+    """
+    settings, megatron = Settings.of(config["foremoe"]), config.get("megatron_cfg") or {}
+    options = {**megatron, **(megatron.get("model_overrides") or {})}
+    fp8 = megatron.get("fp8_cfg") or {}
+    if fp8.get("enabled"):
+        options["fp8"] = fp8.get("fp8")
+    options.setdefault("moe_token_dispatcher_type", "alltoall")  # else the model's own, of which attaching hears
+    refusal = refusal_of(options.get, Parallel.of(options.get))
+    if refusal is None and (megatron.get("peft") or {}).get("enabled"):
+        reason = "replicas of experts with adapters are not supported; train whole experts"
+        refusal = Refusal(reason, {"peft.enabled": False})
+    if refusal is not None:
+        raise refusal.error(override)
+    return settings
+
+
+def override(name: str, value: Any) -> str:
+    """What a command of NeMo-RL says so that Megatron's option `name` is `value`."""
+    return hydra("++policy.megatron_cfg.")(*(("fp8_cfg.enabled", False) if name == "fp8" else (name, value)))
+
+
+def install(config: Any) -> Callable[[Any], Any]:
+    """Has the Megatron worker of this process run by plans; given NeMo-RL's ``policy``.
+
+    Returns:
+        What the worker calls with its model when that is built.
+    """
+    settings = settings_of(config)
     if not (config.get("router_replay") or {}).get("enabled"):
         warn_once(
             _logger, "policy.foremoe does nothing, for no routing is known before a pass; set policy.router_replay.enabled=true."
         )
-        return
+        return lambda model: None
     from nemo_rl.models.megatron import train
 
     from foremoe.integrations.megatron.forward_backward import plan_calls_of
 
-    plan_calls_of(train, routing_of, settings)
+    return plan_calls_of(train, routing_of, settings, override)
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:

@@ -16,5 +16,6 @@ class MegatronPolicyWorker(MegatronPolicyWorkerImpl):  # type: ignore[misc]
     """As NeMo-RL's, whose own class is a Ray actor that nothing can be derived from."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        install(config)
+        attach_to = install(config)
         super().__init__(config, *args, **kwargs)
+        attach_to(self.model)

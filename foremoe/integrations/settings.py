@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foremoe.base.errors import InputError
-from foremoe.base.fields import check_fields, flag, shown, text, whole
+from foremoe.base.fields import MAX_WHOLE, check_fields, flag, shown, text, whole
 from foremoe.calibrate.gate import require_taken
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.parsing import parse
@@ -29,12 +29,15 @@ class AttachSettings(EngineSettings):
         redundant: R, slots per rank for replicas.
         planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
         cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
-        slots: Policy of the slot buffers; its text is "shared:3" or "SharedSlots(depth=3)".
+        slots: Policy of the slot buffers; its text is "shared:2" or "SharedSlots(depth=2)".
         replicas: "any", or "node": inside their home's node.
         cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures on the hosts where the ranks
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
         group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
             takes one rank.
+        spare: Tokens of a rank that may be unknown in a row which still goes by routes made ahead; each takes a place at every
+            expert. 0: rows with such tokens count.
+        route_bytes: Host memory that routes made ahead may take on a rank; rows beyond it count.
         plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
     """
 
@@ -44,6 +47,8 @@ class AttachSettings(EngineSettings):
     slots: SharedSlots | ResidentSlots = field(default_factory=SharedSlots)
     replicas: str = "any"
     cluster: Cluster | None = None
+    spare: int = 64
+    route_bytes: int = 2**31
     group_timeout_s: float = 300.0
     plan_limit_s: float | None = None
 
@@ -52,7 +57,8 @@ class AttachSettings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
-            (partial(whole, low=0, high=2**15), ("redundant",)), (seconds, ("group_timeout_s", "plan_limit_s")),
+            (partial(whole, low=0, high=2**15), ("redundant", "spare")),
+            (partial(whole, low=0, high=MAX_WHOLE), ("route_bytes",)), (seconds, ("group_timeout_s", "plan_limit_s")),
             (_planner, ("planner",)), (_cost, ("cost",)), (_slots, ("slots",)), (_cluster, ("cluster",)),
         )  # fmt: skip
         check_fields(self, checks)
@@ -90,8 +96,15 @@ class Settings(AttachSettings):
         check_fields(self, checks)
 
 
-def _planner(value: Any, _: str) -> Planner:
-    return resolve(value)
+def _planner(value: Any, name: str) -> Planner:
+    planner = resolve(value)
+    if not planner.keeps_homes:
+        moves = ", ".join(type(solver).__name__ for solver in planner.rank if not solver.keeps_homes)
+        raise InputError(
+            f"{name}={shown(value)} moves experts from their homes ({moves}), and no engine runs such plans; take another, such "
+            "as foremoe, and compare this one off line."
+        )
+    return planner
 
 
 def _cost(value: Any, name: str) -> CostModel:
@@ -106,7 +119,7 @@ def _slots(value: Any, name: str) -> Slots:
     if isinstance(value, str):
         value = parse(value) if "(" in value else slots_of(value)
     if not isinstance(value, Slots):
-        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:3 or resident:1.")
+        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:2 or resident:1.")
     return value
 
 

@@ -10,26 +10,56 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import Any
 
 from foremoe.base.arrays import Array
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.supported import Parallel, refusal_of
 
 _logger = logging.getLogger(__name__)
 
 
 def install(args: Any) -> None:
-    """Has the Megatron actor of this process run by plans; slime calls it with its arguments, before the model is built."""
+    """Has the Megatron actor of this process run by plans; slime calls it with its arguments, before the model is built.
+
+    Raises:
+        InputError: A setting that does not fit, or an argument with which foremoe cannot run.
+    """
     settings = Settings.of(getattr(args, "foremoe", None))
     if not args.use_routing_replay:
         warn_once(_logger, "foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
         return
+    get = partial(getattr, args)
+    refusal = refusal_of(get, Parallel.of(get))
+    if refusal is not None:
+        raise refusal.error(argument)
     from slime.backends.megatron_utils import model
 
     from foremoe.integrations.megatron.forward_backward import plan_calls_of
 
-    plan_calls_of(model, routing_of, settings)
+    attach_to, build = plan_calls_of(model, routing_of, settings, argument), model.setup_model_and_optimizer
+
+    def build_and_attach(args: Any, role: str = "actor") -> Any:
+        made = build(args, role)
+        if role == "actor":
+            attach_to(made[0])
+        return made
+
+    model.setup_model_and_optimizer = build_and_attach
+
+
+# Options whose argument has another name; of the last, the argument is there where the option is not.
+_ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format", "add_bias_linear": "--disable-bias-linear"}
+
+
+def argument(name: str, value: Any) -> str:
+    """What to do to slime's command so that Megatron's option `name` is `value`."""
+    shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
+    if value is None or (value is False and name != "add_bias_linear"):
+        return f"nothing of {shown}"
+    return shown if isinstance(value, bool) else f"{shown} {value}"
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
@@ -47,5 +77,25 @@ def routing_of(call: dict[str, Any]) -> list[Array] | None:
 
     layers = RoutingReplay.all_routing_replays
     return [
-        on_host([layer.top_indices_list[layer.forward_index + m] for layer in layers]) for m in range(call["num_microbatches"])
+        on_host([_read(layer.top_indices_list, layer.forward_index + m, stage) for layer in layers])
+        for m in range(call["num_microbatches"])
     ]
+
+
+class _Kept:
+    """In the place of a lazy entry that may be read once: what it gave, on the host."""
+
+    def __init__(self, topk_TK: Any) -> None:
+        self._topk_TK, self._device, self._dtype = topk_TK.to("cpu"), topk_TK.device, topk_TK.dtype
+
+    def materialize_for_routing_replay(self, _: str) -> Any:
+        return self._topk_TK.to(device=self._device, dtype=self._dtype)
+
+
+def _read(entries: list[Any], index: int, stage: str) -> Any:
+    """The routes of one layer and micro-batch; slime makes some of them when a router asks, and may free them then."""
+    if not hasattr(entries[index], "materialize_for_routing_replay"):
+        return entries[index]
+    if not isinstance(entries[index], _Kept):
+        entries[index] = _Kept(entries[index].materialize_for_routing_replay(stage.removeprefix("replay_")))
+    return entries[index].materialize_for_routing_replay(stage)

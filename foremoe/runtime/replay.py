@@ -10,6 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows, row_runner
 from foremoe.distributed.group import Group, first_fault
 from foremoe.runtime.dispatch import Exchange, Route
+from foremoe.runtime.holes import HoledRoute, HoledRoutes, Holes, Lack
 from foremoe.runtime.kernels.routes import KnownRows, route_rows
 
 # Letters: N rows whose routing is known here, M micro-steps, L layers, G ranks, E experts, S slots of a rank, P = G*S physical
@@ -34,6 +35,10 @@ class ReplayedRows:
         num_experts: E.
         group: The EP group; making this object is collective.
         device: Where layers run.
+        holes: Of this source, with what its holes add to `received_GMLS`, by source; None: rows with holes count. On all ranks.
+
+    Attributes:
+        lack_ML: `Lack` of every row, the largest of all ranks.
 
     Raises:
         InputError: A row does not exist or its routing is not [T, K]; on all ranks.
@@ -41,26 +46,67 @@ class ReplayedRows:
 
     def __init__(
         self, routing: Routing, expert_MLGS: Array, split_MLP: Array, received_GMLS: Array, *, num_experts: int, group: Group,
-        device: torch.device,
+        device: torch.device, holes: tuple[Holes, Array] | None = None,
     ) -> None:  # fmt: skip
         self._group, self._device = group, device
         known = {row: _on_host(topk_TK) for row, topk_TK in routing.items()}
         fault = _routing_fault(known, expert_MLGS.shape[:2])
-        planned_ML = np.zeros(expert_MLGS.shape[:2], bool)
+        lack_ML = np.full(expert_MLGS.shape[:2], Lack.UNTOLD, np.uint8)
+        self._holed: HoledRoutes | None = None
         if not fault:
             num_planned_ML: Array = split_MLP.sum(2, dtype=np.int64)
+            for row in known:
+                lack_ML[row] = Lack.DIFFERS
+            if holes is not None:
+                known = self._take_holed(known, holes, (expert_MLGS, split_MLP, received_GMLS), lack_ML)
             known = {row: topk_TK for row, topk_TK in known.items() if topk_TK.size == num_planned_ML[row]}
             at = tuple(np.array(list(known), np.int64).reshape(-1, 2).T)
             self._make(known, expert_MLGS[at], split_MLP[at], np.moveaxis(received_GMLS, 0, 2)[at], num_experts)
-            planned_ML[at] = self._planned_N
-        answers = group.gather((fault, np.packbits(planned_ML).tobytes()))
+            lack_ML[at] = np.where(self._planned_N, 0, Lack.DIFFERS)
+        answers = group.gather((fault, lack_ML.tobytes()))
         fault = first_fault([fault for fault, _ in answers])
         if fault:
             raise InputError(fault)
-        bits = np.bitwise_and.reduce([np.frombuffer(bits, np.uint8) for _, bits in answers])
-        everywhere_ML = np.unpackbits(bits, count=planned_ML.size).reshape(planned_ML.shape)
-        self._number = {row: n for n, row in enumerate(known) if everywhere_ML[row]}
+        lacks = [np.frombuffer(lacks, np.uint8).reshape(lack_ML.shape) for _, lacks in answers]
+        self.lack_ML: Array = np.maximum.reduce(lacks)
+        self._number = {row: n for n, row in enumerate(known) if not self.lack_ML[row]}
+        rows: list[tuple[int, int]] = [] if self._holed is None else self._holed.rows
+        self._holed_number = {row: n for n, row in enumerate(rows) if not self.lack_ML[row]}
         self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
+        self._first: dict[tuple[int, int], torch.Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory of all routes on this rank."""
+        return int(self._numbers_X.nbytes) + (0 if self._holed is None else self._holed.num_bytes)
+
+    def _take_holed(
+        self, known: dict[tuple[int, int], Array], given: tuple[Holes, Array], plan: tuple[Array, Array, Array], lack_ML: Array
+    ) -> dict[tuple[int, int], Array]:
+        """Makes the routes of rows with holes on any rank; returns the others."""
+        holes, extra_GMLS = given
+        expert_MLGS, split_MLP, received_GMLS = plan
+        for row, lack in holes.left.items():
+            lack_ML[row] = lack
+        others_ML: Array = extra_GMLS.sum(axis=(0, 3)) > 0
+        holed = {
+            row: holes.expert_TK[row] if row in holes.expert_TK else np.array(topk_TK, np.int32, order="C")
+            for row, topk_TK in known.items()
+            if row not in holes.left and (row in holes.expert_TK or others_ML[row])
+        }
+        self._holed = HoledRoutes(
+            holed,
+            holes,
+            expert_MLGS,
+            split_MLP,
+            received_GMLS,
+            received_GMLS + extra_GMLS,
+            group=self._group,
+            device=self._device,
+        )
+        for row, planned in zip(self._holed.rows, self._holed.planned_N, strict=True):
+            lack_ML[row] = 0 if planned else Lack.DIFFERS
+        return {row: topk_TK for row, topk_TK in known.items() if row not in holed and row not in holes.left}
 
     def _make(self, known: dict[tuple[int, int], Array], expert_NGS: Array, split_NP: Array, received_NGS: Array, E: int) -> None:
         self._shape_N = [topk_TK.shape for topk_TK in known.values()]
@@ -107,6 +153,15 @@ class ReplayedRows:
         exchange = Exchange(self._group, self._sent_NG[n].tolist(), self._received_NG[n].tolist())
         return known_Z.view(shape), Route(exchange, shape[1], num_S, self._end_NS[n], *order)
 
+    def holed_route(self, micro_step: int, layer: int, shape: torch.Size) -> HoledRoute | None:
+        """The route of a row with holes on any rank, as `route` gives those of other rows."""
+        n = self._holed_number.get((micro_step, layer))
+        if n is None:
+            return None
+        assert self._holed is not None
+        _require_shape(micro_step, layer, shape, self._holed.shape(n))
+        return self._holed.route(n)
+
     def experts(self, micro_step: int, layer: int, shape: torch.Size) -> torch.Tensor | None:
         """The experts alone, as in `route`."""
         n = self._find(micro_step, layer, shape)
@@ -117,14 +172,15 @@ class ReplayedRows:
 
     def _find(self, micro_step: int, layer: int, shape: torch.Size) -> int | None:
         n = self._number.get((micro_step, layer))
-        if n is not None and shape != self._shape_N[n]:
-            told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(self._shape_N[n])}"
-            raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")
+        if n is not None:
+            _require_shape(micro_step, layer, shape, self._shape_N[n])
         return n
 
-    def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor) -> None:
-        """Notes, on the device, how many pairs of a row have other experts than were known."""
+    def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
+        """Notes, on the device, how many pairs of a row have other experts than were known, and which token is the first."""
         self._differ.append(((micro_step, layer), num_differ))
+        if first is not None:
+            self._first.setdefault((micro_step, layer), first)
 
     @property
     def num_compared(self) -> int:
@@ -133,7 +189,7 @@ class ReplayedRows:
 
     def verdict(self) -> str:
         """The first `fault` of any rank, on all of them; collective."""
-        return first_fault(self._group.gather(self.fault())) if self._number else ""
+        return first_fault(self._group.gather(self.fault())) if self._number or self._holed_number else ""
 
     def fault(self) -> str:
         """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
@@ -142,8 +198,15 @@ class ReplayedRows:
         num_differ = torch.stack([num for _, num in self._differ]).cpu()
         for ((m, layer), _), num in zip(self._differ, num_differ.tolist(), strict=True):
             if num:
-                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage"
+                first = f", token {int(self._first[m, layer])} first" if (m, layer) in self._first else ""
+                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage{first}"
         return ""
+
+
+def _require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
+    if shape != given:
+        told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
+        raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")
 
 
 def _on_host(topk_TK: torch.Tensor | Array) -> Array:

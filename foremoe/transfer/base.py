@@ -32,10 +32,10 @@ class Buffers(Protocol):
         """The weights that a buffer holds."""
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Where gradients of an expert whose home is this rank are summed: float32, or float64 for float64 weights."""
+        """Where gradients of an expert whose home is this rank are summed: float32, float64 for float64 weights, or bfloat16."""
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """The gradient of the replica in a buffer, in the dtype of `main_grad`."""
+        """The gradient of the replica in a buffer, in the dtype of `main_grad`; float32 where that is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,10 +55,16 @@ def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | Non
 def _narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
     """Why gradients cannot be summed here, in one sentence; empty if they can."""
     mine = (plan.home_LE // plan.B == rank).nonzero()
-    tensors = list(buffers.main_grad(int(mine[0][0]), int(mine[1][0]))) if plan.header.schedule.trains and len(mine[0]) else []
-    tensors += buffers.slot_grad(0) if plan.header.schedule.trains and buffers.num_buffers else []
-    narrow = [x.dtype for x in tensors if x.dtype not in (torch.float32, torch.float64)]
-    return f"main gradients are {narrow[0]}; keep them in float32 (Megatron: grad_reduce_in_fp32)." if narrow else ""
+    if not plan.header.schedule.trains:
+        return ""
+    wide = torch.float32, torch.float64
+    main = {x.dtype for x in (buffers.main_grad(int(mine[0][0]), int(mine[1][0])) if len(mine[0]) else ())}
+    slots = {x.dtype for x in (buffers.slot_grad(0) if buffers.num_buffers else ())}
+    if narrow := [*main.difference(wide, {torch.bfloat16})]:
+        return f"main gradients are {narrow[0]}; keep them in float32 (Megatron: grad_reduce_in_fp32) or bfloat16."
+    if narrow := [*slots.difference(wide)]:
+        return f"gradients of replicas are {narrow[0]}; keep them in float32."
+    return ""
 
 
 def digest(tensors: Tensors) -> str:

@@ -27,10 +27,15 @@ class Departures:
         """The use at `position` is over: copies may start."""
         self._freed = position
 
-    def settle(self) -> None:
-        """Starts the gradients that are held back, and waits until all are at their homes."""
+    def settle(self, layer: int | None = None) -> None:
+        """Starts the gradients that are held back, and waits until all are at their homes.
+
+        Args:
+            layer: Where main gradients are bf16, those of this layer alone are added to them, as it has no backward left.
+        """
         self._send_gradients()
         self._returns.settle()
+        self._returns.add_up(layer)
 
     def launch(self) -> None:
         """Starts all that is held back."""

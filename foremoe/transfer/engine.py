@@ -55,7 +55,7 @@ class Engine:
         resolved = [resolve_backend(backend) for backend in self.settings.backends or ()]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
-        self.buffers, self._version, self._slots = buffers, 0, SlotContents({})
+        self.buffers, self._version, self._slots, self.sum_bytes = buffers, 0, SlotContents({}), 0
         self._plan: Plan | None = None
         self._open: Residency | None = None
         self._watch: HomeWatch | None = None
@@ -165,11 +165,11 @@ class Engine:
         if (micro_step, layer) not in self._fell_back:
             self._departures.hold_gradients(micro_step, position)
 
-    def settle(self) -> None:
-        """Waits until the gradients of all rows whose backward is over are added at their homes; called on all ranks alike."""
+    def settle(self, layer: int | None = None) -> None:
+        """Waits until gradients of all rows whose backward is over are at home, as `Departures.settle`; on all ranks alike."""
         self._running()
         with self._step():
-            self._departures.settle()
+            self._departures.settle(layer)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """The use is over on this rank: its buffers are free, and `launch` may fill them again."""
@@ -201,8 +201,7 @@ class Engine:
             InputError: Uses are left and `partial` is not set.
             TransferError: Something did not arrive, here or elsewhere.
         """
-        plan = self._running()
-        num_uses = len(self._programme.uses)
+        plan, num_uses = self._running(), len(self._programme.uses)
         if (self._next < num_uses or self._open is not None) and not partial:
             raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
@@ -216,6 +215,7 @@ class Engine:
                 self._contents.check_homes()
         except TransferError as error:
             failure = error
+        self.sum_bytes = self._returns.most_sum_bytes  # what float32 sums for bf16 main gradients took
         answers = self.group.gather(("" if failure is None else str(failure), self._backends.failed()))
         self._backends.give_up([failed for _, failed in answers])
         for c in self._carrier.in_flight():

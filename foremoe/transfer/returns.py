@@ -35,6 +35,10 @@ class Returns:
     points depend on the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a
     row by replica rank.
 
+    Where main gradients are bf16, an expert's returns are summed in float32 and added once, by `add_up` or at the end: a main
+    gradient is rounded once more than without replicas, however many there were. The sums take four bytes per weight of the
+    experts that get returns.
+
     A row of which a home would stage more than the limit returns in rounds: both ends leave what is beyond it to the next one,
     which starts when the home has added the round before. Rounds are numbered over all ranks, and a rank waits only for earlier
     ones, so that ranks never wait for each other in a circle.
@@ -46,6 +50,8 @@ class Returns:
         self._limit_bytes, self.staged_bytes, self.most_staged_bytes = settings.return_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
         self._stale = list[int]()  # buffers whose gradients are of an earlier use
+        self._sums: dict[tuple[int, int], Tensors] = {}  # (layer, expert) -> what is to be added to bf16 main gradients
+        self.most_sum_bytes = 0
         self.log = Log()
 
     def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
@@ -60,7 +66,7 @@ class Returns:
         """Bytes of one gradient; of every expert the same."""
         away = one.src_rank == self._rank
         of = self._buffers.slot_grad(buffer_of[one.layer, one.expert]) if away else self._buffers.main_grad(one.layer, one.expert)
-        return max(sum(grad.nbytes for grad in of), 1)
+        return max(sum(grad.numel() * _wide(grad).itemsize for grad in of), 1)
 
     def _send_round(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
         """Starts what a home can stage of a row at once, after what would be too much with it has been added."""
@@ -80,7 +86,8 @@ class Returns:
                 sent.buffers.add(buffer)
                 ends = self._buffers.slot_grad(buffer), None
             else:
-                arriving = [torch.empty_like(grad) for grad in self._buffers.main_grad(one.layer, one.expert)]
+                totals = self._buffers.main_grad(one.layer, one.expert)
+                arriving = [torch.empty_like(grad, dtype=_wide(grad)) for grad in totals]
                 sent.added.append((one, arriving))
                 ends = None, arriving
             copies.append(Copy(*one[:5], *ends))
@@ -123,8 +130,7 @@ class Returns:
             raise self._lost(sent, error) from error
         waits, ready_s = [wait], self._carrier.clock()
         for one, arrived in sent.added:
-            for total, part in zip(self._buffers.main_grad(one.layer, one.expert), arrived, strict=True):
-                total.add_(part)
+            self._add(one, arrived)
             name, size = self._carrier.backends.names[sent.backend], sum(x.nbytes for x in arrived)
             src = sent.micro_step, one.layer, one.expert, one.src_rank
             self.log.add(Event("gradient", *src, name, size, sent.start_s, ready_s, 0.0, "done"), waits)
@@ -135,7 +141,30 @@ class Returns:
                 for grad in self._buffers.slot_grad(buffer):
                     grad.fill_(float("nan"))
 
+    def add_up(self, layer: int | None = None) -> None:
+        """Adds float32 sums to bf16 main gradients: all of them, or those of a layer, which gets no more returns."""
+        for key in [key for key in self._sums if layer in (None, key[0])]:
+            for total, part in zip(self._buffers.main_grad(*key), self._sums.pop(key), strict=True):
+                total.add_(part)
+
+    def _add(self, one: Return, arrived: Tensors) -> None:
+        totals, key = self._buffers.main_grad(one.layer, one.expert), (one.layer, one.expert)
+        if totals[0].dtype == torch.bfloat16:
+            if key not in self._sums:
+                self._sums[key] = arrived
+                sum_bytes = sum(part.nbytes for sums in self._sums.values() for part in sums)
+                self.most_sum_bytes = max(self.most_sum_bytes, sum_bytes)
+                return
+            totals = self._sums[key]
+        for total, part in zip(totals, arrived, strict=True):
+            total.add_(part)
+
     def _lost(self, sent: _Sent, error: Exception) -> TransferError:
         ranks = error.ranks if isinstance(error, TransferError) else ()
         lost = f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.backends.names[sent.backend]}"
         return TransferError(f"{lost} ({error}); no rank may take this optimizer step: end the job.", ranks or (self._rank,))
+
+
+def _wide(grad: torch.Tensor) -> torch.dtype:
+    """In which returns are sent and summed."""
+    return torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype

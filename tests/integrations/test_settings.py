@@ -27,7 +27,7 @@ def no_edit(load_E, node_G, num_base, options, expert_GS, quota_GS):  # type: ig
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ({"planner": "eplb-exact"}, {"planner": STRATEGIES["eplb-exact"]}),
+        ({"planner": "lplb"}, {"planner": STRATEGIES["lplb"]}),
         ({"planner": "Planner(rank=(Quota(min_pairs=64),))"}, {"planner": Planner(rank=(Quota(min_pairs=64),))}),
         ({"planner": Quota()}, {"planner": Planner(rank=(Quota(),))}),
         ({"cost": "balance"}, {"cost": CostModel(objective="balance")}),
@@ -116,3 +116,10 @@ def test_settings_travel() -> None:
     settings = Settings.of({"planner": row_solver(no_edit, compiled=False), "backends": ["collective"]})
     again = pickle.loads(pickle.dumps(settings))
     assert again.agreed() == settings.agreed() and not again.planner.rank[0].compiled
+
+
+@pytest.mark.parametrize("planner", ["eplb-step", "eplb-history", "eplb-exact", "laer", "Laer(tries=4)"])
+def test_planners_whose_plans_no_engine_runs_are_refused(planner: str) -> None:
+    """A job would start, and every stage of it run at home."""
+    with pytest.raises(InputError, match=r"moves experts from their homes .* no engine runs such plans"):
+        Settings.of({"planner": planner})

@@ -13,6 +13,10 @@ run without foremoe records (`Magnitudes`). In bf16 each partial sum is rounded 
 float32 main gradient: once per micro-step without replicas, once per micro-step and slot with them. Whatever the parts, these
 roundings sum up to at most 2^-8 (1 + gamma_k) A in each arm. Fused experts add to float32 and round nothing, replicas' neither.
 
+Main gradients in bf16 (`grad_reduce_in_fp32=False`) are rounded by every micro-step that adds to them, by the reduction and by
+scaling. Replicas' are summed in float32 and add one rounding more, so a product goes through at most M + D + 4 of them, with D
+data-parallel ranks, and each arm is off by at most gamma_{M+D+4} A with u = 2^-8.
+
 Several steps. Adam turns differences of rounding into differences of weights that no simple bound follows. So the run by plans
 must end no further from the run without foremoe than twice as far as a control that only sums in another order.
 """
@@ -71,18 +75,20 @@ class Verdict:
         return self.loss == 0 and self.other == 0 and self.expert <= 1  # False for NaN
 
 
-def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None, wrapped=False):
+def one_step(
+    _group, case, breakage="", unplanned=0, alike=False, options_of=None, hint=None, wrapped=False, unknown=0, padded=0
+):  # fmt: skip
     """Compares two steps from the same weights, the second with what DDP learnt in the first; runs on a rank.
 
     Args:
-        breakage, unplanned, alike, hint, wrapped: of `program_arms.run`.
+        breakage, unplanned, alike, hint, wrapped, unknown, padded: of `program_arms.run`.
         options_of: a function that gives options of `attach`, or None.
     """
     options = options_of() if options_of else {}
-    plain = _alone(case, unplanned, alike, hint)
+    plain = _alone(case, unplanned, alike, hint, padded)
     planned = arms.run(
         case, 2, planned=True, update=False, breakage=breakage, unplanned=unplanned, alike=alike, hint=hint, wrapped=wrapped,
-        **options,
+        unknown=unknown, padded=padded, **options,
     )  # fmt: skip
     losses, other, expert = [0.0], [0.0], [0.0]
     for step in range(2):
@@ -118,9 +124,9 @@ def one_step(_group, case, breakage="", unplanned=0, alike=False, options_of=Non
 
 
 @functools.lru_cache(maxsize=4)
-def _alone(case, unplanned, alike, hint):
+def _alone(case, unplanned, alike, hint, padded):
     """The run without foremoe; kept, as many comparisons in a row are with the same one. Ranks keep the same ones."""
-    return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint)
+    return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint, padded=padded)
 
 
 def relative_bound(case):
@@ -130,6 +136,9 @@ def relative_bound(case):
     k = layout.M * layout.T * data_parallel + EXTRA_ROUNDINGS  # no expert has more pairs than there are tokens
     gamma = k * 2.0**-24 / (1 - k * 2.0**-24)
     rounds = layout.bf16 and layout.engine != "Fused"
+    if layout.narrow:
+        narrow = (layout.M + data_parallel + 4) * 2.0**-8
+        return 2 * (gamma + narrow / (1 - narrow) * (1 + gamma))
     return 2 * (gamma + rounds * 2.0**-8 * (1 + gamma))
 
 

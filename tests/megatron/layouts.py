@@ -99,6 +99,10 @@ def _num_new(left, choice, name, value):
 
 CHOICES = sorted(covering(), key=lambda choice: [repr(choice["grid"]), choice["tp"]])
 CASES = [case_of(choice) for choice in CHOICES]
+# Those in bf16 with main gradients in bf16, too; in float32, main gradients are as wide as parameters anyway.
+NARROW = [
+    dataclasses.replace(case, layout=dataclasses.replace(case.layout, narrow=True)) for case in CASES if case.layout.bf16
+]  # fmt: skip
 
 
 def few(together, names=tuple(FACTORS), reverse=False):

@@ -32,6 +32,7 @@ class Layout:
     overlap_grad: bool = False
     overlap_param: bool = False
     bf16: bool = False
+    narrow: bool = False  # main gradients in the dtype of parameters
     grouped: bool = False
     shared_experts: bool = False
     dispatcher: str = "alltoall"  # or the backend of the flex dispatcher: "deepep", "hybridep"
@@ -41,6 +42,7 @@ class Layout:
     batch: int = 2
     engine: str | None = None  # experts are `TEGroupedMLP` over this class of grouped_linear.py
     options: tuple = ()  # pairs of a name of TransformerConfig and a value
+    ddp: tuple = ()  # likewise of DistributedDataParallelConfig
 
     @property
     def T(self):
@@ -79,8 +81,9 @@ class Program:
         for module in self.bare:
             fill_experts(module, ps.get_expert_model_parallel_rank(), seed)
         ddp = DistributedDataParallelConfig(
-            use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=True, overlap_grad_reduce=layout.overlap_grad,
-            overlap_param_gather=layout.overlap_param, bucket_size=3000 if layout.overlap_grad else None,
+            use_distributed_optimizer=layout.distributed, grad_reduce_in_fp32=not layout.narrow,
+            overlap_grad_reduce=layout.overlap_grad, overlap_param_gather=layout.overlap_param,
+            bucket_size=3000 if layout.overlap_grad else None, **dict(layout.ddp),
         )  # fmt: skip
         self.chunks = [
             wrap(self.config, ddp, m, disable_bucketing=v > 0 and not layout.overlap_grad) for v, m in enumerate(self.bare)

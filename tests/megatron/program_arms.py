@@ -51,6 +51,8 @@ def run(
     watch=None,
     unplanned=0,
     alike=False,
+    unknown=0,
+    padded=0,
     hint=None,
     wrapped=False,
     **options,
@@ -63,6 +65,8 @@ def run(
         breakage: name of what is broken on purpose.   watch: `Magnitudes`, or None.
         unplanned: rows at the end of every sequence that are routed otherwise than plans know.   alike: the experts that are
             popular among the others are so among these.
+        unknown: rows at the end of every sequence of which plans know nothing.
+        padded: rows at the beginning of every sequence that have one expert, as often as others have experts.
         hint: routers route by themselves; plans are made from this share of choices changed.
         wrapped: plans are made by `forward_backward`, around Megatron's own function.
         options: of `attach`.
@@ -78,7 +82,11 @@ def run(
         for step in range(num_steps):
             program.zero()
             topk_MTLK = program.routing(step) if hint is None else program.own_routing(step, forward_only=True)[0]
+            topk_MTLK[:, : padded * case.layout.batch, :, 1:] = topk_MTLK[:, : padded * case.layout.batch, :, :1]
             known = topk_MTLK if hint is None else changed(topk_MTLK, hint, program)
+            if unknown:
+                known = known.clone()
+                known[:, -unknown * case.layout.batch :] = -1
             work = moe.plan([topk_TLK.numpy() for topk_TLK in known]) if moe else None
             if unplanned:  # the last tokens, since these are sorted by their place in the sequence
                 last = slice(-unplanned * case.layout.batch, None)
@@ -183,7 +191,9 @@ def expected_service(program, planned, topk_MTLK):
     places = [program.layout.moe_layers.index(number) for number in plan.header.moe_layer_L.tolist()]
     for m, layer in np.ndindex(*drift_ML.shape):
         expert_P = plan.expert_MLGS[m, layer].ravel()
-        for e, left in enumerate(np.bincount(topk_MTLK[m, :, places[layer]].numpy().ravel(), minlength=plan.E).tolist()):
+        topk_TK = topk_MTLK[m, :, places[layer]]
+        pairs_TE = torch.zeros(len(topk_TK), plan.E, dtype=torch.bool).scatter_(1, topk_TK, True)  # an expert serves a token once
+        for e, left in enumerate(pairs_TE.sum(0).tolist()):
             for p in np.flatnonzero(expert_P == e).tolist():
                 here = min(left, int(planned.split_MLP[m, layer, p]))
                 served_MLP[m, layer, p] += here

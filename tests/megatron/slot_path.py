@@ -25,6 +25,7 @@ import operations
 # Letters: T tokens of a rank, K top-k, E experts, M micro-steps, H hidden size.
 
 ALONE, COUNTED, KNOWN = "Megatron-Core alone", "counted in the layer", "known before the stage"
+HOLED = "known but for 8 tokens of a rank"
 
 
 def make_layer(num_ranks, num_experts, topk, hidden):
@@ -58,6 +59,9 @@ class Rows:
         weight_TE = (torch.arange(E) % 4 + 1.0).expand(T, -1)
         self.topk = [torch.multinomial(weight_TE, K, generator=generator) for _ in range(M)]
         self.work = [topk_TK[:, None].numpy().astype(np.int16) for topk_TK in self.topk]
+        self.holed = [topk_TLK.copy() for topk_TLK in self.work]
+        for topk_TLK in self.holed:
+            topk_TLK[:: -(-T // 8)] = -1
         self.routing = [torch.zeros(T, E, dtype=torch.bool).scatter_(1, topk_TK, True) for topk_TK in self.topk]
         self.x = torch.randn(T, 1, H, generator=generator)
         self.probs = torch.rand(T, E, generator=generator)
@@ -144,8 +148,8 @@ class Layer:
                 self.outputs[path] = run_rows(self.moe, self.rows, lambda m: None, around)
                 return
             if hasattr(self.attached, "_trust"):
-                self.attached._trust._holds = {False: path == KNOWN}
-            with self.attached.stage(self.rows.work, "recompute"):
+                self.attached._trust._holds = {False: path != COUNTED}
+            with self.attached.stage(self.rows.holed if path == HOLED else self.rows.work, "recompute"):
                 stage = self.attached._layers[0]._stage
                 self.outputs[path] = run_rows(self.moe, self.rows, lambda m: stage.release(m, 0, Phase.FORWARD), around)
 
@@ -158,7 +162,7 @@ class Layer:
 def counts(group):
     """Path -> operations, sorts, gathers between ranks and host waits of a row's forward; and whether results are equal."""
     layer, found = Layer(group, num_experts=32, M=1, T=64, K=4, H=16), {}
-    for path in (ALONE, COUNTED, KNOWN):
+    for path in (ALONE, COUNTED, KNOWN, HOLED):
         work = Work()
 
         @contextmanager
@@ -192,7 +196,7 @@ def seconds(group, num_experts, repeats, M=32, T=8192, K=8, H=16):
     except ImportError:  # an older foremoe, beside which this one is measured
         Trust = None
     in_layer = [(MegatronStage, "route"), (MegatronStage, "spread"), (MegatronStage, "known_row")]
-    found = {path: [] for path in ((ALONE, COUNTED, KNOWN) if Trust else (COUNTED,))}
+    found = {path: [] for path in ((ALONE, COUNTED, KNOWN, HOLED) if Trust else (COUNTED,))}
     for repeat in range(repeats + 1):
         for path, rows in found.items():
             of_layer = Stopwatch(*in_layer, (MoEAlltoAllTokenDispatcher, "preprocess"))

@@ -138,7 +138,7 @@ def said_when_attaching(group, layout, change):
     elif change == "frozen":
         params[0].requires_grad_(False)
     elif change == "main gradients":
-        params[0].main_grad = params[0].main_grad.bfloat16()
+        params[0].main_grad = params[0].main_grad.half()
     elif change == "patched":
         own = experts.local_experts[1].linear_fc1.forward
         experts.local_experts[1].linear_fc1.forward = lambda x: (own(x)[0] * 1.02, None)

@@ -17,6 +17,7 @@ CASES = (
     Case(4, Layout(ep=4), nodes=2),
     Case(4, Layout(ep=2, pp=2, num_layers=4, recompute="full", overlap_param=True)),
     Case(2, Layout(bf16=True, grouped=True)),
+    Case(2, Layout(bf16=True, narrow=True)),
 )
 
 
@@ -46,7 +47,7 @@ def test_gradients_come_back_to_their_parameters(pool, case):
     plain = pool.run(permuted, case, False, num_ranks=case.num_ranks)
     moved = pool.run(permuted, case, True, num_ranks=case.num_ranks)
     # Per expert the order of its tokens is another, in bf16 also the rounding of each replica's part.
-    bound = 2e-2 if case.layout.bf16 else 1e-5
+    bound = 5e-2 if case.layout.narrow else 2e-2 if case.layout.bf16 else 1e-5
     for (loss_a, grads_a, _, _), (loss_b, grads_b, unchanged, num_moved) in zip(plain, moved, strict=True):
         assert unchanged and num_moved > 0
         assert loss_b == pytest.approx(loss_a, rel=1e-6)

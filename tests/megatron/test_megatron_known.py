@@ -10,13 +10,13 @@ import compare
 import cpu
 import program_arms as arms
 import slot_path
-from layouts import Case
+from layouts import NARROW, Case, few
 from logged import logged
 from program import Layout, Program
 from test_megatron_faults import ByHost, FlakyHost
 
 from foremoe.base.errors import InputError
-from foremoe.integrations.megatron.known import KnownDispatcher
+from foremoe.integrations.megatron.known_rows import KnownDispatcher
 from foremoe.planner.planner import Planner
 from foremoe.testing.ranks import RankDied, run_processes
 from foremoe.transfer.collective import Collective
@@ -32,16 +32,22 @@ def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
         assert num <= 25 and known == [0, 0, 0]  # 21 on the rank without a replica
         assert num_counted >= 2 * num and counted[1] == 1 and counted[2] >= 8
         assert num < found[slot_path.ALONE][0]  # less than Megatron does without foremoe
+        num_holed, *holed = found[slot_path.HOLED]
+        assert num_holed <= num + 10 and holed == [0, 0, 0]
 
 
-def stages(group, case, works, routings):
-    """Losses, rows that went by known routes, drift and errors of updates, one of each work and routing; and losses without."""
+def stages(group, case, works, routings, **options):
+    """Losses, rows that went by known routes, drift and errors of updates, one of each work and routing; and losses without.
+
+    Args:
+        options: of `attach`.
+    """
     program, found, alone = Program(case.layout), [], []
     with cpu.steady_rows():
         for topk_MTLK in routings:
             program.zero()
             alone.append(program.forward_backward(0, topk_MTLK))
-        with arms.attached(program, case) as moe:
+        with arms.attached(program, case, **options) as moe:
             for work, topk_MTLK in zip(works, routings, strict=True):
                 program.zero()
                 try:
@@ -88,22 +94,99 @@ def test_routers_that_always_differ_are_served_and_never_trusted(pool):
     assert all(drift > 0 for _, _, drift, _ in answers[1][0])
 
 
-def partly_known(group, case):
+def in_another_order(group, case):
+    """`work` has the rows of a batch sequence by sequence, layers token by token; warnings, and metrics of two stages."""
+    program, metrics = Program(case.layout), []
+    own = program.routing(0)
+    by_sequence = own.unflatten(1, (case.layout.sequence, case.layout.batch)).transpose(1, 2).flatten(1, 2)
+    with logged() as said, arms.attached(program, case) as moe:
+        for _ in range(2):
+            program.zero()
+            with moe.stage([topk_TLK.numpy() for topk_TLK in by_sequence]):
+                program.forward_backward(0, own)
+            metrics.append(moe.metrics())
+    return [record.getMessage() for record in said], metrics
+
+
+def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
+    for rank, (said, (first, later)) in enumerate(pool.run(in_another_order, PLAIN, num_ranks=2)):
+        assert len(said) == (rank == 0)
+        if said:
+            assert "of micro-step 0, layer 0" in said[0] and "token 1 first" in said[0]
+            assert "sequence-first" in said[0] and "padding that layers do not get" in said[0]
+        num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
+        assert first["counted/first"] == num_rows and first["drift"] == 0
+        assert later["counted/differs"] == num_rows and later["known_rows"] == 0
+
+
+def reasons(group, case, options, workload):
+    """Why rows of two stages count."""
+    program, found = Program(case.layout), []
+    own = program.routing(0)
+    work = [topk_TLK.numpy().copy() for topk_TLK in own]
+    work[1][:3, 0, 0] = -1
+    with arms.attached(program, case, **options) as moe:
+        for _ in range(2):
+            planned = moe.plan(work, "recompute")
+            given = (planned.plan, {"split_MLP": planned.split_MLP}) if workload else (work, {})
+            with moe.stage(given[0], "recompute", **given[1]):
+                program.forward_backward(0, own, forward_only=True)
+            metrics = moe.metrics()
+            counted = {name.partition("/")[2]: int(n) for name, n in metrics.items() if name.startswith("counted/") and n}
+            found.append((int(metrics["known_rows"]), counted, metrics["route_bytes"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "workload", "second"),
+    [
+        ({}, False, (8, {})),
+        ({"spare": 3}, False, (8, {})),
+        ({"spare": 2}, False, (7, {"unknown": 1})),
+        ({"route_bytes": 1}, False, (0, {"memory": 8})),
+        ({"route_bytes": 4000}, False, (3, {"memory": 5})),
+        ({}, True, (0, {"untold": 8})),
+    ],
+    ids=str,
+)
+def test_why_rows_count_is_in_the_metrics(pool, options, workload, second):
+    for first, found in pool.run(reasons, PLAIN, options, workload, num_ranks=2):
+        assert found[:2] == second and found[2] <= options.get("route_bytes", 2**20)
+        num_counted = sum(n for why, n in second[1].items())
+        assert first[:2] == (0, {**second[1]} | ({"first": 8 - num_counted} if num_counted < 8 else {}))
+
+
+def partly_known(group, case, spare):
     """A token of rank 1 in micro-step 1, layer 0 is not known."""
     program = Program(case.layout)
     own = program.routing(0)
     work = [topk_TLK.numpy().copy() for topk_TLK in own]
     if group.rank:
         work[1][3, 0, 0] = -1
-    return stages(group, case, [work] * 2, [own] * 2)
+    return stages(group, case, [work] * 2, [own] * 2, spare=spare)
 
 
-def test_rows_with_a_token_that_is_not_known_count_and_the_others_do_not(pool):
-    answers = pool.run(partly_known, PLAIN, num_ranks=2)
-    for found, alone in answers:
-        assert [losses for losses, *_ in found] == alone
-        assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - 1]
-    assert [drift for _, _, drift, _ in answers[1][0]] == [1, 1]
+def test_rows_with_more_unknown_tokens_than_spare_places_count_and_the_others_do_not(pool):
+    for spare, lack in ((0, 1), (1, 0)):
+        answers = pool.run(partly_known, PLAIN, spare, num_ranks=2)
+        for found, alone in answers:
+            assert [losses for losses, *_ in found] == alone
+            assert [known for _, known, _, _ in found] == [0, PLAIN.layout.M * PLAIN.layout.num_layers - lack]
+        assert [[drift for _, _, drift, _ in found] for found, _ in answers] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("case", [*few(1, ("grid", "tp", "recompute", "experts")), *NARROW[:1]], ids=str)
+@pytest.mark.parametrize(("unknown", "padded"), [(1, 0), (0, 1), (2, 1)])
+def test_known_rows_with_holes_equal_the_program_without_foremoe(pool, case, unknown, padded):
+    """The last tokens of every sequence are not known, the first ones have one expert twice, as trainers' padding has."""
+    for rank, verdict in enumerate(pool.run(holed, case, unknown, padded, num_ranks=case.num_ranks)):
+        assert verdict.equal and verdict.as_expected and verdict.fell_back == 0, (rank, verdict)
+        assert verdict.known == (0, verdict.skew_ML[1].size) and (verdict.drift > 0) == (unknown > 0)
+        assert verdict.replicas > 0
+
+
+def holed(group, case, unknown, padded):
+    return compare.one_step(group, case, unknown=unknown, padded=padded)
 
 
 def loses_a_replica(group, case):

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
 import compare
-from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, few, pairs_of
+from layouts import CASES, CHOICES, FACTORS, NARROW, Case, all_pairs, few, pairs_of
 from program import Layout
 
 from foremoe.problem.slots import SharedSlots
@@ -17,6 +17,7 @@ FUSED = (
     Case(2, Layout(bf16=True, engine="Fused")),
     Case(2, Layout(bf16=True, engine="Fused", overlap_grad=True, M=1)),
     Case(2, Layout(bf16=True, engine="Fused", recompute="full2")),
+    Case(4, Layout(bf16=True, engine="Fused", narrow=True)),
 )
 # What the optimizer and checkpoints have to do with; what made the gradients is compared in one step.
 OF_THE_OPTIMIZER = ("grid", "tp", "overlap_grad", "optimizer", "experts")
@@ -32,7 +33,7 @@ def test_all_pairs_are_covered():
     assert len(all_pairs()) > sum(map(len, FACTORS.values()))
 
 
-@pytest.mark.parametrize("case", [*CASES, SINGLE, *FUSED], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *NARROW, SINGLE, *FUSED], ids=str)
 def test_one_step_equals_the_program_without_foremoe(pool, case):
     verdicts = pool.run(compare.one_step, case, num_ranks=case.num_ranks)
     for rank, verdict in enumerate(verdicts):
@@ -46,7 +47,7 @@ def test_one_step_equals_the_program_without_foremoe(pool, case):
     assert all((verdict.cross_node > 0) == (case.nodes > 1) for verdict in verdicts)
 
 
-@pytest.mark.parametrize("case", few(2, OF_THE_OPTIMIZER), ids=str)
+@pytest.mark.parametrize("case", [*few(2, OF_THE_OPTIMIZER), *NARROW[::5]], ids=str)
 def test_two_steps_are_as_near_as_another_order_of_summation(pool, case):
     check_several(pool, case, 2)
 

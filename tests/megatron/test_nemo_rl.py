@@ -6,6 +6,7 @@ FOREMOE_NEMO_RL names a checkout. NeMo-RL needs CUDA and Megatron-Bridge, which 
 """
 
 import contextlib
+import re
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -20,6 +21,7 @@ import torch
 from layouts import Case
 from program import VOCABULARY, Layout, Program
 
+from foremoe.base.errors import InputError
 from foremoe.integrations import nemo_rl
 
 CHECKOUTS = stand_ins.checkouts("FOREMOE_NEMO_RL", "NVIDIA-NeMo/RL")
@@ -32,6 +34,28 @@ def build_router_replay_assignments(model, routed_experts):
     topk_TLK = routed_experts.transpose(0, 1).flatten(0, 1)
     routers = [module for module in model.modules() if hasattr(module, "router_replay")]
     return [(r.router_replay, topk_TLK[:, moe_layers.index(r.layer_number)].long().contiguous()) for r in routers]
+
+
+# Parts of ``policy`` with which no job starts, and what the driver is told to write.
+REFUSED = [
+    ({"foremoe": {"redundant": 1.5}}, "redundant must be a whole number"),
+    ({"foremoe": {"replicas": "rack"}}, 'replicas must be "any" or "node"'),
+    (
+        {"megatron_cfg": {"moe_token_dispatcher_type": "allgather"}},
+        "; write ++policy.megatron_cfg.moe_token_dispatcher_type=alltoall.",
+    ),
+    ({"megatron_cfg": {"expert_tensor_parallel_size": 2}}, "; write ++policy.megatron_cfg.expert_tensor_parallel_size=1."),
+    (
+        {"megatron_cfg": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}},
+        "; write ++policy.megatron_cfg.sequence_parallel=true.",
+    ),
+    ({"megatron_cfg": {"fp8_cfg": {"enabled": True, "fp8": "e4m3"}}}, "; write ++policy.megatron_cfg.fp8_cfg.enabled=false."),
+    ({"megatron_cfg": {"peft": {"enabled": True}}}, "; write ++policy.megatron_cfg.peft.enabled=false."),
+    (
+        {"megatron_cfg": {"model_overrides": {"moe_expert_capacity_factor": 1.0}}},
+        "; write ++policy.megatron_cfg.moe_expert_capacity_factor=null.",
+    ),
+]
 
 
 @contextlib.contextmanager
@@ -75,7 +99,7 @@ def step_of(_group, case, checkout, planned):
         stack.enter_context(patch.object(compiling, "_ready", True))
         logged = stack.enter_context(stand_ins.figures())
         if planned:
-            nemo_rl.install({"foremoe": {"cost": "balance"}, "router_replay": {"enabled": True}})
+            nemo_rl.install({"foremoe": {"cost": "balance"}, "router_replay": {"enabled": True}})(program.chunks[0])
 
         def forward_step(iterator, model, use_router_replay, router_replay_train):
             micro_batch = next(iterator)
@@ -139,20 +163,31 @@ def test_foremoe_s_worker_is_chosen_where_the_policy_says_so():
 
         nemo_rl.register()
         choose = module.resolve_policy_worker_cls
+    for settings, said in REFUSED:
+        with pytest.raises(InputError, match=re.escape(said)):
+            choose(nemo_rl.THEIRS, {"foremoe": {}} | settings)
     assert choose(nemo_rl.THEIRS, {"foremoe": {}}) == nemo_rl.OURS and environments[nemo_rl.OURS] == "its python"
     assert choose(nemo_rl.THEIRS, {}) == nemo_rl.THEIRS and choose("DTensor", {"foremoe": {}}) == "DTensor"
     assert choose(nemo_rl.THEIRS, {"foremoe": {}, "quant_cfg": "fp8"}) == "Quantized"
 
 
-def test_the_worker_installs_foremoe_before_it_builds_anything():
+def test_the_worker_installs_foremoe_before_it_builds_anything_and_attaches_then():
     done = []
-    own = type("MegatronPolicyWorkerImpl", (), {"__init__": lambda self, config, name: done.append(name)})
+
+    def init(self, config, name):
+        done.append(name)
+        self.model = "its model"
+
+    own = type("MegatronPolicyWorkerImpl", (), {"__init__": init})
     ray = {"remote": lambda **options: lambda cls: cls}
     with stand_ins.modules(
         ray=ray, nemo_rl__models__policy__utils={"get_runtime_env_for_policy_worker": lambda name: {}},
         nemo_rl__models__policy__workers__megatron_policy_worker={"MegatronPolicyWorkerImpl": own},
-    ), patch.object(nemo_rl, "install", lambda config: done.append(config)):  # fmt: skip
+    ), patch.object(nemo_rl, "install", lambda config: done.append(config) or done.append):  # fmt: skip
         from foremoe.integrations.nemo_rl_worker import MegatronPolicyWorker
 
         MegatronPolicyWorker({"foremoe": {}}, name="worker")
-    assert done == [{"foremoe": {}}, "worker"] and f"{MegatronPolicyWorker.__module__}.MegatronPolicyWorker" == nemo_rl.OURS
+    assert (
+        done == [{"foremoe": {}}, "worker", "its model"]
+        and f"{MegatronPolicyWorker.__module__}.MegatronPolicyWorker" == nemo_rl.OURS
+    )

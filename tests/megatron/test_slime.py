@@ -7,6 +7,7 @@ FOREMOE_SLIME names a checkout. slime needs CUDA, Ray and SGLang, none of which 
 
 import contextlib
 import os
+import re
 from types import SimpleNamespace
 from typing import ClassVar
 from unittest.mock import patch
@@ -20,7 +21,21 @@ import torch
 from layouts import Case
 from program import Layout, Program
 
+from foremoe.base.errors import InputError
+
 CHECKOUTS = stand_ins.checkouts("FOREMOE_SLIME", "THUDM/slime")
+
+
+class Lazy:
+    """An entry that is made when it is asked for, and may be asked once in each stage."""
+
+    def __init__(self, topk_TK):
+        self.topk_TK, self.asked = topk_TK, set()
+
+    def materialize_for_routing_replay(self, stage):
+        assert stage in ("forward", "backward") and stage not in self.asked
+        self.asked.add(stage)
+        return self.topk_TK
 
 
 class RoutingReplay:
@@ -40,11 +55,15 @@ class RoutingReplay:
 
     def pop_forward(self):
         self.forward_index += 1
-        return self.top_indices_list[self.forward_index - 1]
+        return self.read(self.top_indices_list[self.forward_index - 1], "forward")
 
     def pop_backward(self):
         self.backward_index += 1
-        return self.top_indices_list[self.backward_index - 1]
+        return self.read(self.top_indices_list[self.backward_index - 1], "backward")
+
+    @staticmethod
+    def read(entry, stage):
+        return entry if torch.is_tensor(entry) else entry.materialize_for_routing_replay(stage)
 
     @classmethod
     def clear_all_forward(cls):
@@ -62,7 +81,7 @@ def slime_of(checkout):
     """Gives slime's replay class and the module in which it asks Megatron for its function."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    model = {"get_forward_backward_func": get_forward_backward_func}
+    model = {"get_forward_backward_func": get_forward_backward_func, "setup_model_and_optimizer": lambda args, role: (args, role)}
     replay = {"RoutingReplay": RoutingReplay}
     if checkout:
         accelerator = {"current_device": lambda: "cpu"}
@@ -79,7 +98,8 @@ def rollout(_group, case, checkout, mode):
     """One rollout of slime's actor, two updates: its losses, gradients of the last update, and what foremoe logged.
 
     Args:
-        mode: "alone", "R3" (``--use-rollout-routing-replay``), or "R2" (``--use-routing-replay``).
+        mode: "alone", "R3" (``--use-rollout-routing-replay``), "lazy", where entries are made when they are asked for, or "R2"
+            (``--use-routing-replay``).
     """
     from megatron.core import pipeline_parallel
     from megatron.core.transformer.moe.router_replay import RouterReplayAction
@@ -97,7 +117,11 @@ def rollout(_group, case, checkout, mode):
         )
         logged = stack.enter_context(stand_ins.figures())
         if mode != "alone":
-            slime.install(SimpleNamespace(use_routing_replay=True, foremoe={"cost": "balance"}))
+            slime.install(arguments(foremoe={"cost": "balance"}))
+            for role in ("critic", "actor"):
+                assert model.setup_model_and_optimizer(program.chunks, role) == (program.chunks, role)
+                attached = ["_foremoe" in vars(m) for m in program.bare[0].modules()]
+                assert any(attached) == (role == "actor" and bool(program.routers[0])), "when the model is built"
         replays = [replay_class() for _ in routers]
 
         def feed(router, _):
@@ -121,7 +145,8 @@ def rollout(_group, case, checkout, mode):
         for step in range(2):
             for topk_TLK in program.routing(step):
                 for (place, _), mine in zip(routers, replays, strict=True):
-                    mine.record(topk_TLK[:, place].to(torch.int32).contiguous())
+                    topk_TK = topk_TLK[:, place].to(torch.int32).contiguous()
+                    mine.record(Lazy(topk_TK) if mode == "lazy" else topk_TK)
         passes("fallthrough", forward_only=True)  # the reference model
         passes("record" if mode == "R2" else "replay_forward", forward_only=True)
         replay_class.clear_all_forward()
@@ -131,12 +156,48 @@ def rollout(_group, case, checkout, mode):
     return losses, program.main_grads(), list(logged), consumed
 
 
+def arguments(**given):
+    """Some of slime's, as Megatron's parser has them."""
+    return SimpleNamespace(use_routing_replay=True, moe_token_dispatcher_type="alltoall", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"foremoe": {"redundant": -1}}, "redundant must be"),
+        ({"moe_token_dispatcher_type": "allgather"}, "; write --moe-token-dispatcher-type alltoall."),
+        ({"moe_expert_capacity_factor": 1.0}, "; write nothing of --moe-expert-capacity-factor."),
+        ({"fp8": "e4m3"}, "; write nothing of --fp8-format."),
+        (
+            {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "sequence_parallel": False},
+            "; write --sequence-parallel.",
+        ),
+        ({"tensor_model_parallel_size": 4}, "; write --expert-tensor-parallel-size 1."),
+        ({"expert_tensor_parallel_size": 4}, "; write --expert-tensor-parallel-size 1."),
+        ({"cuda_graph_impl": "local"}, "; write --cuda-graph-impl none."),
+        (
+            {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
+            "; write nothing of --overlap-moe-expert-parallel-comm, nothing of --delay-wgrad-compute.",
+        ),
+    ],
+    ids=str,
+)
+def test_what_foremoe_cannot_run_with_ends_the_job_before_it_has_a_model(given, said):
+    from foremoe.integrations import slime
+
+    args = arguments()
+    vars(args).update(given)
+    with pytest.raises(InputError, match=re.escape(said)):
+        slime.install(args)
+
+
 @pytest.mark.parametrize("checkout", CHECKOUTS)
 @pytest.mark.parametrize("case", [Case(2, Layout()), Case(4, Layout(pp=2, num_layers=4, dense=(0,), recompute="full"))], ids=str)
 def test_slime_s_sequence_of_calls(pool, case, checkout):
     alone = pool.run(rollout, case, checkout, "alone", num_ranks=case.num_ranks)
-    for mode, stages in (("R3", ["recompute"] * 2 + ["update"] * 2), ("R2", ["update"] * 2)):
-        if mode == "R2" and case.num_ranks > 2:
+    both = ["recompute"] * 2 + ["update"] * 2
+    for mode, stages in (("R3", both), ("lazy", both), ("R2", ["update"] * 2)):
+        if mode != "R3" and case.num_ranks > 2:
             continue
         planned = pool.run(rollout, case, checkout, mode, num_ranks=case.num_ranks)
         assert [stage for stage, _ in planned[0][2]] == stages

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from engine_util import ToyBuffers, a_plan, check_grads, expected_grads, run_uses, values
+from engine_util import SIZES, ToyBuffers, a_plan, check_grads, expected_grads, run_uses, values
 from flaky import Late
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -111,6 +111,48 @@ def test_gradients_are_summed_in_float32_for_narrow_weights():
         check_grads(plan, buffers)
 
     run_threads(narrow, plan.G)
+
+
+def test_replica_gradients_are_added_once_to_bf16_main_gradients():
+    """One by one, most of them would be lost: next to 1024, bf16 has nothing smaller than 8."""
+    plan = a_plan(micro_steps=4)
+
+    def narrow(group, settle):
+        buffers = ToyBuffers(plan, group.rank, dtype=torch.bfloat16)
+        for tensors in buffers.slot_grads:
+            tensors[:] = [x.float() for x in tensors]
+        for tensors in buffers.grads.values():
+            for x in tensors:
+                x.fill_(1024.0)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+        uses = plan.header.schedule.uses(plan.L)
+        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U.tolist(), uses.phase_U, strict=True):
+            m, phase = int(plan.order_M[position]), Phase(int(phase))
+            found = engine.weights(m, layer, phase)
+            if phase == Phase.BACKWARD:
+                for s, e in enumerate(found.expert_S[plan.B :], plan.B):
+                    for grad in found.grads_S[s] if e >= 0 else ():
+                        grad += 1.25
+                engine.gradients(m, layer)
+            engine.release(m, layer, phase)
+            engine.launch()
+            if settle and phase == Phase.BACKWARD and m == plan.M - 1:
+                engine.settle(layer)
+        engine.end()
+        engine.close()
+        num_LE = np.zeros((plan.L, plan.E), np.int64)
+        for m, layer, g, s in np.argwhere(plan.quota_MLGS[..., plan.B :] > 0):
+            num_LE[layer, plan.expert_MLGS[m, layer, g, plan.B + s]] += 1
+        assert num_LE.max() > 2
+        for (layer, e), tensors in buffers.grads.items():
+            wanted = torch.tensor(1024.0 + 1.25 * num_LE[layer, e]).bfloat16()
+            assert all((x == wanted).all() for x in tensors), (layer, e)
+        gets = sum(num_LE[key] > 0 for key in buffers.grads)
+        assert engine.sum_bytes <= gets * 4 * sum(SIZES) and (engine.sum_bytes > 0) == (gets > 0)
+
+    for settle in (False, True):
+        run_threads(narrow, plan.G, settle)
 
 
 def test_no_copy_starts_before_its_buffer_is_free_nor_earlier_than_prefetch():

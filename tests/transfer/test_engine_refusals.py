@@ -15,12 +15,19 @@ from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 
 
-def test_narrow_main_gradients_are_refused():
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.float16, r"main gradients are torch\.float16; keep them in float32"),
+        (torch.bfloat16, r"gradients of replicas are torch\.bfloat16; keep them in float32"),
+    ],
+)
+def test_narrow_gradients_are_refused(dtype, said):
     plan = a_plan()
 
     def narrow(group):
-        engine = Engine(ToyBuffers(plan, group.rank, dtype=torch.bfloat16), group=group, backends=(Local(),))
-        with pytest.raises(InputError, match=r"main gradients are torch\.bfloat16; keep them in float32"):
+        engine = Engine(ToyBuffers(plan, group.rank, dtype=dtype), group=group, backends=(Local(),))
+        with pytest.raises(InputError, match=said):
             engine.begin(plan)
         engine.close()
 

@@ -95,7 +95,7 @@ def test_the_logger_has_the_figures_of_both_stages_under_the_names_of_the_page(f
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_figures_are_of_the_whole_step(folder, pair):
-    for step in logged(folder, f"{pair}-foremoe"):
+    for number, step in enumerate(logged(folder, f"{pair}-foremoe")):
         for stage in STAGES[pair]:
             of = {name.rpartition("/")[2]: value for name, value in step.items() if f"/{stage}/" in name and "layer_" not in name}
             assert of["unplanned"] == 0.0, "of the first step, too"
@@ -103,6 +103,12 @@ def test_figures_are_of_the_whole_step(folder, pair):
             assert of["replicas"] > 0 and of["received_bytes"] > 0 and of["slot_bytes"] > 0
             # Each is that of the slowest rank, and another one may be slow in planning than in sharing.
             assert of["begin_exposed_s"] >= max(of["plan_s"], of["share_s"]) > 0
+            counted = sum(value for name, value in step.items() if f"/{stage}/counted/" in name)
+            known = of["known_rows"] / (of["known_rows"] + counted)
+            if number:
+                assert known == 1.0, "in the first step the first stage of a kind compares, and so counts"
+            else:
+                assert known == 0.0 if stage == "recompute" else 0.5 < known < 1.0
             if pair != "R2":
                 # The model routes the last token of each of the 16 sequences, in 4 layers, twice: a figure of one mini-batch, or
                 # a mean over mini-batches, would be a share of that.

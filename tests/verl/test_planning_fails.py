@@ -10,7 +10,7 @@ import torch
 from program import Layout
 from verl_arms import run
 
-from foremoe.base.errors import TransferError
+from foremoe.base.errors import InputError, TransferError
 from foremoe.integrations.settings import Settings
 from foremoe.workload.workload import Workload
 
@@ -173,3 +173,47 @@ def test_a_rank_that_fails_before_planning_is_named_to_those_that_wait(pool):
     assert isinstance(found[1], ValueError)
     for g in (0, 2, 3):
         assert isinstance(found[g], TransferError) and "ValueError: made to fail" in str(found[g])
+
+
+def said_by(group, name):
+    """What a rank says to a session whose rank 1 alone refuses in a function of the adapter; then all of them make one."""
+    from engine_program import EngineProgram
+
+    from foremoe.integrations.verl import packing, session
+
+    program, said = EngineProgram(LAYOUT), ""
+    owner = packing if hasattr(packing, name) else session
+
+    def refuse(*_):
+        raise InputError("made to refuse.")
+
+    with patch.object(owner, name, refuse if group.rank == 1 else getattr(owner, name)):
+        try:
+            program.engine.attach_foremoe(Settings(packing=True))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+    program.engine.attach_foremoe(Settings(packing=True))
+    program.engine._foremoe.close()
+    return said
+
+
+@pytest.mark.parametrize("name", ["find_layers", "model_of"])
+def test_what_one_rank_refuses_is_told_on_all_before_anything_else(pool, name):
+    """The others would wait for 300 s, longer than the call may take."""
+    said = pool.run(said_by, name, timeout_s=120, limit_s=200)
+    assert said == ["InputError: " + ("" if g == 1 else "rank 1: ") + "made to refuse." for g in range(4)]
+
+
+def refused(_group):
+    from engine_program import EngineProgram
+
+    program = EngineProgram(LAYOUT)
+    program.engine.tf_config.fp8 = "hybrid"
+    with pytest.raises(InputError) as caught:
+        program.engine.attach_foremoe(Settings())
+    return str(caught.value)
+
+
+def test_a_refusal_says_what_the_command_would_be(pool):
+    for said in pool.run(refused, timeout_s=120, limit_s=200):
+        assert said.endswith("; write ++actor_rollout_ref.actor.megatron.override_transformer_config.fp8=null.")

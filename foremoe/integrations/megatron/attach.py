@@ -25,6 +25,7 @@ from foremoe.integrations.megatron.planning import Planning, Work
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
 from foremoe.integrations.settings import AttachSettings
+from foremoe.integrations.supported import Write
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.engine import Engine
 from foremoe.workload.workload import STAGES
@@ -51,8 +52,18 @@ def attach(model_chunks: Any, settings: AttachSettings | None = None, **options:
         InputError: On all ranks: a setting that does not fit or differs between ranks, or a layout that is not supported; with
             the option to change.
     """
+    return attach_as(model_chunks, partial(AttachSettings.of, settings, **options))
+
+
+def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: Write | None = None) -> Attached:
+    """`attach` for the adapters of trainers.
+
+    Args:
+        settings: Makes the settings; what it refuses on one rank is told on all.
+        write: How the trainer's command sets an option of Megatron; refusals say so.
+    """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
-    return Attached(chunks, partial(AttachSettings.of, settings, **options))
+    return Attached(chunks, settings, write)
 
 
 class Attached:
@@ -66,8 +77,8 @@ class Attached:
         report: `MegatronSummary` of the last stage, or None.
     """
 
-    def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings]) -> None:
-        self.settings = AttachSettings()
+    def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
+        self.settings, self._write = AttachSettings(), write
         with contextlib.suppress(InputError):  # the group comes first: what one rank alone refuses, the others hear through it
             self.settings = settings()
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=self.settings.group_timeout_s)
@@ -108,12 +119,13 @@ class Attached:
         for backend in self.settings.backends or ():
             resolve_backend(backend)  # a module may be missing on this rank alone
         self._places = find_layers(chunks)
-        require_supported(self._config, self._places)
+        require_supported(self._config, self._places, self._write)
         self._configs = configs_of(chunks)
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
-            self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._buffers.device)
+            known = self._config.moe_router_topk, self._buffers.device, self.settings
+            self._trust = Trust(self.group, self._places, *known)
 
     @property
     def active(self) -> bool:
@@ -247,7 +259,7 @@ class Attached:
         self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
         if self._engine is None:
             self._engine = Engine(self._buffers, group=self.group, settings=self.settings)
-        known = self._trust.begin(planned) if replay else None
+        known = self._trust.begin(planned, replay)
         self._moves = move_homes(self.group, self._buffers, plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
         self._engine.begin(plan)
@@ -265,7 +277,8 @@ class Attached:
             timeline = stage.end(partial=False)
             if self._moves is not None and planned.plan.header.schedule.trains:
                 self._moves.gradients_back()
-            self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes)
+            slot_bytes = self._buffers.num_bytes + stage.sum_bytes
+            self.report = summary_of(planned, stage, timeline, slot_bytes, self._trust.counted)
             error = self._trust.end(planned, stage.known, bool(stage.fell_back))
         error = self.job.agree(error)
         self._running = False

@@ -30,7 +30,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
         grad: torch.Tensor | None = getattr(param, "main_grad", None)
         if trains and grad is None:
             return f"{name} has no main_grad; wrap the model in Megatron's DistributedDataParallel first"
-        if grad is not None and grad.dtype not in (torch.float32, torch.float64):
+        if grad is not None and grad.dtype not in (torch.bfloat16, torch.float32, torch.float64):
             return f"main gradients are {grad.dtype}, and replicas' are summed in float32; set grad_reduce_in_fp32=True"
         if trains and grad is not None and not grad.untyped_storage().nbytes():
             return f"the main gradient of {name} is offloaded; load it before the stage begins"

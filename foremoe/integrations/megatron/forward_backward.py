@@ -15,8 +15,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.integrations.compiling import compile_in_turn
-from foremoe.integrations.megatron.attach import Attached, attach
+from foremoe.integrations.megatron.attach import Attached, attach_as
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.supported import Write
 
 RoutingOf = Callable[[dict[str, Any]], Sequence[Any] | None]
 
@@ -91,19 +92,33 @@ def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay
         yield planned
 
 
-def plan_calls_of(module: Any, routing_of: RoutingOf, settings: Settings) -> None:
-    """Replaces `get_forward_backward_func` of a trainer's module; attaches when the first routing is known."""
+def plan_calls_of(
+    module: Any, routing_of: RoutingOf, settings: Settings, write: Write | None = None
+) -> Callable[[Any], Attached]:
+    """Replaces `get_forward_backward_func` of a trainer's module.
+
+    Args:
+        write: How the trainer's command sets an option of Megatron.
+
+    Returns:
+        What attaches to a model, once. A trainer's adapter calls it when the model is built, so that refusals end the job at its
+        start; else the first call whose routing is known does.
+    """
+    made: list[Attached] = []
 
     def attach_to(model: Any) -> Attached:
-        model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        compile_in_turn(model_copy, group_timeout_s=settings.group_timeout_s, compile_limit_s=settings.compile_limit_s)
-        return attach(model, settings)
+        if not made:
+            model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+            compile_in_turn(model_copy, group_timeout_s=settings.group_timeout_s, compile_limit_s=settings.compile_limit_s)
+            made.append(attach_as(model, lambda: settings, write))
+        return made[0]
 
     def wanted(call: dict[str, Any]) -> Sequence[Any] | None:
         return routing_of(call) if (settings.recompute if call.get("forward_only") else settings.update) else None
 
     run = forward_backward(attach_to, wanted)
     module.get_forward_backward_func = lambda: run
+    return attach_to
 
 
 def on_host(layers: Sequence[torch.Tensor]) -> Array:

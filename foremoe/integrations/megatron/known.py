@@ -1,103 +1,26 @@
-"""Rows whose routing is known before the stage: dispatched without counting, sorting, gathering counts or reading back."""
+"""Which rows of a stage go by routes that were made as it began, and what it was that their routers did."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, first_fault
 from foremoe.distributed.planning import Planned
-from foremoe.integrations.megatron.dispatcher import OverSlots
+from foremoe.integrations.megatron.known_rows import KnownRow, dispatches_known
 from foremoe.integrations.megatron.layout import Place
-from foremoe.runtime.dispatch import Route
-from foremoe.runtime.permute import Divide, Join, PairsToTokens, Permute, TokensToPairs
+from foremoe.integrations.settings import AttachSettings
+from foremoe.runtime.holes import Holes, Lack
 from foremoe.runtime.replay import ReplayedRows
 from foremoe.runtime.stage import exchange_splits
 
 _logger = logging.getLogger(__name__)
 
-# Letters: T tokens of a source, K top-k, E experts, S slots of a rank, Z = T*K pairs of this source sorted by slot, Y pairs that
-# this rank serves, H hidden size.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownRow:
-    """One row's experts, int64 [T, K] on the device, and its route."""
-
-    topk_TK: torch.Tensor
-    route: Route
-
-
-class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches the rows whose routes are known; the messages themselves are Megatron's.
-
-    Orders and sizes come with the row. So the host never waits for the device, whatever `moe_permute_fusion` says, and every
-    permutation is a gather, forward and backward.
-
-    Rows of redundant slots come and go as a tensor of their own: what experts get, and give back, is one tensor or two.
-
-    Attributes:
-        row: Set before `dispatch_preprocess`.
-    """
-
-    def __init__(self, moe: MoELayer, num_slots: int) -> None:
-        super().__init__(moe, num_slots)
-        self.row: KnownRow | None = None
-        self._num_base = moe.num_local_experts
-
-    def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
-        route, topk_TK = self._row.route, self._row.topk_TK
-        self.hidden_shape, self.tokens_per_expert = hidden_states.shape, None
-        self.input_splits, self.output_splits = route.exchange.num_sent_G, route.exchange.num_received_G
-        orders = route.by_slot_Z, route.by_token_Z
-        probs_Z = Permute.apply(probs.gather(1, topk_TK).view(-1), *orders)
-        return TokensToPairs.apply(hidden_states.reshape(-1, self.hidden_shape[-1]), *orders, route.num_topk), probs_Z
-
-    def dispatch_postprocess(self, global_input_tokens: torch.Tensor, global_probs: torch.Tensor) -> Any:
-        route = self._row.route
-        orders, parts = (route.by_slot_Y, route.by_arrival_Y), self._parts()
-        num_S = torch.tensor(route.num_S)  # on the host, where experts read it
-        if parts is None:
-            return Permute.apply(global_input_tokens, *orders), num_S, Permute.apply(global_probs, *orders)
-        return Divide.apply(global_input_tokens, *parts), num_S, Divide.apply(global_probs, *parts)
-
-    def combine_preprocess(self, hidden_states: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> Any:
-        route, parts = self._row.route, self._parts()
-        if parts is None:
-            return Permute.apply(hidden_states, route.by_arrival_Y, route.by_slot_Y)
-        return Join.apply(*hidden_states, *parts)
-
-    def _parts(self) -> tuple[torch.Tensor, ...] | None:
-        """Where pairs of base slots arrive, and those of redundant slots; None if there are no such."""
-        route = self._row.route
-        num = sum(route.num_S[: self._num_base])
-        return None if num == len(route.by_slot_Y) else route.by_slot_Y.tensor_split([num])
-
-    def combine_postprocess(self, permutated_local_input_tokens: torch.Tensor) -> Any:
-        route, self.row = self._row.route, None
-        y_TH = PairsToTokens.apply(permutated_local_input_tokens, route.by_slot_Z, route.by_token_Z, route.num_topk)
-        return y_TH.view(self.hidden_shape)
-
-    @property
-    def _row(self) -> KnownRow:
-        assert self.row is not None, "a row is set before it is dispatched"
-        return self.row
-
-    def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
-        return tokens_per_expert  # sizes are on the host already
-
-
-def dispatches_known(moe: MoELayer) -> bool:
-    """True for the all-to-all dispatcher without shared experts that run between its messages."""
-    own = moe.token_dispatcher
-    return type(own) is MoEAlltoAllTokenDispatcher and own.shared_experts is None
+# Letters: T tokens of a source, K top-k, E experts, M micro-steps, L layers of this rank, G ranks, S slots of a rank.
 
 
 class KnownRouting:
@@ -110,10 +33,12 @@ class KnownRouting:
 
     Attributes:
         taken: (micro-step, layer) of rows that went by their routes.
+        num_bytes: Host memory of the routes on this rank.
     """
 
     def __init__(self, rows: ReplayedRows, num_topk: int, trusted: bool) -> None:
         self._rows, self._num_topk, self.trusted, self._fault = rows, num_topk, trusted, ""
+        self.num_bytes = rows.num_bytes
         self.taken = set[tuple[int, int]]()
 
     def row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | None:
@@ -125,8 +50,9 @@ class KnownRouting:
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
         try:
-            found = self._rows.route(micro_step, layer, shape) if self.trusted else None
-            topk_TK = found[0] if found else self._rows.experts(micro_step, layer, shape)
+            holed = self._rows.holed_route(micro_step, layer, shape)
+            found = self._rows.route(micro_step, layer, shape) if self.trusted and holed is None else None
+            topk_TK = holed.expert_TK if holed else found[0] if found else self._rows.experts(micro_step, layer, shape)
         except InputError as error:
             if self.trusted:
                 raise
@@ -134,16 +60,27 @@ class KnownRouting:
             return None
         if topk_TK is None:
             return None
-        topk_TK = topk_TK.long()
-        num_pairs, num_found = routing_TE.sum(dtype=torch.int32), routing_TE.gather(1, topk_TK).sum(dtype=torch.int32)
-        self._rows.compare(micro_step, layer, num_pairs.clamp(min=topk_TK.numel()) - num_found)
-        if found is None:
+        topk_TK, drift = topk_TK.long(), None
+        num_wanted, told_TE = topk_TK.numel(), routing_TE
+        if holed is not None and len(holed.hole_I):
+            num_wanted -= len(holed.hole_I) * self._num_topk
+            told_TE = routing_TE.index_fill(0, holed.hole_I.long(), False)
+        num_pairs, num_found = told_TE.sum(dtype=torch.int32), told_TE.gather(1, topk_TK).sum(dtype=torch.int32)
+        first = None
+        if not self.trusted:  # all is counted anyway
+            differs_T = told_TE.sum(1) - told_TE.gather(1, topk_TK).sum(1)
+            first = differs_T.ne(0).to(torch.int32).argmax()
+        self._rows.compare(micro_step, layer, num_pairs.clamp(min=num_wanted) - num_found, first)
+        route = holed if holed is not None else None if found is None else found[1]
+        if route is None or not self.trusted:
             return None
         if not complete:
             lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
             raise TransferError(f"{lack}, so no rank asks for it; end the job, and run it with replay=False or more backends.")
+        if holed is not None:
+            drift = routing_TE.sum(dtype=torch.int32) - num_pairs - holed.num_known
         self.taken.add((micro_step, layer))
-        return KnownRow(topk_TK, found[1])
+        return KnownRow(topk_TK, route, drift)
 
     def fault(self) -> str:
         """Where a layer routed otherwise; empty if it did nowhere. The host waits for the device, once."""
@@ -155,6 +92,10 @@ class KnownRouting:
         return self._rows.num_compared
 
 
+COUNTED = ("first", "unknown", "differs", "untold", "layer", "memory")
+_REASONS = {Lack.UNTOLD: "untold", Lack.DIFFERS: "differs", Lack.HOLES: "unknown", Lack.MEMORY: "memory"}
+
+
 class Trust:
     """Which stages go by the routing that they are given.
 
@@ -164,24 +105,48 @@ class Trust:
 
     Args:
         places: MoE layers of this rank.
+        settings: Has the spare places of a row, and the memory that routes may take.
+
+    Attributes:
+        counted: Rows of the stage that count, by why: of `COUNTED`.
     """
 
-    def __init__(self, group: Group, places: Sequence[Place], num_topk: int, device: torch.device) -> None:
-        self._group, self._num_topk, self._device = group, num_topk, device
+    def __init__(
+        self, group: Group, places: Sequence[Place], num_topk: int, device: torch.device, settings: AttachSettings
+    ) -> None:  # fmt: skip
+        self._group, self._num_topk, self._device, self._settings = group, num_topk, device, settings
+        self.counted: dict[str, int] = {}
         self._layers = {layer for layer, place in enumerate(places) if dispatches_known(place.moe)}
         self._holds: dict[bool, bool] = {}  # update or recompute -> what was known of its routing was true
 
-    def begin(self, planned: Planned) -> KnownRouting | None:
-        """What is known of a stage's routing; collective. None, on all ranks alike, if it is not asked."""
-        trains = planned.plan.header.schedule.trains
-        if not (planned.agreed and self._layers and self._holds.get(trains, True)):
+    def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
+        """What is known of a stage's routing; collective. None, on all ranks alike, if it is not asked.
+
+        Args:
+            replay: Routers do as the routing says.
+        """
+        plan, trains = planned.plan, planned.plan.header.schedule.trains
+        why = "" if replay and planned.agreed else "untold"
+        why = why or ("layer" if not self._layers else "" if self._holds.get(trains, True) else "differs")
+        if why:
+            self.counted = {why: plan.N}
             return None
-        plan, known = planned.plan, {row: topk for row, topk in planned.routing.items() if row[1] in self._layers}
-        received_GMLS = exchange_splits(self._group, planned.split_MLP, self._device)
+        known = {row: topk for row, topk in planned.routing.items() if row[1] in self._layers}
+        home_slot_LE = plan.home_LE // plan.B * plan.S + plan.home_LE % plan.B
+        limits = self._settings.spare, self._settings.route_bytes
+        holes = Holes.of(known, planned.split_MLP, home_slot_LE, *limits)
+        both = exchange_splits(self._group, np.concatenate([planned.split_MLP, holes.extra_MLP]), self._device)
+        received_GMLS, extra_GMLS = np.split(both, 2, axis=1)
         rows = ReplayedRows(
-            known, plan.expert_MLGS, planned.split_MLP, received_GMLS, num_experts=plan.E, group=self._group, device=self._device
-        )
-        return KnownRouting(rows, self._num_topk, trusted=trains in self._holds)
+            known, plan.expert_MLGS, planned.split_MLP, received_GMLS, num_experts=plan.E, group=self._group,
+            device=self._device, holes=(holes, extra_GMLS),
+        )  # fmt: skip
+        trusted = trains in self._holds
+        reason_of = {**_REASONS, Lack.NONE: "" if trusted else "first"}
+        mine = np.isin(np.arange(plan.L), list(self._layers))
+        self.counted = {why: int((rows.lack_ML[:, mine] == lack).sum()) for lack, why in reason_of.items() if why}
+        self.counted["layer"] = plan.M * int((~mine).sum())
+        return KnownRouting(rows, self._num_topk, trusted=trusted)
 
     def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> InputError | None:
         """Judges a stage that is over; collective.
@@ -201,7 +166,10 @@ class Trust:
             self._holds[planned.plan.header.schedule.trains] = not fault
         if fault and not known.trusted and self._group.rank == 0:
             _logger.warning(
-                "stages like this one count and sort every row, for routers do not do as they were known to: %s", fault
+                "stages like this one count and sort every row, for routers do not do as they were known to: %s. Likely causes: "
+                "rows of `work` in another order than layers have them (sequence-first: row t * batch + b is token t of sequence "
+                "b), or padding that layers do not get",
+                fault,
             )
         if not (fault and known.trusted):
             return None

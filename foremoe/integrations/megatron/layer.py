@@ -13,7 +13,7 @@ from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind, kind_of
-from foremoe.integrations.megatron.known import KnownDispatcher, dispatches_known
+from foremoe.integrations.megatron.known_rows import KnownDispatcher, dispatches_known
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage
@@ -72,6 +72,8 @@ class SlotLayer:
         if known is not None:
             assert self._known_dispatcher is not None
             self._known_dispatcher.row, self._known_dispatcher.launch = known, stage.launch
+            if known.drift is not None and phase == Phase.FORWARD:
+                stage.drift[m, layer] = known.drift
             self.moe.token_dispatcher = self._known_dispatcher
             return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
         self.moe.token_dispatcher = self._slot_dispatcher
@@ -101,7 +103,11 @@ class SlotLayer:
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()
         if phase == Phase.FORWARD:
-            stage.served[m, layer] = counts
+            known = self._known_dispatcher if self.moe.token_dispatcher is self._known_dispatcher else None
+            if known is not None and known.served is not None:
+                stage.known_served[m, layer] = known.served
+            else:
+                stage.served[m, layer] = counts
             if not stage.replay:
                 stage.load[m, layer] = self._slot_dispatcher.load_G
         parts = [sum(counts[:base]), sum(counts[base:])]

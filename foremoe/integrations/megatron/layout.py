@@ -6,6 +6,7 @@ import dataclasses
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
+from foremoe.integrations.supported import Parallel, Write, refusal_of
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.transfers import Link
@@ -24,14 +26,6 @@ from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import TransferBackend
 
 # Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
-
-
-# Options that change what experts compute, or when, in a way that replicas do not; and what each must be.
-_NOT_FOLLOWED = {
-    "moe_paged_stash": False, "moe_single_grouped_weight": False, "quant_recipe": None,
-    "use_transformer_engine_op_fuser": False, "overlap_dispatch_backward_with_experts_wgrad": False,
-    "expert_gtp_weight_remat_size": 1, "use_kitchen": False, "num_microbatches_with_partial_activation_checkpoints": None,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,53 +77,23 @@ def moe_numbers(config: Any) -> list[int]:
     return [i for i, is_moe in enumerate(pattern) if is_moe]
 
 
-def require_supported(config: Any, places: Sequence[Place]) -> None:
+def require_supported(config: Any, places: Sequence[Place], write: Write | None = None) -> None:
     """Says which option to change where a layout is not supported.
+
+    Args:
+        write: How the trainer's command sets an option, if there is one.
 
     Raises:
         InputError: One sentence.
     """
-    pp = parallel_state.get_pipeline_model_parallel_world_size()
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    get = lambda name, default=None: getattr(config, name, default)  # noqa: E731
-    # Renamed in 0.18, where the old name stays as an alias that is always None.
-    graphs = "cuda_graph_modules" if hasattr(config, "cuda_graph_modules") else "cuda_graph_scope"
-    scopes = [getattr(scope, "name", str(scope)) for scope in get(graphs) or []]
-    unknown = next((name for name in _NOT_FOLLOWED if get(name, _NOT_FOLLOWED[name]) not in (None, _NOT_FOLLOWED[name])), "")
-    group_size = get("microbatch_group_size_per_vp_stage")
-    vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-    dispatcher, backend = get("moe_token_dispatcher_type"), get("moe_flex_dispatcher_backend", "deepep")
-    reasons = (
-        (dispatcher not in ("alltoall", "flex"),
-         f"the {dispatcher} dispatcher is not supported; set moe_token_dispatcher_type='alltoall' or 'flex'"),
-        (dispatcher == "flex" and backend not in ("deepep", "hybridep"),
-         f"the flex dispatcher over {backend} is not supported; set moe_flex_dispatcher_backend='deepep' or 'hybridep', or "
-         "moe_token_dispatcher_type='alltoall'"),
-        (any(get(f"moe_expert_{part}") is not None for part in ("capacity_factor", "rank_capacity_factor"))
-         or get("moe_pad_expert_input_to_capacity"),
-         "dropping or padding to capacity changes what the plan counted; leave moe_expert_capacity_factor, "
-         "moe_expert_rank_capacity_factor and moe_pad_expert_input_to_capacity unset"),
-        (get("cuda_graph_impl", "none") != "none" and (not scopes or any(part in s for s in scopes for part in ("moe", "full"))),
-         f"a captured CUDA graph cannot follow a new plan in every micro-step; leave MoE layers out of {graphs}"),
-        (parallel_state.get_expert_tensor_parallel_world_size() > 1,
-         "experts split over tensor-parallel ranks are not supported; set expert_tensor_parallel_size=1"),
-        (tp > 1 and not get("sequence_parallel"),
-         "with tensor parallelism every rank must own its tokens; set sequence_parallel=True"),
-        (get("overlap_moe_expert_parallel_comm") or get("delay_wgrad_compute"),
-         "foremoe follows the plain 1F1B order; set overlap_moe_expert_parallel_comm=False and delay_wgrad_compute=False"),
-        (get("moe_router_padding_for_quantization") or get("moe_router_padding_for_fp8") or get("fp8") or get("fp4"),
-         "fp8 and fp4 experts are not supported; set fp8=None, fp4=None and no router padding"),
-        (get("add_bias_linear") and _biased(places),
-         "experts with biases are not supported; set add_bias_linear=False"),
-        (get("transformer_impl") == "inference_optimized",
-         "experts for inference have other kernels; set transformer_impl='transformer_engine' or 'local'"),
-        (unknown, f"replicas do not follow {unknown}={get(unknown)}; set {unknown}={_NOT_FOLLOWED.get(unknown)}"),
-        (vpp > 1 and group_size not in (None, pp),
-         f"the interleaved order with microbatch_group_size_per_vp_stage={group_size} is not supported; set it to {pp}"),
+    parallel = Parallel(
+        tp=parallel_state.get_tensor_model_parallel_world_size(), etp=parallel_state.get_expert_tensor_parallel_world_size(),
+        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+        vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
     )  # fmt: skip
-    for refused, reason in reasons:
-        if refused:
-            raise InputError(f"foremoe cannot be attached to this model: {reason}.")
+    refusal = refusal_of(partial(getattr, config), parallel, biased=_biased(places))
+    if refusal is not None:
+        raise refusal.error(write)
     for place in places:
         if "_foremoe" in place.moe.__dict__:
             raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")

@@ -111,7 +111,7 @@ class Replicas(torch.autograd.Function):
                     total.add_(grad.reshape(-1))
         stage.gradients(row.micro_step, row.layer)
         if row.settle():
-            stage.settle()
+            stage.settle(row.layer)
         stage.release(row.micro_step, row.layer, Phase.BACKWARD)
         return grad_base_YH, grad_x, grad_probs, None, None, None
 

@@ -14,7 +14,8 @@ from foremoe.runtime.stage import PlannedStage
 from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
-    from foremoe.integrations.megatron.known import KnownRouting, KnownRow
+    from foremoe.integrations.megatron.known import KnownRouting
+    from foremoe.integrations.megatron.known_rows import KnownRow, Served
     from foremoe.transfer.engine import Engine
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, M micro-steps, L layers.
@@ -32,6 +33,7 @@ class MegatronStage(PlannedStage):
 
     Attributes:
         load: (micro-step, layer) -> pairs that every rank served, if it is recorded.
+        known_served: (micro-step, layer) -> what slots of this rank served in rows that went by known routes.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class MegatronStage(PlannedStage):
         super().__init__(engine, plan, split_MLP, device)
         self.known = known
         self.replay, self.load = replay, dict[tuple[int, int], torch.Tensor]()
+        self.known_served: dict[tuple[int, int], Served] = {}
         self._has_replicas_ML: Array = np.any(plan.quota_MLGS[..., plan.B :] > 0, axis=(2, 3))
 
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> DenseIntervals:
@@ -67,6 +70,10 @@ class MegatronStage(PlannedStage):
         """Whether the plan has a replica in this row, on any rank."""
         return bool(self._has_replicas_ML[micro_step, layer])
 
+    def counts(self) -> tuple[Array, Array]:
+        self.served |= {row: served.counts() for row, served in self.known_served.items()}
+        return super().counts()
+
     def served_skew(self) -> Array | None:
         """float64 [M, L]: the skew of what ranks served, 1 for rows that did not run; None with replay, when the plan has it."""
         if self.replay:
@@ -76,6 +83,11 @@ class MegatronStage(PlannedStage):
             skew_ML[tuple(zip(*self.load, strict=True))] = skew(torch.stack([*self.load.values()]).cpu().numpy())
         return skew_ML
 
-    def settle(self) -> None:
-        """All gradients sent so far are at home when this returns."""
-        self._engine.settle()
+    def settle(self, layer: int) -> None:
+        """All gradients sent so far are at home when this returns; of `layer` those were the last."""
+        self._engine.settle(layer)
+
+    @property
+    def sum_bytes(self) -> int:
+        """The most that float32 sums of replica gradients took, where main gradients are bf16; once the stage is over."""
+        return self._engine.sum_bytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foremoe.base.arrays import Array
 from foremoe.distributed.planning import Planned
+from foremoe.integrations.megatron.known import COUNTED
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.plan.plan import Plan
 from foremoe.transfer.timeline import Timeline
@@ -29,6 +30,10 @@ class MegatronSummary:
         slot_bytes: Memory of the slots on this rank.
         served_skew_ML: float64, skew over the EP group as served, where routing was a hint (``replay=False``); else None.
         known_rows: (micro-step, layer) that went by routes made as the stage began: nothing was remapped, sorted or counted.
+        counted_rows: Those that did not, by why: the "first" stage of a kind compares; more tokens are "unknown" than there are
+            spare places; work "differs" from the plan or routers did from work; the experts of tokens were "untold"; the "layer"
+            has another dispatcher or shared experts between its messages; routes take the "memory" that they may.
+        route_bytes: Host memory of the routes on this rank.
     """
 
     plan: Plan
@@ -41,6 +46,8 @@ class MegatronSummary:
     slot_bytes: int
     served_skew_ML: Array | None = None
     known_rows: int = 0
+    counted_rows: dict[str, int] = field(default_factory=dict)
+    route_bytes: int = 0
 
     def metrics(self) -> dict[str, float]:
         """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after, and as served."""
@@ -61,7 +68,9 @@ class MegatronSummary:
             "retired": float(len(self.timeline.retired)),
             "slot_bytes": float(self.slot_bytes),
             "known_rows": float(self.known_rows),
+            "route_bytes": float(self.route_bytes),
         }
+        out.update({f"counted/{why}": float(self.counted_rows.get(why, 0)) for why in COUNTED})
         if self.served_skew_ML is not None:
             out["skew_served"] = float(self.served_skew_ML.mean())
         numbers = plan.header.moe_layer_L.tolist()
@@ -69,12 +78,15 @@ class MegatronSummary:
         return out
 
 
-def summary_of(planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int) -> MegatronSummary:
+def summary_of(
+    planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int, counted_rows: dict[str, int]
+) -> MegatronSummary:  # fmt: skip
     """Takes stock of a stage that is over."""
     assert timeline is not None
     drift_ML, served_MLS = stage.counts()
     return MegatronSummary(
         plan=planned.plan, timeline=timeline, drift_ML=drift_ML, served_MLS=served_MLS, fell_back=tuple(stage.fell_back),
         plan_s=planned.plan_s, share_s=planned.share_s, slot_bytes=slot_bytes, served_skew_ML=stage.served_skew(),
-        known_rows=0 if stage.known is None else len(stage.known.taken),
+        known_rows=0 if stage.known is None else len(stage.known.taken), counted_rows=counted_rows,
+        route_bytes=0 if stage.known is None else stage.known.num_bytes,
     )  # fmt: skip

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from verl.utils.metric import Metric
 
+from foremoe.integrations.megatron.known import COUNTED
 from foremoe.integrations.megatron.summary import MegatronSummary
 
 # All ranks wait for the slowest, and stages follow each other.
 _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
-_LARGEST = ("slot_bytes", "retired")
+_LARGEST = ("slot_bytes", "route_bytes", "retired")
 _MEANS = ("skew_before", "skew_after", "skew_served")
 # Of a plan, which the ranks of an EP group share.
-_OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows")
+_OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows", *(f"counted/{why}" for why in COUNTED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

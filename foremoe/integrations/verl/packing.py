@@ -36,17 +36,27 @@ class Packer:
 
     Args:
         engine: VeRL's, initialized.
-        num_experts: E.
-        group_timeout_s: Seconds to wait for another rank.
+
+    Raises:
+        InputError: Sizes of the model that planning cannot price.
     """
 
-    def __init__(self, engine: Any, num_experts: int, group_timeout_s: float) -> None:
+    def __init__(self, engine: Any) -> None:
         from megatron.core import parallel_state as ps
 
-        self._config, self._num_experts = engine.tf_config, num_experts
-        self._ep_size, self._ep_rank = ps.get_expert_model_parallel_world_size(), ps.get_expert_model_parallel_rank()
+        self._engine, self._model, self._numbers = engine, model_of(engine.tf_config, 2.0), moe_numbers(engine.tf_config)
+        self._num_experts, self._ep_size = self._model.num_experts, ps.get_expert_model_parallel_world_size()
         self._ep_first = min(_ranks(ps.get_expert_model_parallel_group()))
-        self._data = TorchGroup(engine.get_data_parallel_group(), timeout_s=group_timeout_s)
+
+    def meet(self, group_timeout_s: float) -> None:
+        """Makes the groups of ranks that pack together; collective over all of them.
+
+        Args:
+            group_timeout_s: Seconds to wait for another rank.
+        """
+        from megatron.core import parallel_state as ps
+
+        self._data = TorchGroup(self._engine.get_data_parallel_group(), timeout_s=group_timeout_s)
         # The ranks that hold the same samples.
         self._alike = [
             TorchGroup(group, timeout_s=group_timeout_s)
@@ -103,7 +113,7 @@ class Packer:
         limit = int(data["max_token_len_per_gpu"]) * int(tu.get_non_tensor_data(data, key="sp_size", default=1))
         len_S = data["input_ids"].offsets().diff().cpu().numpy().astype(np.int64)
         len_QT = len_S.reshape(-1, together)
-        model, num_layers = model_of(self._config, 2.0), len(moe_numbers(self._config))
+        model, num_layers = self._model, len(self._numbers)
         layers = self._layers(data["routed_experts"].shape[2])
         pair_flops = ExpertAware().skew_weight * model.flops_per_pair * num_layers / len(layers)
         flops_S = np.asarray(model.attention_flops(len_S.astype(np.float64), len_S.astype(np.float64) ** 2))
@@ -123,7 +133,7 @@ class Packer:
 
     def _layers(self, num_given: int) -> list[int]:
         """Positions, among the layers that routing is given for, of some MoE layers of the whole model."""
-        numbers = moe_numbers(self._config)
+        numbers = self._numbers
         at = list(range(len(numbers))) if num_given == len(numbers) else numbers
         chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _LAYERS)).round().astype(int))
         return [at[i] for i in chosen]

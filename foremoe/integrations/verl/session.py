@@ -12,19 +12,26 @@ from megatron.core import parallel_state
 
 from foremoe.base.arrays import Array
 from foremoe.distributed.agreement import require_same
-from foremoe.distributed.group import TorchGroup
+from foremoe.distributed.group import TorchGroup, make_on_all, reporting
 from foremoe.integrations.compiling import compile_in_turn
-from foremoe.integrations.megatron import attach
+from foremoe.integrations.megatron.attach import attach_as
 from foremoe.integrations.megatron.forward_backward import planned_or_home
 from foremoe.integrations.megatron.layout import find_layers
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
+from foremoe.integrations.supported import hydra
 from foremoe.integrations.verl.dump import dump_workload
 from foremoe.integrations.verl.metrics import Figures, Totals
 from foremoe.integrations.verl.packing import Packer
 from foremoe.integrations.verl.routing import routing_of
 
 _logger = logging.getLogger(__name__)
+
+
+def override(name: str, value: Any) -> str:
+    """What veRL's command says so that Megatron's option `name` is `value`."""
+    own = name in ("expert_tensor_parallel_size", "sequence_parallel")
+    return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
 
 class Session:
@@ -39,23 +46,26 @@ class Session:
 
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
-        self.places = find_layers(engine.module)
         self.replay = bool(engine.enable_routing_replay)  # else what rollout tells is a hint
+        self.num_stages = {"recompute": 0, "update": 0}
+        self.totals = {stage: Totals() for stage in self.num_stages}
+        with contextlib.closing(TorchGroup(timeout_s=settings.group_timeout_s)) as job, reporting(job):
+            make_on_all(job, self._set_up)
+            require_same(job, settings.agreed())  # which groups are made, and what is gathered in them, follows from them
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         limits = {"group_timeout_s": settings.group_timeout_s, "compile_limit_s": settings.compile_limit_s}
         self.compile_s = compile_in_turn(model_copy, **limits)
         # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
         self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
-        try:
-            require_same(self.copy, settings.agreed())  # what is collective over the copy follows from them
-            self.attached = attach(engine.module, settings)
-            made = self.attached.num_experts, settings.group_timeout_s
-            self.packer = Packer(engine, *made) if settings.packing else None
-        except BaseException as error:  # an InputError too: the packer's is of this rank alone
-            self.copy.report(f"{type(error).__name__}: {error}")
-            raise
-        self.num_stages = {"recompute": 0, "update": 0}
-        self.totals = {stage: Totals() for stage in self.num_stages}
+        with reporting(self.copy):
+            self.attached = attach_as(engine.module, lambda: settings, override)
+            if self.packer is not None:
+                self.packer.meet(settings.group_timeout_s)
+
+    def _set_up(self) -> None:
+        """What this rank may refuse by itself; not collective."""
+        self.places = find_layers(self.engine.module)
+        self.packer = Packer(self.engine) if self.settings.packing else None
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
         """Whether routing is known now, to be replayed or as a hint: not where R2 records, nor where veRL replays but not in this
