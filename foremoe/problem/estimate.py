@@ -1,4 +1,4 @@
-"""Linear estimates of the price of rows: in closed form, for homes and sequences, and from below, for bounds.
+"""Linear estimates of the price of rows: in closed form, for starts, homes and sequences, and from below, for bounds.
 
 The closed form averages exchanges and counts copies by rank. The price (`foremoe.problem.pricing`) does not; rows of resident
 slots, whose copies may be there already, are priced by the closed form. Constants come from `Cluster`; unless

@@ -10,11 +10,11 @@ from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rows import empty_of, row_of
-from foremoe.solvers.rows import Placed
+from foremoe.solvers.rows import Placed, assign, bare_homes, copy_of
 from foremoe.solvers.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
-from foremoe.solvers.search.parts import SMOOTHING
-from foremoe.solvers.search.start import start_row
+from foremoe.solvers.search.parts import CLOSED_FORM, SMOOTHING
+from foremoe.solvers.search.start import price_of, start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
     """How rows are searched."""
 
     effort: int  # moves a row, or AS_PAYS
-    by_price: bool  # whether starts are chosen by the price, or by the closed form
+    by_price: bool  # whether a start alone is chosen by the price, or by the closed form
     parts: int  # bits of `foremoe.solvers.search.parts`
 
 
@@ -103,21 +103,27 @@ def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
         )  # fmt: skip
         best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
         estimate = estimated_row(estimated, n, expert_NGS[n])
-        start_row(choice.by_price, estimate, s, best)
         if choice.effort == 0:
+            start_row(choice.by_price, estimate, s, best)
             continue
+        given, given_s = copy_of(best), price_of(best, num_base, s)
+        # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
+        start_row(s.parts & CLOSED_FORM == 0, estimate, s, best)
+        list_homes(row, home_GB, num_G)
         hold(s)
         home_s = seconds(s)
         clear_traffic(row, t)
         fill_traffic(best.expert_GS, best.quota_GS, num_base, row, t)
         started_s = seconds(s)
-        list_homes(row, home_GB, num_G)
         list_replicas(s)
         random[0] = np.uint64(_SEED)
         _descend(moves_of(windows.all_s + home_s, num_base, s) if choice.effort == AS_PAYS else choice.effort, s)
-        if seconds(s) < started_s:
+        found_s = seconds(s)
+        if found_s < started_s:
             _write(s, num_base, best.expert_GS, best.quota_GS)
         clear_traffic(row, t)
+        if min(given_s, home_s) < min(found_s, started_s):
+            assign(best, given if given_s <= home_s else bare_homes(row.load_E, num_base, best.expert_GS))
 
 
 @kernel
