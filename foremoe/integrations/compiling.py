@@ -10,6 +10,7 @@ from typing import Any
 
 from foremoe.base.errors import reason
 from foremoe.distributed.group import TorchGroup, reporting
+from foremoe.runtime.warm import warm_routes
 from foremoe.warm import warm_up
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compi
             if first is turn:
                 try:
                     warm_up()
+                    warm_routes()
                 except Exception as error:  # planning fails in the same way, and its stage then runs at home
                     _logger.warning("rank %d could not compile ahead of time: %s", group.rank, reason(error))
             group.barrier()

@@ -26,7 +26,7 @@ class AttachSettings(EngineSettings):
     """Settings of `foremoe.integrations.megatron.attach`; each may be given as text, as in YAML or on a command line.
 
     Attributes:
-        redundant: R, slots per rank for replicas.
+        redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics say what 1 and 2 would gain.
         planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
         cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
         slots: Policy of the slot buffers; its text is "shared:2" or "SharedSlots(depth=2)".

@@ -130,6 +130,14 @@ class HoledRoute:
         return y_TH
 
 
+def numbers_of(num: int, device: torch.device) -> torch.Tensor:
+    """int32 memory on the host, from which a device may copy while the host goes on."""
+    if device.type == "cuda":
+        return torch.empty(num, dtype=torch.int32, pin_memory=True)
+    # numpy asks for large pages: else the first touch of pages would take longer than the routes.
+    return torch.from_numpy(np.empty(num, np.int32))
+
+
 class HoledRoutes:
     """Routes of rows with holes on any rank; not collective.
 
@@ -161,10 +169,7 @@ class HoledRoutes:
         num_N += 2 * received_NGS.sum((1, 2)) + self._num_extra_NS.sum(1)
         self._begin_N = np.concatenate([[0], np.cumsum(num_N)]).astype(np.int64)
         num = int(self._begin_N[-1])
-        pinned = device.type == "cuda"
-        self._numbers_X = (
-            torch.empty(num, dtype=torch.int32, pin_memory=True) if pinned else torch.from_numpy(np.empty(num, np.int32))
-        )
+        self._numbers_X = numbers_of(num, device)
         rows = HoledRows(
             self._begin_N, num_tokens_N, num_holes_N, np.ascontiguousarray(expert_MLGS[at], np.int32), split_NP,
             split_NP + extra_NP, planned_NGS, received_NGS, holes.home_slot_LE[at[1]].astype(np.int32), K,

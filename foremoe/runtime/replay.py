@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows, row_runner
 from foremoe.distributed.group import Group, first_fault
 from foremoe.runtime.dispatch import Exchange, Route
-from foremoe.runtime.holes import HoledRoute, HoledRoutes, Holes, Lack
+from foremoe.runtime.holes import HoledRoute, HoledRoutes, Holes, Lack, numbers_of
 from foremoe.runtime.kernels.routes import KnownRows, route_rows
 
 # Letters: N rows whose routing is known here, M micro-steps, L layers, G ranks, E experts, S slots of a rank, P = G*S physical
@@ -19,7 +19,37 @@ from foremoe.runtime.kernels.routes import KnownRows, route_rows
 Routing = Mapping[tuple[int, int], torch.Tensor | Array]  # (micro-step, layer) -> topk_TK, any integer dtype
 
 
-class ReplayedRows:
+class Compared:
+    """Rows whose routing was known, compared with the routing that layers got; the host waits once, at the end."""
+
+    def __init__(self) -> None:
+        self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
+        self._first: dict[tuple[int, int], torch.Tensor] = {}
+
+    def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
+        """Notes, on the device, how many pairs of a row have other experts than were known, and which token is the first."""
+        self._differ.append(((micro_step, layer), num_differ))
+        if first is not None:
+            self._first.setdefault((micro_step, layer), first)
+
+    @property
+    def num_compared(self) -> int:
+        """Rows that were compared, with re-forwards."""
+        return len(self._differ)
+
+    def fault(self) -> str:
+        """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
+        if not self._differ:
+            return ""
+        num_differ = torch.stack([num for _, num in self._differ]).cpu()
+        for ((m, layer), _), num in zip(self._differ, num_differ.tolist(), strict=True):
+            if num:
+                first = f", token {int(self._first[m, layer])} first" if (m, layer) in self._first else ""
+                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage{first}"
+        return ""
+
+
+class ReplayedRows(Compared):
     """Routes of the rows in which the routing of every rank is known and has the planned counts.
 
     Sizes of messages and all permutations follow from the plan. So a layer remaps nothing, sorts nothing and exchanges no counts,
@@ -48,6 +78,7 @@ class ReplayedRows:
         self, routing: Routing, expert_MLGS: Array, split_MLP: Array, received_GMLS: Array, *, num_experts: int, group: Group,
         device: torch.device, holes: tuple[Holes, Array] | None = None,
     ) -> None:  # fmt: skip
+        super().__init__()
         self._group, self._device = group, device
         known = {row: _on_host(topk_TK) for row, topk_TK in routing.items()}
         fault = _routing_fault(known, expert_MLGS.shape[:2])
@@ -72,8 +103,6 @@ class ReplayedRows:
         self._number = {row: n for n, row in enumerate(known) if not self.lack_ML[row]}
         rows: list[tuple[int, int]] = [] if self._holed is None else self._holed.rows
         self._holed_number = {row: n for n, row in enumerate(rows) if not self.lack_ML[row]}
-        self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
-        self._first: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -114,10 +143,7 @@ class ReplayedRows:
         num_served_N = received_NGS.sum((1, 2), np.int64)
         self._begin_N = np.concatenate([[0], np.cumsum(3 * num_pairs_N + 2 * num_served_N)])
         num = int(self._begin_N[-1])
-        if self._device.type == "cuda":
-            self._numbers_X = torch.empty(num, dtype=torch.int32, pin_memory=True)
-        else:  # numpy asks for large pages: else the first touch of pages would take longer than the routes
-            self._numbers_X = torch.from_numpy(np.empty(num, np.int32))
+        self._numbers_X = numbers_of(num, self._device)
         self._planned_N, numbers_X = np.zeros(len(known), bool), self._numbers_X.numpy()
         int32 = [np.ascontiguousarray(x, np.int32) for x in (expert_NGS, split_NP, received_NGS)]
         rows = KnownRows(self._begin_N, num_pairs_N, int32[0], int32[1], int32[2], E)
@@ -159,7 +185,7 @@ class ReplayedRows:
         if n is None:
             return None
         assert self._holed is not None
-        _require_shape(micro_step, layer, shape, self._holed.shape(n))
+        require_shape(micro_step, layer, shape, self._holed.shape(n))
         return self._holed.route(n)
 
     def experts(self, micro_step: int, layer: int, shape: torch.Size) -> torch.Tensor | None:
@@ -173,37 +199,16 @@ class ReplayedRows:
     def _find(self, micro_step: int, layer: int, shape: torch.Size) -> int | None:
         n = self._number.get((micro_step, layer))
         if n is not None:
-            _require_shape(micro_step, layer, shape, self._shape_N[n])
+            require_shape(micro_step, layer, shape, self._shape_N[n])
         return n
-
-    def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
-        """Notes, on the device, how many pairs of a row have other experts than were known, and which token is the first."""
-        self._differ.append(((micro_step, layer), num_differ))
-        if first is not None:
-            self._first.setdefault((micro_step, layer), first)
-
-    @property
-    def num_compared(self) -> int:
-        """Rows that were compared, with re-forwards."""
-        return len(self._differ)
 
     def verdict(self) -> str:
         """The first `fault` of any rank, on all of them; collective."""
         return first_fault(self._group.gather(self.fault())) if self._number or self._holed_number else ""
 
-    def fault(self) -> str:
-        """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
-        if not self._differ:
-            return ""
-        num_differ = torch.stack([num for _, num in self._differ]).cpu()
-        for ((m, layer), _), num in zip(self._differ, num_differ.tolist(), strict=True):
-            if num:
-                first = f", token {int(self._first[m, layer])} first" if (m, layer) in self._first else ""
-                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage{first}"
-        return ""
 
-
-def _require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
+def require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
+    """Raises an InputError if a layer got routing of another shape than was given before the stage."""
     if shape != given:
         told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
         raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")

@@ -228,3 +228,77 @@ def test_plans_are_priced_by_the_dispatch_of_the_models_dispatcher(dispatcher, d
     for given in (None, Cluster.preset("8xh100", num_ranks=2)):
         found = run_threads(lambda group, given=given: cluster_of(group, given, ["collective"], config).dispatch, 2)
         assert found == [dispatch] * 2
+
+
+def by_number(_group, case):
+    """Replicas of a step with routing of all MoE layers, where the config does not say which layers these are."""
+    program = Program(case.layout)
+    program.config.moe_layer_freq = 1  # as hybrid models have it, whose layers are in a pattern of another name
+    topk_MTLK = program.routing(0)
+    with arms.attached(program, case) as moe, moe.stage([topk_TLK.numpy() for topk_TLK in topk_MTLK], "recompute"):
+        program.forward_backward(0, topk_MTLK, forward_only=True)
+    return moe.report.drift_ML.sum(), moe.metrics()["replicas"], moe.moe_layers
+
+
+def test_layers_are_known_by_their_numbers_whatever_the_config_says(pool):
+    case = Case(4, Layout(pp=2, num_layers=4, dense=(1,)))
+    answers = pool.run(by_number, case, num_ranks=4)
+    assert [layers for _, _, layers in answers] == [[0], [0], [2, 3], [2, 3]]
+    assert all(drift == 0 and replicas > 0 for drift, replicas, _ in answers)
+
+
+@pytest.mark.parametrize(
+    ("mine", "numbers", "predicting", "given", "found"),
+    [
+        ([2, 3], [0, 2, 3], (0, 0), 2, [0, 1]),
+        ([2, 3], [0, 2, 3], (0, 0), 3, [1, 2]),
+        ([2, 3], [0, 2, 3], (0, 0), 4, [2, 3]),
+        ([2, 3], [0, 2, 3], (0, 0), 5, None),
+        # Routers of multi-token prediction are recorded and replayed by some trainers, too.
+        ([3], [0, 2, 3], (1, 1), 2, [0]),
+        ([3], [0, 2, 3], (1, 1), 5, [3]),
+        ([0, 2], [0, 2], (1, 1), 3, [0, 1]),
+        ([2, 3], [0, 2, 3], (1, 1), 3, [1, 2]),
+    ],
+)
+def test_which_layers_routing_is_of(mine, numbers, predicting, given, found):
+    from foremoe.integrations.megatron.planning import Planning
+
+    config, places = SimpleNamespace(num_layers=4), [SimpleNamespace(number=number) for number in mine]
+    planning = SimpleNamespace(config=config, places=places, numbers=numbers, predicting=predicting)
+    if found is None:
+        with pytest.raises(InputError, match="Give those of this rank, or all"):
+            Planning._local(planning, given)
+    else:
+        assert Planning._local(planning, given) == found
+
+
+def watched(_group, case):
+    """A step with ``redundant=0`` and one without foremoe; what a layer has meanwhile, metrics, and skews of real plans."""
+    program = Program(case.layout)
+    plain, topk_MTLK = step(program), program.routing(0)
+    work = [topk_TLK.numpy().copy() for topk_TLK in topk_MTLK]
+    for topk_TLK in work:
+        topk_TLK[:3] = -1
+    moes = [layer.mlp for m in program.bare for layer in m.decoder.layers if hasattr(layer.mlp, "router")]
+    with arms.attached(program, case, redundant=0) as moe:
+        program.zero()
+        with moe.stage(work):
+            replaced = [name for each in moes for name in vars(each) if name == "preprocess"]
+            losses = program.forward_backward(0, topk_MTLK)
+        found, grads = moe.metrics(), program.main_grads()
+        with pytest.raises(InputError, match="redundant=0, which only watches"), moe.stage(moe.report.planned[0]):
+            pass
+    planned = []
+    for redundant in (1, 2):
+        with arms.attached(program, case, redundant=redundant) as moe:
+            planned.append(moe.plan(work).plan.skew_ML.mean())
+    return same(plain, (losses, grads)), replaced, found, planned
+
+
+def test_without_redundant_slots_a_stage_is_watched_and_runs_as_ever(pool):
+    for equal, replaced, found, planned in pool.run(watched, Case(4, Layout(pp=2, num_layers=4)), num_ranks=4):
+        assert equal and not replaced
+        assert [found["skew_at_1"], found["skew_at_2"]] == pytest.approx(planned)
+        assert found["skew_at_2"] <= found["skew_at_1"] < found["skew_before"] < found["hottest"]
+        assert found["unknown"] == pytest.approx(3 / 24) and found["plan_s"] > 0

@@ -34,10 +34,11 @@ def redundant_of(backend, case):
     return next(r for r in (1, 2) if backend == "deepep" or (base + r) * case.layout.ep % 4 == 0)
 
 
-def one_step(group, backend, case, options=None, hint=None):
+def one_step(group, backend, case, options=None, hint=None, unknown=0, padded=0):
     """`compare.one_step` over the flex dispatcher; runs on a rank."""
     redundant = {"redundant": redundant_of(backend, case)}
-    return compare.one_step(group, over(backend, case), options_of=lambda: redundant | (options() if options else {}), hint=hint)
+    options_of = lambda: redundant | (options() if options else {})  # noqa: E731
+    return compare.one_step(group, over(backend, case), options_of=options_of, hint=hint, unknown=unknown, padded=padded)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -52,8 +53,20 @@ def test_one_step_equals_the_program_without_foremoe(pool, case, backend):
     verdicts = pool.run(one_step, backend, case, num_ranks=case.num_ranks)
     for rank, verdict in enumerate(verdicts):
         assert verdict.equal and verdict.served and verdict.drift == 0 and verdict.fell_back == 0, (rank, verdict)
+        assert verdict.known == (0, verdict.skew_ML[1].size)
     assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
     assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("unknown", "padded"), [(0, 1), (2, 1)])
+def test_known_rows_with_holes_equal_the_program_without_foremoe(pool, case, backend, unknown, padded):
+    """The last tokens of every sequence are not known, the first ones have one expert twice, as trainers' padding has."""
+    verdicts = pool.run(one_step, backend, case, None, None, unknown, padded, num_ranks=case.num_ranks)
+    for rank, verdict in enumerate(verdicts):
+        assert verdict.equal and verdict.as_expected and verdict.fell_back == 0, (rank, verdict)
+        assert verdict.known == (0, verdict.skew_ML[1].size) and (verdict.drift > 0) == (unknown > 0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -16,14 +16,17 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
 import megatron.core
+from logged import logged
 from megatron.core.transformer.transformer_config import TransformerConfig
+from program import Layout, Program
+
+from foremoe.integrations.megatron.options import JUDGED, WORDS, unjudged
 
 # File of megatron/core -> the class that counts in it, or None for all.
 SOURCES = {
     "transformer/moe/experts.py": None, "transformer/moe/moe_layer.py": None, "transformer/mlp.py": None,
     "tensor_parallel/layers.py": None, "extensions/transformer_engine.py": "TEGroupedLinear",
 }  # fmt: skip
-WORDS = "moe|expert|activation|linear|bias|glu|ffn|gemm|fp8|fp4|quant|lora|kitchen|wgrad|fuser|accumulation"
 
 # Equal, by the variants of test_megatron_experts.py and the layouts of program.py.
 EQUAL = """
@@ -112,3 +115,30 @@ def test_tables_do_not_overlap_and_name_what_is_tried():
     for verdict, files in TRIED.items():
         text = "".join(pathlib.Path(__file__).with_name(file).read_text() for file in files)
         assert [name for name in TABLES[verdict].split() if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_what_attaching_warns_of_is_what_has_no_verdict():
+    assert {name for table in TABLES.values() for name in table.split()} == JUDGED
+    plain = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, num_moe_experts=4, moe_z_loss_coeff=0.5)
+    assert unjudged(plain) == {}
+    assert unjudged(plain, JUDGED - {"moe_z_loss_coeff", "moe_router_topk"}) == {"moe_z_loss_coeff": 0.5}
+
+
+def warned(group):
+    """What two attachings warn of, where nobody has looked at an option."""
+    from unittest.mock import patch
+
+    from foremoe.integrations.megatron import attach, options
+    from foremoe.integrations.once import warn_once
+
+    warn_once.cache_clear()
+    program = Program(Layout())
+    with patch.object(options, "JUDGED", JUDGED - {"moe_router_load_balancing_type"}), logged() as said:
+        for _ in range(2):
+            attach(program.chunks).detach()
+    return [record.getMessage() for record in said]
+
+
+def test_an_option_without_a_verdict_is_one_warning(pool):
+    first, *others = pool.run(warned, num_ranks=2)
+    assert len(first) == 1 and "moe_router_load_balancing_type='none'" in first[0] and not any(others)

@@ -31,12 +31,11 @@ ELSEWHERE = {  # function -> file of tests, and the test
     "integrations/megatron/attach.py:Attached._attach": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
     "integrations/megatron/job.py:Job.run": (JOB, "test_work_that_one_group_cannot_plan_is_refused_on_all"),
     "integrations/megatron/layout.py:_given_or_found": (JOB, "test_a_rank_that_refuses_refuses_for_all"),
-    "integrations/megatron/planning.py:Planning._agree": ("megatron/test_megatron_faults.py", BEFORE),
+    "integrations/megatron/planning.py:Planning.agree": ("megatron/test_megatron_faults.py", BEFORE),
     "integrations/megatron/planning.py:Planning.require_fit": ("megatron/test_megatron_faults.py", BEFORE),
 }  # fmt: skip
 SAME = {  # why all ranks raise it without a word
     "distributed/private.py:private_group": "all ranks have a group of the same kind",
-    "integrations/verl/session.py:Session.__init__": "it was raised on all ranks, and is raised again",
 }
 
 

@@ -20,10 +20,20 @@ from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
 from foremoe.integrations.megatron.job import Job
 from foremoe.integrations.megatron.known import Trust
 from foremoe.integrations.megatron.layer import SlotLayer, slots_around
-from foremoe.integrations.megatron.layout import cluster_of, contiguous_homes, find_layers, require_supported, schedule_of, unwrap
-from foremoe.integrations.megatron.planning import Planning, Work
+from foremoe.integrations.megatron.layout import (
+    cluster_of,
+    contiguous_homes,
+    find_layers,
+    num_predicting,
+    require_supported,
+    schedule_of,
+    unwrap,
+)
+from foremoe.integrations.megatron.options import warn_of_unjudged
+from foremoe.integrations.megatron.planning import Planning, Work, layers_of_all
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
+from foremoe.integrations.megatron.watch import Watched, watch
 from foremoe.integrations.settings import AttachSettings
 from foremoe.integrations.supported import Write
 from foremoe.transfer.backends import resolve_backend
@@ -74,7 +84,7 @@ class Attached:
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
-        report: `MegatronSummary` of the last stage, or None.
+        report: `MegatronSummary` of the last stage, `Watched` with ``redundant=0``, or None.
     """
 
     def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
@@ -82,7 +92,7 @@ class Attached:
         with contextlib.suppress(InputError):  # the group comes first: what one rank alone refuses, the others hear through it
             self.settings = settings()
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=self.settings.group_timeout_s)
-        self.report: MegatronSummary | None = None
+        self.report: MegatronSummary | Watched | None = None
         self._engine: Engine | None = None
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
@@ -102,16 +112,19 @@ class Attached:
         except InputError:
             self.job.close()
             raise
-        given = self.settings.cluster, self.settings.backends
-        cluster = self.job.run(lambda: cluster_of(self.group, *given, self._config) if self._layers else None)
+        numbers, predicting = layers_of_all(self.job.group, self._places, num_predicting(chunks))
+        cluster = self.job.run(lambda: cluster_of(self.group, self.settings, self._config) if self._layers else None)
         if cluster is None:
             return  # nothing to balance on this rank
         self._planning = Planning(
             settings=dataclasses.replace(self.settings, cluster=cluster), group=self.group, config=self._config,
-            places=self._places, home_LE=self._home_LE, weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
+            places=self._places, numbers=numbers, predicting=predicting, home_LE=self._home_LE,
+            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
         )  # fmt: skip
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
+        if self.job.group.rank == 0:
+            warn_of_unjudged(self._config)
 
     def _set_up(self, chunks: list[Any]) -> None:
         """This rank's part of attaching; not collective over the EP group."""
@@ -124,8 +137,8 @@ class Attached:
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
-            known = self._config.moe_router_topk, self._buffers.device, self.settings
-            self._trust = Trust(self.group, self._places, *known)
+            topk, device = self._config.moe_router_topk, self._buffers.device
+            self._trust = Trust(self.group, self._places, topk, device, self.settings)
 
     @property
     def active(self) -> bool:
@@ -252,7 +265,9 @@ class Attached:
 
     def _begin(self, work: Any, stage: str, split_MLP: Array | None, home_LE: Array | None, replay: bool) -> None:
         """Begins the stage on this rank's EP group."""
-        if not self._layers:
+        if self._layers and not self.settings.redundant:
+            self.report = watch(self._planning, work, stage)
+        if not (self._layers and self.settings.redundant):
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         overlaps, plan = any(layer.overlaps_reduction for layer in self._layers), planned.plan

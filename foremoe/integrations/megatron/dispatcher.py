@@ -127,6 +127,9 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
 
     These exchange counts inside their kernels, where no flag can ride along. So a row that has replicas costs an all-reduce of
     one number, before anything is dispatched, and a row that is watched one of a number per rank.
+
+    Attributes:
+        slots_of: Of a row that is known, set before `dispatch_preprocess`: probabilities and routing -> slots and weights [T, K].
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -138,8 +141,11 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
                 f"{own.ep_size * num_slots}; set redundant={redundant}."
             )
         super().__init__(moe, num_slots)
+        self.slots_of: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def dispatch_preprocess(self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor) -> Any:
+        if self.slots_of is not None:
+            return self._known(hidden_states, *self.slots_of(probs, routing_map))
         if self.missing is not None:
             missing = torch.full((1,), int(self.missing), device=hidden_states.device)
             dist.all_reduce(missing, dist.ReduceOp.MAX, group=self.tp_ep_group)
@@ -158,6 +164,21 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
         unrouted_TK = probs_TK == -torch.inf
         manager.token_indices = manager.token_indices.masked_fill(unrouted_TK, -1)
         manager.token_probs = probs_TK.masked_fill(unrouted_TK, 0.0)
+        return hidden, manager.token_probs
+
+    def _known(self, hidden_states: torch.Tensor, slot_TK: torch.Tensor, probs_TK: torch.Tensor) -> Any:
+        """As `dispatch_preprocess`, of pairs whose slots are known: no flag is exchanged, and DeepEP need not look for them."""
+        self.slots_of, manager = None, self._comm_manager
+        self.hidden_shape = hidden_states.shape
+        hidden = hidden_states.view(-1, self.hidden_shape[-1])
+        if hasattr(manager, "token_indices"):
+            manager.token_indices, manager.token_probs = slot_TK, probs_TK
+            return hidden, probs_TK
+        num_slots = self.ep_size * self.num_local_experts
+        place_TK = slot_TK.masked_fill(slot_TK < 0, num_slots)  # a column more, for none
+        routing_TP = torch.zeros(len(slot_TK), num_slots + 1, dtype=torch.bool, device=slot_TK.device).scatter(1, place_TK, True)
+        probs_TP = probs_TK.new_zeros(len(slot_TK), num_slots + 1).scatter(1, place_TK, probs_TK)
+        manager.setup_metadata(routing_TP[:, :num_slots].contiguous(), probs_TP[:, :num_slots].contiguous())
         return hidden, manager.token_probs
 
 

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, first_fault
 from foremoe.distributed.planning import Planned
-from foremoe.integrations.megatron.known_rows import KnownRow, dispatches_known
+from foremoe.integrations.megatron.known_rows import KnownRow, SlottedRow, dispatches_known
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.settings import AttachSettings
-from foremoe.runtime.holes import Holes, Lack
+from foremoe.runtime.dispatch import Route
+from foremoe.runtime.holes import HoledRoute, Holes, Lack
 from foremoe.runtime.replay import ReplayedRows
+from foremoe.runtime.slotted import Slotted, SlottedRows
 from foremoe.runtime.stage import exchange_splits
 
 _logger = logging.getLogger(__name__)
 
 # Letters: T tokens of a source, K top-k, E experts, M micro-steps, L layers of this rank, G ranks, S slots of a rank.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """What is known of a row: int64 experts [T, K], how many of them routers should choose, holes, and the way that it goes."""
+
+    topk_TK: torch.Tensor
+    num_wanted: int
+    hole_I: torch.Tensor | None
+    way: Route | HoledRoute | Slotted | None
 
 
 class KnownRouting:
@@ -36,13 +51,18 @@ class KnownRouting:
         num_bytes: Host memory of the routes on this rank.
     """
 
-    def __init__(self, rows: ReplayedRows, num_topk: int, trusted: bool) -> None:
+    def __init__(self, rows: ReplayedRows | SlottedRows, num_topk: int, trusted: bool) -> None:
         self._rows, self._num_topk, self.trusted, self._fault = rows, num_topk, trusted, ""
         self.num_bytes = rows.num_bytes
         self.taken = set[tuple[int, int]]()
 
-    def row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | None:
+    def row(
+        self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool, home_slot_E: torch.Tensor
+    ) -> KnownRow | SlottedRow | None:
         """What a layer goes by; None, on all ranks alike, if it has to count.
+
+        Args:
+            home_slot_E: Of the layer, int64, on the device.
 
         Raises:
             InputError: The layer has another number of tokens.
@@ -50,37 +70,50 @@ class KnownRouting:
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
         try:
-            holed = self._rows.holed_route(micro_step, layer, shape)
-            found = self._rows.route(micro_step, layer, shape) if self.trusted and holed is None else None
-            topk_TK = holed.expert_TK if holed else found[0] if found else self._rows.experts(micro_step, layer, shape)
+            told = self._told(micro_step, layer, shape)
         except InputError as error:
             if self.trusted:
                 raise
             self._fault = str(error)
             return None
-        if topk_TK is None:
+        if told is None:
             return None
-        topk_TK, drift = topk_TK.long(), None
-        num_wanted, told_TE = topk_TK.numel(), routing_TE
-        if holed is not None and len(holed.hole_I):
-            num_wanted -= len(holed.hole_I) * self._num_topk
-            told_TE = routing_TE.index_fill(0, holed.hole_I.long(), False)
-        num_pairs, num_found = told_TE.sum(dtype=torch.int32), told_TE.gather(1, topk_TK).sum(dtype=torch.int32)
+        topk_TK, hole_I, num_wanted = told.topk_TK, told.hole_I, told.num_wanted
+        told_TE = routing_TE if hole_I is None or not len(hole_I) else routing_TE.index_fill(0, hole_I.long(), False)
+        found_TK = told_TE.gather(1, topk_TK)
+        if isinstance(told.way, Slotted):
+            found_TK = found_TK & (told.way.slot_TK >= 0)
+        num_pairs, num_found = told_TE.sum(dtype=torch.int32), found_TK.sum(dtype=torch.int32)
         first = None
         if not self.trusted:  # all is counted anyway
-            differs_T = told_TE.sum(1) - told_TE.gather(1, topk_TK).sum(1)
-            first = differs_T.ne(0).to(torch.int32).argmax()
+            first = (told_TE.sum(1) - found_TK.sum(1)).ne(0).to(torch.int32).argmax()
         self._rows.compare(micro_step, layer, num_pairs.clamp(min=num_wanted) - num_found, first)
-        route = holed if holed is not None else None if found is None else found[1]
-        if route is None or not self.trusted:
+        if told.way is None or not self.trusted:
             return None
         if not complete:
             lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
             raise TransferError(f"{lack}, so no rank asks for it; end the job, and run it with replay=False or more backends.")
-        if holed is not None:
-            drift = routing_TE.sum(dtype=torch.int32) - num_pairs - holed.num_known
         self.taken.add((micro_step, layer))
-        return KnownRow(topk_TK, route, drift)
+        if isinstance(told.way, Route):
+            return KnownRow(topk_TK, told.way)
+        drift = routing_TE.sum(dtype=torch.int32) - num_pairs
+        if isinstance(told.way, Slotted):
+            return SlottedRow(told.way, home_slot_E, drift)
+        return KnownRow(topk_TK, told.way, drift - told.way.num_known)
+
+    def _told(self, micro_step: int, layer: int, shape: torch.Size) -> _Told | None:
+        """What is known of a row, if it is."""
+        rows = self._rows
+        if isinstance(rows, SlottedRows):
+            slotted = rows.row(micro_step, layer, shape)
+            return None if slotted is None else _Told(slotted.expert_TK.long(), slotted.num_known, slotted.hole_I, slotted)
+        holed = rows.holed_route(micro_step, layer, shape)
+        if holed is not None:
+            num_wanted = holed.expert_TK.numel() - len(holed.hole_I) * self._num_topk
+            return _Told(holed.expert_TK.long(), num_wanted, holed.hole_I, holed)
+        found = rows.route(micro_step, layer, shape) if self.trusted else None
+        expert_TK = found[0] if found else rows.experts(micro_step, layer, shape)
+        return None if expert_TK is None else _Told(expert_TK.long(), expert_TK.numel(), None, found[1] if found else None)
 
     def fault(self) -> str:
         """Where a layer routed otherwise; empty if it did nowhere. The host waits for the device, once."""
@@ -116,7 +149,8 @@ class Trust:
     ) -> None:  # fmt: skip
         self._group, self._num_topk, self._device, self._settings = group, num_topk, device, settings
         self.counted: dict[str, int] = {}
-        self._layers = {layer for layer, place in enumerate(places) if dispatches_known(place.moe)}
+        self._flex = any(isinstance(place.moe.token_dispatcher, MoEFlexTokenDispatcher) for place in places)
+        self._layers = {layer for layer, place in enumerate(places) if self._flex or dispatches_known(place.moe)}
         self._holds: dict[bool, bool] = {}  # update or recompute -> what was known of its routing was true
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
@@ -132,21 +166,32 @@ class Trust:
             self.counted = {why: plan.N}
             return None
         known = {row: topk for row, topk in planned.routing.items() if row[1] in self._layers}
-        home_slot_LE = plan.home_LE // plan.B * plan.S + plan.home_LE % plan.B
-        limits = self._settings.spare, self._settings.route_bytes
-        holes = Holes.of(known, planned.split_MLP, home_slot_LE, *limits)
-        both = exchange_splits(self._group, np.concatenate([planned.split_MLP, holes.extra_MLP]), self._device)
-        received_GMLS, extra_GMLS = np.split(both, 2, axis=1)
-        rows = ReplayedRows(
-            known, plan.expert_MLGS, planned.split_MLP, received_GMLS, num_experts=plan.E, group=self._group,
-            device=self._device, holes=(holes, extra_GMLS),
-        )  # fmt: skip
+        rows = self._slotted(planned, known) if self._flex else self._routes(planned, known)
         trusted = trains in self._holds
         reason_of = {**_REASONS, Lack.NONE: "" if trusted else "first"}
         mine = np.isin(np.arange(plan.L), list(self._layers))
         self.counted = {why: int((rows.lack_ML[:, mine] == lack).sum()) for lack, why in reason_of.items() if why}
         self.counted["layer"] = plan.M * int((~mine).sum())
         return KnownRouting(rows, self._num_topk, trusted=trusted)
+
+    def _slotted(self, planned: Planned, known: dict[tuple[int, int], Array]) -> SlottedRows:
+        plan, most_bytes = planned.plan, self._settings.route_bytes
+        return SlottedRows(
+            known, plan.expert_MLGS, planned.split_MLP, num_experts=plan.E, most_bytes=most_bytes, group=self._group,
+            device=self._device,
+        )  # fmt: skip
+
+    def _routes(self, planned: Planned, known: dict[tuple[int, int], Array]) -> ReplayedRows:
+        plan = planned.plan
+        home_slot_LE = plan.home_LE // plan.B * plan.S + plan.home_LE % plan.B
+        limits = self._settings.spare, self._settings.route_bytes
+        holes = Holes.of(known, planned.split_MLP, home_slot_LE, *limits)
+        both = exchange_splits(self._group, np.concatenate([planned.split_MLP, holes.extra_MLP]), self._device)
+        received_GMLS, extra_GMLS = np.split(both, 2, axis=1)
+        return ReplayedRows(
+            known, plan.expert_MLGS, planned.split_MLP, received_GMLS, num_experts=plan.E, group=self._group,
+            device=self._device, holes=(holes, extra_GMLS),
+        )  # fmt: skip
 
     def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> InputError | None:
         """Judges a stage that is over; collective.

@@ -13,6 +13,7 @@ from foremoe.integrations.megatron.dispatcher import OverSlots
 from foremoe.runtime.dispatch import Route
 from foremoe.runtime.holes import HoledRoute
 from foremoe.runtime.permute import Divide, Join, PairsToTokens, Permute, TokensToPairs
+from foremoe.runtime.slotted import Slotted
 
 # Letters: T tokens of a source, K top-k, E experts, S slots of a rank, Z = T*K pairs of this source sorted by slot, Y pairs that
 # this rank serves, H hidden size.
@@ -81,6 +82,34 @@ class Served:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]
         return [planned + more for planned, more in zip(self.num_S, extra, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlottedRow:
+    """A row under the flex dispatcher.
+
+    Attributes:
+        of: Its slots.
+        home_slot_E: Of the layer, int64, on the device; where holes go.
+        drift: Pairs of its holes, on the device.
+    """
+
+    of: Slotted
+    home_slot_E: torch.Tensor
+    drift: torch.Tensor
+
+    def slots_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Physical slots of every token, int64 [T, K], -1 for none, and their weights, 0 for none; differentiable."""
+        slot_TK = self.of.slot_TK.long()
+        probs_TK = probs_TE.gather(1, self.of.expert_TK.long()).masked_fill(slot_TK < 0, 0.0)
+        if not len(self.of.hole_I):
+            return slot_TK, probs_TK
+        hole_I = self.of.hole_I.long()
+        own_IE = probs_TE.index_select(0, hole_I).masked_fill(~routing_TE.index_select(0, hole_I), -torch.inf)
+        probs_IK, expert_IK = own_IE.topk(slot_TK.shape[1], dim=1)
+        none_IK = probs_IK == -torch.inf
+        slot_IK = self.home_slot_E[expert_IK].masked_fill(none_IK, -1)
+        return slot_TK.index_copy(0, hole_I, slot_IK), probs_TK.index_copy(0, hole_I, probs_IK.masked_fill(none_IK, 0.0))
 
 
 class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]

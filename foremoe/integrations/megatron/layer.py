@@ -13,7 +13,7 @@ from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.buffers import MegatronBuffers, ParamSync
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
 from foremoe.integrations.megatron.experts import ExpertKind, kind_of
-from foremoe.integrations.megatron.known_rows import KnownDispatcher, dispatches_known
+from foremoe.integrations.megatron.known_rows import KnownDispatcher, SlottedRow, dispatches_known
 from foremoe.integrations.megatron.layout import Place
 from foremoe.integrations.megatron.replicas import Replicas, Row
 from foremoe.integrations.megatron.stage import MegatronStage
@@ -69,11 +69,16 @@ class SlotLayer:
         self._now = m, phase
         complete = stage.prepare(m, layer, phase)
         known = stage.known_row(m, layer, routing_map, complete)
+        if known is not None and known.drift is not None and phase == Phase.FORWARD:
+            stage.drift[m, layer] = known.drift
+        if isinstance(known, SlottedRow):
+            dispatcher = self._slot_dispatcher
+            dispatcher.slots_of, dispatcher.launch, dispatcher.missing = known.slots_of, stage.launch, None
+            self.moe.token_dispatcher = dispatcher
+            return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
         if known is not None:
             assert self._known_dispatcher is not None
             self._known_dispatcher.row, self._known_dispatcher.launch = known, stage.launch
-            if known.drift is not None and phase == Phase.FORWARD:
-                stage.drift[m, layer] = known.drift
             self.moe.token_dispatcher = self._known_dispatcher
             return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
         self.moe.token_dispatcher = self._slot_dispatcher

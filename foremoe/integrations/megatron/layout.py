@@ -17,13 +17,13 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.integrations.megatron.dispatcher import DISPATCHERS
+from foremoe.integrations.settings import AttachSettings
 from foremoe.integrations.supported import Parallel, Write, refusal_of
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Schedule
 from foremoe.transfer.backends import resolve_backend
-from foremoe.transfer.base import TransferBackend
 
 # Letters: L MoE layers of this rank's model chunks, G ranks of the EP group.
 
@@ -61,6 +61,12 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
                 raise InputError(f"transformer layer {index} of chunk {c} holds {len(found)} MoELayers; foremoe expects one.")
             places += [Place(moe, int(moe.layer_number) - 1, c, index) for moe in found]
     return places
+
+
+def num_predicting(chunks: Sequence[Any]) -> int:
+    """How many MoE layers of this rank are those of multi-token prediction."""
+    parts = [getattr(unwrap(chunk), "mtp", None) for chunk in chunks]
+    return sum(isinstance(module, MoELayer) for part in parts if part is not None for module in part.modules())
 
 
 def unwrap(chunk: Any) -> Any:
@@ -147,16 +153,14 @@ def model_of(config: Any, weight_bytes: float) -> Model:
     )  # fmt: skip
 
 
-def cluster_of(
-    group: Group, cluster: Cluster | None, backends: Sequence[str | TransferBackend] | None, config: Any
-) -> Cluster:  # fmt: skip
+def cluster_of(group: Group, settings: AttachSettings, config: Any) -> Cluster:
     """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective.
 
-    Plans are priced by the dispatch of the model's dispatcher, and with host stores only where one of `backends` has them.
+    Plans are priced by the dispatch of the model's dispatcher, and with host stores only where one of the backends has them.
     """
     dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
-    cluster = dataclasses.replace(_given_or_found(group, cluster), dispatch=dispatch)
-    hosts = any(Link.HOST in resolve_backend(backend).links for backend in backends or ())
+    cluster = dataclasses.replace(_given_or_found(group, settings.cluster), dispatch=dispatch)
+    hosts = any(Link.HOST in resolve_backend(backend).links for backend in settings.backends or ())
     return cluster if hosts else dataclasses.replace(cluster, host_bytes_per_s=0.0)
 
 

@@ -14,7 +14,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, first_fault, reporting
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
-from foremoe.integrations.megatron.layout import Place, model_of, moe_numbers, schedule_of
+from foremoe.integrations.megatron.layout import Place, model_of, schedule_of
 from foremoe.integrations.settings import AttachSettings
 from foremoe.plan.plan import Plan
 from foremoe.routing.readers.counting import count_micro_steps
@@ -26,6 +26,17 @@ from foremoe.workload.workload import Workload
 Work = Plan | Workload | Sequence[Any]
 
 
+def layers_of_all(group: Group, places: Sequence[Place], num_predicting: int) -> tuple[list[int], tuple[int, int]]:
+    """`numbers` and `predicting` of `Planning`; collective over the job. The config of a hybrid model has no such numbers.
+
+    Args:
+        num_predicting: MoE layers of multi-token prediction on this rank.
+    """
+    answers = group.gather(([place.number for place in places], num_predicting))
+    numbers = sorted({number for mine, _ in answers for number in mine})
+    return numbers, (num_predicting, max(num for _, num in answers))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planning:
     """Planning for one rank's layers.
@@ -35,6 +46,8 @@ class Planning:
         group: EP group.
         config: Megatron's `TransformerConfig`.
         places: MoE layers of this rank.
+        numbers: Numbers of the whole model's MoE layers, as its pipeline ranks have found them.
+        predicting: MoE layers of multi-token prediction, whose routing nobody plans: of this rank, and of all.
         home_LE: Megatron's own homes, int32 [L, E].
         weight_bytes: Bytes of one weight.
         device: Device for messages.
@@ -44,6 +57,8 @@ class Planning:
     group: Group
     config: Any
     places: Sequence[Place]
+    numbers: Sequence[int]
+    predicting: tuple[int, int]
     home_LE: Array
     weight_bytes: int
     device: torch.device
@@ -51,7 +66,7 @@ class Planning:
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
         """See `Attached.plan`."""
         homes = self.home_LE if home_LE is None else home_LE
-        ((task, load_MLE, tokens_M),) = self._agree([(work, stage)], homes, num_threads)
+        ((task, load_MLE, tokens_M),) = self.agree([(work, stage)], homes, num_threads)
         planned = plan_together(
             self.group, self.settings.planner, task, load_MLE, tokens_M,
             device=self.device, num_threads=num_threads, plan_limit_s=self.settings.plan_limit_s,
@@ -123,7 +138,7 @@ class Planning:
 
     def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
         """See `Attached.homes`."""
-        tasks, loads, tokens = zip(*self._agree(stages, self.home_LE, num_threads), strict=True)
+        tasks, loads, tokens = zip(*self.agree(stages, self.home_LE, num_threads), strict=True)
         return homes_together(
             self.group, self.settings.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads
         )
@@ -138,7 +153,7 @@ class Planning:
             moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
-    def _agree(
+    def agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
         """Each stage's task and this source's counts, or one error on all ranks."""
@@ -182,14 +197,18 @@ class Planning:
 
     def _local(self, num_layers: int) -> list[int]:
         """Which of the layers that were given are this rank's."""
-        mine, numbers = [place.number for place in self.places], moe_numbers(self.config)
-        if num_layers == len(mine):
-            return list(range(num_layers))
-        if num_layers == len(numbers):
-            return [numbers.index(number) for number in mine]
-        if num_layers == self.config.num_layers:
-            return mine
+        mine, numbers = [place.number for place in self.places], list(self.numbers)
+        here, everywhere = self.predicting
+        # What is given for, and which of it are mine; layers of prediction come last.
+        forms = [
+            (len(mine), list(range(len(mine)))), (len(numbers), [numbers.index(number) for number in mine]),
+            (self.config.num_layers, mine),
+        ]  # fmt: skip
+        forms += [(forms[0][0] + here, forms[0][1]), *((num + everywhere, places) for num, places in forms[1:])]
+        found = next((places for num, places in forms if num == num_layers), None)
+        if found is not None:
+            return found
         raise InputError(
             f"routing of {num_layers} layers was given; this rank has {len(mine)} MoE layers, the model {len(numbers)} of "
-            f"{self.config.num_layers}. Give those of this rank, or all."
+            f"{self.config.num_layers}, and {everywhere} of multi-token prediction. Give those of this rank, or all."
         )

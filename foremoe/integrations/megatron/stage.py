@@ -15,7 +15,7 @@ from foremoe.workload.skew import skew
 
 if TYPE_CHECKING:
     from foremoe.integrations.megatron.known import KnownRouting
-    from foremoe.integrations.megatron.known_rows import KnownRow, Served
+    from foremoe.integrations.megatron.known_rows import KnownRow, Served, SlottedRow
     from foremoe.transfer.engine import Engine
 
 # Letters: T tokens of a source, E experts, P physical slots of all ranks, M micro-steps, L layers.
@@ -48,9 +48,11 @@ class MegatronStage(PlannedStage):
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> DenseIntervals:
         return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
-    def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | None:
+    def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | SlottedRow | None:
         """What the row goes by if its routing is known, and `complete` if its replicas are there; see `KnownRouting.row`."""
-        return None if self.known is None else self.known.row(micro_step, layer, routing_TE, complete)
+        if self.known is None:
+            return None
+        return self.known.row(micro_step, layer, routing_TE, complete, self._home_slot_LE[layer])
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Routing over slots and the number of unplanned pairs, as the plan says."""

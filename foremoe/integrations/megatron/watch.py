@@ -1,0 +1,66 @@
+"""Watching: what a stage's routing would gain by replicas, while it runs as without foremoe."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foremoe.base.errors import InputError
+from foremoe.distributed.planning import Planned, plan_together
+from foremoe.integrations.megatron.planning import Planning
+from foremoe.plan.plan import Plan
+from foremoe.workload.skew import skew
+
+# Letters: M micro-steps, L MoE layers of this rank, E experts, G ranks of the EP group.
+
+TRIED = (1, 2)  # redundant slots per rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Watched:
+    """One stage of one rank that ran at home.
+
+    Attributes:
+        planned: What it would have run with one redundant slot per rank, and two.
+        unknown: Share of this rank's pairs that `work` does not know.
+    """
+
+    planned: tuple[Planned, ...]
+    unknown: float
+
+    @property
+    def plan(self) -> Plan:
+        """Of the EP group's counts."""
+        return self.planned[0].plan
+
+    def metrics(self) -> dict[str, float]:
+        """Means over rows: skew at home and with replicas, the hottest expert as a multiple of the mean one; and totals."""
+        load_MLE = self.plan.load_MLE
+        home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
+        out = {"skew_before": float(skew(home_MLG).mean()), "hottest": float(skew(load_MLE).mean()), "unknown": self.unknown}
+        out |= {f"skew_at_{num}": float(of.plan.skew_ML.mean()) for num, of in zip(TRIED, self.planned, strict=True)}
+        return out | {"plan_s": sum(of.plan_s for of in self.planned), "share_s": sum(of.share_s for of in self.planned)}
+
+
+def watch(planning: Planning, work: Any, stage: str) -> Watched:
+    """Plans a stage for one and two redundant slots per rank, and runs nothing; collective over the EP group.
+
+    Raises:
+        InputError: On all ranks: work that is a plan already, or does not fit.
+    """
+    if isinstance(work, Plan | Planned):
+        raise InputError("a plan cannot be run with redundant=0, which only watches; give work, or attach with redundant=1.")
+    ((task, load_MLE, tokens_M),) = planning.agree([(work, stage)], planning.home_LE)
+    settings = planning.settings
+    planned = tuple(
+        plan_together(
+            planning.group, settings.planner, dataclasses.replace(task, redundant=num), load_MLE, tokens_M,
+            device=planning.device, plan_limit_s=settings.plan_limit_s,
+        )
+        for num in TRIED
+    )  # fmt: skip
+    num_pairs = int(np.sum(tokens_M)) * load_MLE.shape[1] * int(planning.config.moe_router_topk)
+    return Watched(planned=planned, unknown=1.0 - float(load_MLE.sum()) / max(num_pairs, 1))

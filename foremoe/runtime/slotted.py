@@ -1,0 +1,109 @@
+"""Known rows for dispatchers that find their own ways, as DeepEP's do: only the slots of pairs are made ahead."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from foremoe.base.arrays import Array
+from foremoe.base.parallel import for_rows, row_runner
+from foremoe.distributed.group import Group
+from foremoe.runtime.holes import Lack, Row
+from foremoe.runtime.kernels.slots import SlottedTables, slot_rows
+from foremoe.runtime.replay import Compared, require_shape
+
+# Letters: M micro-steps, L layers, N rows, T tokens and K top-k of this source, E experts, P physical slots of all ranks, I
+# holes.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slotted:
+    """One row: int32 tensors on the device.
+
+    Attributes:
+        expert_TK: Of holes any.
+        slot_TK: Physical slots; -1 for an expert that a token has twice, and in holes.
+        hole_I: Tokens whose routing is not known.
+        num_known: Pairs that have a slot.
+    """
+
+    expert_TK: torch.Tensor
+    slot_TK: torch.Tensor
+    hole_I: torch.Tensor
+    num_known: int
+
+
+class SlottedRows(Compared):
+    """The rows whose routing is known on all ranks and as planned; any number of their tokens may be holes.
+
+    Args:
+        routing: Rows that this source knows, [T, K].
+        split_MLP: What the plan gives to this source.
+        most_bytes: Of host memory for the slots; rows beyond are not known.
+        group: The EP group; making this object is collective.
+        device: Where layers run.
+
+    Attributes:
+        lack_ML: `Lack` of every row, the largest of all ranks.
+    """
+
+    def __init__(
+        self, routing: Mapping[Row, Array], expert_MLGS: Array, split_MLP: Array, *, num_experts: int, most_bytes: int,
+        group: Group, device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._device, lack_ML = device, np.full(split_MLP.shape[:2], Lack.UNTOLD, np.uint8)
+        known, num_bytes = dict[Row, Array](), 0
+        for row, topk_TK in routing.items():
+            num_bytes += 4 * (2 * topk_TK.size + len(topk_TK))
+            lack_ML[row] = Lack.MEMORY
+            if num_bytes <= most_bytes:
+                known[row] = topk_TK
+        topks, at = list(known.values()), tuple(np.array(list(known), np.int64).reshape(-1, 2).T)
+        self._shape_N = [tuple(topk_TK.shape) for topk_TK in topks]
+        K = topks[0].shape[1] if topks else 1
+        num_tokens_N = np.array([len(topk_TK) for topk_TK in topks], np.int64)
+        self._begin_N = np.concatenate([[0], np.cumsum((2 * K + 1) * num_tokens_N)]).astype(np.int64)
+        num = int(self._begin_N[-1])
+        pinned = device.type == "cuda"
+        self._numbers_X = (
+            torch.empty(num, dtype=torch.int32, pin_memory=True) if pinned else torch.from_numpy(np.empty(num, np.int32))
+        )
+        numbers_X, planned_N = self._numbers_X.numpy(), np.zeros(len(topks), bool)
+        self._num_known_N, self._num_holes_N = np.zeros(len(topks), np.int64), np.zeros(len(topks), np.int64)
+        tables = np.ascontiguousarray(expert_MLGS[at], np.int32), np.ascontiguousarray(split_MLP[at], np.int32)
+        rows = SlottedTables(self._begin_N, num_tokens_N, *tables, num_experts, K)
+
+        def block(low: int, high: int) -> None:
+            for begin, topk_TK in zip(self._begin_N[low:high], topks[low:high], strict=True):
+                numbers_X[begin : begin + topk_TK.size] = topk_TK.reshape(-1)
+            slot_rows(low, high, rows, numbers_X, planned_N, self._num_known_N, self._num_holes_N)
+
+        with row_runner():
+            for_rows(block, len(topks), rows_per_block=8, whole=True)
+        lack_ML[at] = np.where(planned_N, Lack.NONE, Lack.DIFFERS)
+        lacks = [np.frombuffer(lacks, np.uint8).reshape(lack_ML.shape) for lacks in group.gather(lack_ML.tobytes())]
+        self.lack_ML: Array = np.maximum.reduce(lacks)
+        self._number = {row: n for n, row in enumerate(known) if not self.lack_ML[row]}
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory of the slots."""
+        return int(self._numbers_X.nbytes)
+
+    def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
+        """A row's slots; None, on all ranks alike, if it is not known.
+
+        Raises:
+            InputError: The routing has another shape than it had when the stage began.
+        """
+        n = self._number.get((micro_step, layer))
+        if n is None:
+            return None
+        require_shape(micro_step, layer, shape, self._shape_N[n])
+        (T, K), begin = self._shape_N[n], self._begin_N[n]
+        end = begin + 2 * T * K + int(self._num_holes_N[n])
+        numbers = self._numbers_X[begin:end].to(self._device, non_blocking=True)
+        expert_Z, slot_Z, hole_I = numbers.split([T * K, T * K, int(self._num_holes_N[n])])
+        return Slotted(expert_Z.view(T, K), slot_Z.view(T, K), hole_I, int(self._num_known_N[n]))
