@@ -163,7 +163,7 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
         main, [*words, "--ranks", "2", "--cluster", str(file), "--accept-fit", "-o", str(tmp_path / "plan.safetensors")]
     )
     assert result.exit_code == 0, result.stderr
-    assert f"row by row ({cluster.standing})" in " ".join(result.stdout.split())
+    assert f"with even routing; {cluster.standing})" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(
