@@ -160,7 +160,7 @@ def section(title: str, lines: Iterator[Line]) -> str:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--ep", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--ep", type=int, nargs="+", default=[16])
     args = parser.parse_args()
     parts = []
     for ep in args.ep:
