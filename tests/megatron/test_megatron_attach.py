@@ -214,11 +214,9 @@ def test_plans_count_on_host_stores_only_where_a_backend_has_them():
     from foremoe.integrations.megatron.layout import cluster_of
 
     given, flex = Cluster.preset("8xh100", num_ranks=2, host_store=True), SimpleNamespace(moe_token_dispatcher_type="flex")
+    each = [AttachSettings(cluster=given, backends=names) for names in (["collective"], ["collective", "pinned_host"])]
     alone, beside = (
-        run_threads(
-            lambda group, of=AttachSettings(cluster=given, backends=names): cluster_of(group, of, flex).host_bytes_per_s, 2
-        )
-        for names in (["collective"], ["collective", "pinned_host"])
+        run_threads(lambda group, settings=settings: cluster_of(group, settings, flex).host_bytes_per_s, 2) for settings in each
     )
     assert alone == [0.0, 0.0] and beside == [given.host_bytes_per_s] * 2
 
