@@ -15,6 +15,7 @@ from typing import Any
 from bench.output import command_line, emit, hardware
 from bench.systems import ULTRAEP_S, mean_skew, step_trainer, synthetic_groups, systems
 from bench.throughput import NUM_RANKS, RACK, Row, rivals
+from foremoe.advice import choose_slots
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
@@ -26,7 +27,7 @@ from foremoe.synthetic.counts import REGIMES
 MODEL, REGIME = "qwen3-235b-a22b", "qwen3-like"
 ROWS = (
     "static", "LLEP", "UltraEP-like", "UltraEP-like, hidden", "MoonEP-like", "MoonEP-like, hidden", "ECHO-like, with foresight",
-    "TAOT-like", "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 2", "force-balanced",
+    "TAOT-like", "quota anywhere, with foresight", "ReLibra-like", "foremoe", "foremoe, R = 1, homes moved", "force-balanced",
 )  # fmt: skip
 FACTORS = (0.7, 1.3)
 # Of the cluster; those that a preset leaves at zero or None do not matter to it.
@@ -48,7 +49,7 @@ def posed(ep: int, micro_steps: int = 16, num_layers: int = 4, **changes: Any) -
 
 def chosen(problem: Problem) -> dict[str, System]:
     """The systems of a line."""
-    return {name: system for name, system in systems(problem.B).items() if name in ROWS}
+    return {name: system for name, system in systems(problem.B, choose_slots(problem).redundant).items() if name in ROWS}
 
 
 def scaled(problem: Problem, constant: str, factor: float) -> Problem | None:
@@ -159,7 +160,7 @@ def section(title: str, lines: Iterator[Line]) -> str:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--ep", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--ep", type=int, nargs="+", default=[16])
     args = parser.parse_args()
     parts = []
     for ep in args.ep:

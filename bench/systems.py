@@ -29,18 +29,22 @@ from foremoe.workload.workload import Workload
 # Planning that nothing hides, per layer and forward: LPLB's and UltraEP's own figures on a GPU. Where none is published
 # (MoonEP, ECHO, LLEP, TAOT), planning after the router takes UltraEP's.
 LPLB_S, ULTRAEP_S = 100e-6, 75e-6
-# Weights move for nothing in these rows: bounds, not rivals.
-BOUNDS = ("eplb-history", "eplb-step", "LAER-like")
+# Experts are re-placed in these rows; no buffers hold copies.
+REPLACED = ("eplb-history", "eplb-step", "LAER-like")
 # What others could do that have not said so, or with knowledge that they have not.
 GRANTED = (
-    "LLEP, hidden", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight", "quota anywhere, with foresight",
+    "eplb-step", "LLEP, hidden", "UltraEP-like, hidden", "MoonEP-like, hidden", "ECHO-like, with foresight",
+    "quota anywhere, with foresight",
 )  # fmt: skip
-OURS = ("foremoe in nodes", "foremoe", "foremoe, R = 2", "foremoe, homes moved")
+OURS = ("foremoe in nodes", "foremoe", "foremoe, R = 1", "foremoe, R = 1, homes moved")
 SECOND_SET = ("MoonEP-like", "MoonEP-like, hidden", "LLEP", "LLEP, hidden")
 
 
-def systems(experts_per_rank: int) -> dict[str, System]:
-    """Row name -> system, for EP groups with so many experts per rank; one without slots of its own has the problem's."""
+def systems(experts_per_rank: int, auto: int = 1) -> dict[str, System]:
+    """Row name -> system, for EP groups with so many experts per rank; one without slots of its own has the problem's.
+
+    `auto` is the number of slots that `choose_slots` takes.
+    """
     one_pool = SharedSlots(depth=1)
     ultra = {"replicas": "node", "redundant": 2, "slots": one_pool}
     moon = {"replicas": "node", "redundant": experts_per_rank, "slots": one_pool}
@@ -67,10 +71,10 @@ def systems(experts_per_rank: int) -> dict[str, System]:
         "TAOT-like": System(planner=taot, changes=two, plan_s=ULTRAEP_S),
         "quota anywhere, with foresight": System(planner=quota),
         "ReLibra-like": System(planner=Planner(home=Anneal(), rank=(Greedy(),)), changes={"replicas": "node"}),
-        "foremoe in nodes": System(planner=foremoe, changes={"replicas": "node"}),
-        "foremoe": System(planner=foremoe),
-        "foremoe, R = 2": System(planner=foremoe, changes=two),
-        "foremoe, homes moved": System(planner=STRATEGIES["foremoe-homes"]),
+        "foremoe in nodes": System(planner=foremoe, changes={"replicas": "node", "redundant": auto}),
+        "foremoe": System(planner=foremoe, changes={"redundant": auto}),
+        "foremoe, R = 1": System(planner=foremoe, changes={"redundant": 1}),
+        "foremoe, R = 1, homes moved": System(planner=STRATEGIES["foremoe-homes"], changes={"redundant": 1}),
         "force-balanced": System(even=True),
     }
 
@@ -102,8 +106,9 @@ NOTES = (
     " `bench.sensitivity`).",
     "ReLibra-like: homes annealed once for the step, incremental greedy replicas inside the node, hidden, never worse than"
     " none by the cost model. *foremoe in nodes* is our solver under its limits. foremoe: the default planner, homes in"
-    " place; *homes moved*: with the home level. Moves of homes (weights and optimizer state) are exposed, once per step"
-    " of a recompute and an update stage; this stage bears half of them, and homes change only where that pays within the stage.",
+    " place, as many slots as `choose_slots` takes; *homes moved*: with the home level. Moves of"
+    " homes (weights and optimizer state) are exposed, once per step of a recompute and an update stage; this stage bears half"
+    " of them, and homes change only where that pays within the stage.",
     "slots: redundant slots per rank and layer that the plans use. buffers: expert-sized weight buffers per rank that the"
     " policy holds for all layers (R times the depth of the ring); GB: their bytes. MB: weights (every pass) and gradients"
     " that a rank sends or receives per layer and micro-step. force-balanced: the same tokens with even routing, experts at"

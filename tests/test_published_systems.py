@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from bench.systems import BOUNDS, GRANTED, OURS, ULTRAEP_S, buffers, group_problems, recorded_r1, systems
+from bench.systems import GRANTED, OURS, REPLACED, ULTRAEP_S, buffers, group_problems, recorded_r1, systems
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate_systems
 from foremoe.synthetic import synthetic_workload
 
 EP, MICRO_STEPS, LAYERS, EXPERTS_PER_RANK = 16, 2, 3, 8
-FORWARDS = MICRO_STEPS * LAYERS
+FORWARDS, AUTO = MICRO_STEPS * LAYERS, 2
 
 
 def problem_of(ranks_per_node: int) -> Problem:
@@ -31,13 +31,13 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def rows(problem: Problem) -> dict[str, dict[str, Any]]:
-    return {row["solver"]: row for row in simulate_systems([problem], systems(EXPERTS_PER_RANK))}
+    return {row["solver"]: row for row in simulate_systems([problem], systems(EXPERTS_PER_RANK, AUTO))}
 
 
 def test_rows_are_what_their_lists_say(rows: dict[str, dict[str, Any]]) -> None:
-    assert {*BOUNDS, *GRANTED, *OURS} < set(rows)
-    for name in BOUNDS:
-        assert rows[name]["apart_s"] > 0  # weights that are in no stage time
+    assert {*REPLACED, *GRANTED, *OURS} < set(rows)
+    for name in REPLACED:
+        assert rows[name]["moves_s"] > 0 and not rows[name]["executable"]
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_two_rows_of_a_system_have_one_plan_and_differ_in_what_is_exposed(
         ("TAOT-like", 2, 4, False),
         ("quota anywhere, with foresight", 1, 2, False),
         ("ReLibra-like", 1, 2, True),
-        ("foremoe", 1, 2, False),
-        ("foremoe, R = 2", 2, 4, False),
+        ("foremoe", 2, 4, False),
+        ("foremoe, R = 1", 1, 2, False),
     ],
 )
 def test_slots_buffers_and_domain(
     problem: Problem, rows: dict[str, dict[str, Any]], name: str, slots: int, held: int, inside: bool
 ) -> None:
-    system = systems(EXPERTS_PER_RANK)[name]
+    system = systems(EXPERTS_PER_RANK, AUTO)[name]
     assert rows[name]["slots_per_rank"] <= slots and dataclasses.replace(problem, **system.changes).redundant == slots
     assert buffers(system, problem) == (held, held * problem.model.expert_bytes)
     assert (rows[name]["bytes_by_link"]["rdma"] == 0) == inside
 
 
-def test_rows_without_replicas_and_bounds_hold_no_buffers(problem: Problem) -> None:
+def test_rows_without_replicas_and_those_that_replace_experts_hold_no_buffers(problem: Problem) -> None:
     named = systems(EXPERTS_PER_RANK)
-    assert {name for name, system in named.items() if buffers(system, problem) is None} == {"static", "force-balanced", *BOUNDS}
+    assert {name for name, system in named.items() if buffers(system, problem) is None} == {"static", "force-balanced", *REPLACED}
 
 
 def test_one_domain_is_level_with_a_second_set_of_experts() -> None:

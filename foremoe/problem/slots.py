@@ -14,8 +14,8 @@ class SharedSlots:
     """One ring of buffers per rank, shared by all layers: little memory, weights are sent again for backward.
 
     A rank has ``redundant * depth`` buffers. A deeper ring lets copies start earlier; content that is still in the ring when
-    it is needed again (around the turn from forward to backward) is not sent twice. Two are enough for large micro-steps: the
-    third gains up to 0.2 % with 8192 tokens per rank and 0.3 to 1.6 % with 2048 (`python -m bench.sensitivity`).
+    it is needed again (around the turn from forward to backward) is not sent twice. Two are enough for large micro-steps: at
+    EP16 the third gains 0.1 % with 8192 tokens per rank and 0.3 % with 2048 (`python -m bench.sensitivity`).
     """
 
     depth: int = 2

@@ -141,7 +141,7 @@ class HybridEPBuffer:
 
     def __init__(
         self, group, hidden_dim, max_num_of_tokens_per_rank, num_local_experts, use_fp8=False, num_sms_dispatch_api=None,
-        num_sms_combine_api=None,
+        num_sms_combine_api=None, num_sms_preprocessing_api=None,
     ):  # fmt: skip
         self.group = group
         self._check(hidden_dim, num_local_experts)

@@ -15,6 +15,7 @@ import process_groups
 import torch
 from one_layer import OneLayer
 
+from foremoe.base.parallel import row_runner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import RankPool
@@ -187,21 +188,26 @@ def seconds(group, num_experts, repeats, M=32, T=8192, K=8, H=16):
 
     from foremoe.integrations.megatron.stage import MegatronStage
 
-    one_thread = contextlib.nullcontext()
-    try:
+    paths, making = [COUNTED], []  # of an older foremoe, beside which this one is measured; what makes routes
+    with contextlib.suppress(ImportError):
         from foremoe.integrations.megatron.known import Trust
         from foremoe.runtime import replay
 
-        one_thread = patch.object(replay, "row_runner", functools.partial(replay.row_runner, 1))
-    except ImportError:  # an older foremoe, beside which this one is measured
-        Trust = None
+        paths, making = [ALONE, COUNTED, KNOWN], [replay]
+        from foremoe.runtime import holes
+
+        paths, making = [*paths, HOLED], [*making, holes]
     in_layer = [(MegatronStage, "route"), (MegatronStage, "spread"), (MegatronStage, "known_row")]
-    found = {path: [] for path in ((ALONE, COUNTED, KNOWN, HOLED) if Trust else (COUNTED,))}
+    found = {path: [] for path in paths}
     for repeat in range(repeats + 1):
         for path, rows in found.items():
             of_layer = Stopwatch(*in_layer, (MoEAlltoAllTokenDispatcher, "preprocess"))
-            of_begin = Stopwatch((Trust, "begin"))
-            with of_layer.running(), of_begin.running(), one_thread:
+            of_begin = Stopwatch(*((Trust, "begin") for _ in making[:1]))
+            with ExitStack() as stack:
+                for module in making:
+                    stack.enter_context(patch.object(module, "row_runner", functools.partial(row_runner, 1)))
+                stack.enter_context(of_layer.running())
+                stack.enter_context(of_begin.running())
                 layer.run(path)
             if repeat:  # the first compiles
                 rows.append((of_layer.seconds / M, of_begin.seconds / M))

@@ -16,6 +16,7 @@ from layouts import Case
 from program import Layout, Program
 
 from foremoe.base.errors import InputError
+from foremoe.integrations.megatron import AttachSettings
 from foremoe.machine.cluster import Cluster
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.ranks import run_threads
@@ -213,9 +214,9 @@ def test_plans_count_on_host_stores_only_where_a_backend_has_them():
     from foremoe.integrations.megatron.layout import cluster_of
 
     given, flex = Cluster.preset("8xh100", num_ranks=2, host_store=True), SimpleNamespace(moe_token_dispatcher_type="flex")
+    each = [AttachSettings(cluster=given, backends=names) for names in (["collective"], ["collective", "pinned_host"])]
     alone, beside = (
-        run_threads(lambda group, names=names: cluster_of(group, given, names, flex).host_bytes_per_s, 2)
-        for names in (["collective"], ["collective", "pinned_host"])
+        run_threads(lambda group, settings=settings: cluster_of(group, settings, flex).host_bytes_per_s, 2) for settings in each
     )
     assert alone == [0.0, 0.0] and beside == [given.host_bytes_per_s] * 2
 
@@ -226,7 +227,8 @@ def test_plans_are_priced_by_the_dispatch_of_the_models_dispatcher(dispatcher, d
 
     config = SimpleNamespace(moe_token_dispatcher_type=dispatcher)
     for given in (None, Cluster.preset("8xh100", num_ranks=2)):
-        found = run_threads(lambda group, given=given: cluster_of(group, given, ["collective"], config).dispatch, 2)
+        settings = AttachSettings(cluster=given, backends=["collective"])
+        found = run_threads(lambda group, settings=settings: cluster_of(group, settings, config).dispatch, 2)
         assert found == [dispatch] * 2
 
 

@@ -12,7 +12,7 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.planning import Planned, plan_together
 from foremoe.integrations.megatron.planning import Planning
 from foremoe.plan.plan import Plan
-from foremoe.workload.skew import skew
+from foremoe.workload.skew import mean_skew
 
 # Letters: M micro-steps, L MoE layers of this rank, E experts, G ranks of the EP group.
 
@@ -40,8 +40,8 @@ class Watched:
         """Means over rows: skew at home and with replicas, the hottest expert as a multiple of the mean one; and totals."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
-        out = {"skew_before": float(skew(home_MLG).mean()), "hottest": float(skew(load_MLE).mean()), "unknown": self.unknown}
-        out |= {f"skew_at_{num}": float(of.plan.skew_ML.mean()) for num, of in zip(TRIED, self.planned, strict=True)}
+        out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}
+        out |= {f"skew_at_{num}": of.plan.skew_mean for num, of in zip(TRIED, self.planned, strict=True)}
         return out | {"plan_s": sum(of.plan_s for of in self.planned), "share_s": sum(of.share_s for of in self.planned)}
 
 
