@@ -104,7 +104,7 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
         raise InputError("a pair takes no time in these measurements: other load has hidden it; measure again, for more seconds.")
     pair_rate = model.flops_per_pair / pair_s
     peak = max(measured.flops_per_s, pair_rate, 1.0 / flop_s if flop_s > 0 else 0.0)
-    flop_s = flop_s or 1.0 / peak  # no cluster has attention that takes nothing
+    flop_s = units.layer[0] = flop_s or 1.0 / peak  # no cluster has attention that takes nothing
     contended, off_copying = contention(points, links)
     cluster = Cluster(
         name=name, num_ranks=len(measured.node_of_rank), node_of_rank_G=np.array(measured.node_of_rank, np.int32),
@@ -207,7 +207,8 @@ def _host_layer_s(points: Sequence[Point], link: LinkFit | None, units: _Units) 
     back = [p for p in points if p.kind == "layer" and p.backward]
     if not units.host_s:
         return 0.0
-    shortest_s = float((_off_links(back, link) / [p.layers for p in back]).min())
+    # Noise may leave nothing of a backward that is all exchange.
+    shortest_s = max(0.0, float((_off_links(back, link) / [p.layers for p in back]).min()))
     return (units.host_s + shortest_s) / (1.0 + units.layer_ratio)
 
 

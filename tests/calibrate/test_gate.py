@@ -38,7 +38,7 @@ def host_forward_s(found: Cluster, points: Sequence[Point]) -> float:
     back = [p for p in points if p.kind == "layer" and p.backward]
     rate, latency_s = found.peer_bytes_per_s, found.peer_latency_s
     shortest_s = min((p.seconds - p.exchanges * latency_s - p.exchange_bytes / rate) / p.layers for p in back)
-    return (1.0 + found.window_backward_ratio) * found.host_layer_s - shortest_s
+    return (1.0 + found.window_backward_ratio) * found.host_layer_s - max(0.0, shortest_s)
 
 
 def off(p: Point, found: Cluster, points: Sequence[Point]) -> float:
