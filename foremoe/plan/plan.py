@@ -276,11 +276,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-<<<<<<< HEAD
             skew mean: 1.0851 -> 1.0154; copies: 135 -> 168
-=======
-            skew mean: 1.0848 -> 1.0154; copies: 135 -> 168
->>>>>>> 21c54cd45a88a3c013a9a5ddaeb9a7ae975f2a1d
         """
         from foremoe.plan.text import diff
 

@@ -54,11 +54,7 @@ class Rerouted:
     Example:
         >>> rerouted, _ = foremoe.Planner(foresight=foremoe.Rerouted(share=0.1)).plan(problem)
         >>> round(float(rerouted.skew_ML.mean()), 3), round(float(plan.skew_ML.mean()), 3)
-<<<<<<< HEAD
         (1.09, 1.085)
-=======
-        (1.089, 1.085)
->>>>>>> 21c54cd45a88a3c013a9a5ddaeb9a7ae975f2a1d
     """
 
     share: float = 0.1
