@@ -15,7 +15,7 @@ class SharedSlots:
 
     A rank has ``redundant * depth`` buffers. A deeper ring lets copies start earlier; content that is still in the ring when
     it is needed again (around the turn from forward to backward) is not sent twice. Two are enough for large micro-steps: at
-    EP16 the third gains 0.1 % with 8192 tokens per rank and 0.3 % with 2048 (`python -m bench.sensitivity`).
+    EP16 the third gains 0.1 % with 8192 tokens per rank and 0.3 % with 2048 (``python -m bench.sensitivity``).
     """
 
     depth: int = 2

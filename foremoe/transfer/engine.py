@@ -166,7 +166,7 @@ class Engine:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until gradients of all rows whose backward is over are at home, as `Departures.settle`; on all ranks alike."""
+        """Waits until gradients of all rows whose backward is over are at home, as ``Departures.settle``; on all ranks alike."""
         self._running()
         with self._step():
             self._departures.settle(layer)

@@ -84,7 +84,7 @@ class Attached:
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
-        report: `MegatronSummary` of the last stage, `Watched` with ``redundant=0``, or None.
+        report: `MegatronSummary` of the last stage, ``Watched`` with ``redundant=0``, or None.
     """
 
     def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
