@@ -73,14 +73,14 @@ def test_two_rows_of_a_system_have_one_plan_and_differ_in_what_is_exposed(
     [
         ("UltraEP-like", 2, 2, True),  # R = 2, buffers shared by all layers, inside the NVLink domain
         ("MoonEP-like", EXPERTS_PER_RANK, EXPERTS_PER_RANK, True),  # a second set of experts for all layers, inside the domain
-        ("FEPLB-like", 4, 4 * 2, True),
-        ("LLEP", EXPERTS_PER_RANK, EXPERTS_PER_RANK * 2, False),
-        ("ECHO-like", 1, 2, False),
-        ("TAOT-like", 2, 4, False),
-        ("quota anywhere, with foresight", 1, 2, False),
-        ("ReLibra-like", 1, 2, True),
-        ("foremoe", 2, 4, False),
-        ("foremoe, R = 1", 1, 2, False),
+        ("FEPLB-like", 4, 4 * 3, True),
+        ("LLEP", EXPERTS_PER_RANK, EXPERTS_PER_RANK * 3, False),
+        ("ECHO-like", 1, 3, False),
+        ("TAOT-like", 2, 6, False),
+        ("quota anywhere, with foresight", 1, 3, False),
+        ("ReLibra-like", 1, 3, True),
+        ("foremoe", 2, 6, False),
+        ("foremoe, R = 1", 1, 3, False),
     ],
 )
 def test_slots_buffers_and_domain(

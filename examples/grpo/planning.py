@@ -27,7 +27,7 @@ from foremoe.workload.workload import STAGES, Workload
 # Letters: Q sequences, T tokens, L layers, K top-k, M micro-steps, G ranks, E experts, P physical slots.
 
 RECOVERY = 0.95  # share of (static skew - 1) that the smallest R must be able to take away
-SLOTS = SharedSlots(depth=2)
+SLOTS = SharedSlots(depth=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -162,7 +162,7 @@ _CASE = {
         "backward runs the forward again.  [default: accumulate; forward for recompute]",
     ),
     "slots": option(
-        "--slots", metavar="TEXT", default="shared:2",
+        "--slots", metavar="TEXT", default="shared:3",
         help="Buffers of redundant slots: shared:DEPTH (one ring for all layers) or resident:COPIES (per layer).",
     ),
     "replicas": option(

@@ -29,7 +29,7 @@ class AttachSettings(EngineSettings):
         redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics say what 1 and 2 would gain.
         planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
         cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
-        slots: Policy of the slot buffers; its text is "shared:2" or "SharedSlots(depth=2)".
+        slots: Policy of the slot buffers; its text is "shared:3" or "SharedSlots(depth=3)".
         replicas: "any", or "node": inside their home's node.
         cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures on the hosts where the ranks
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
@@ -119,7 +119,7 @@ def _slots(value: Any, name: str) -> Slots:
     if isinstance(value, str):
         value = parse(value) if "(" in value else slots_of(value)
     if not isinstance(value, Slots):
-        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:2 or resident:1.")
+        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:3 or resident:1.")
     return value
 
 

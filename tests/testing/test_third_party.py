@@ -95,6 +95,8 @@ def test_named_at_the_command_line(installed: dict[str, str], name: str) -> None
         "2",
         "--objective",
         "balance",
+        "--redundant",
+        "1",
     ]
     run = subprocess.run(
         [sys.executable, "-m", "foremoe", "compare", *case, "--planners", f"static,{name}", "--json"],
