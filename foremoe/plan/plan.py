@@ -48,7 +48,7 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 97 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 99 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
         (33097, 73744)
@@ -276,7 +276,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0851 -> 1.0154; copies: 135 -> 168
+            skew mean: 1.0441 -> 1.0154; copies: 111 -> 129
         """
         from foremoe.plan.text import diff
 

@@ -39,7 +39,7 @@ class ResidentSlots:
         >>> resident = foremoe.Problem.of(work, cluster, redundant=1, slots=foremoe.ResidentSlots())
         >>> kept, _ = foremoe.Planner().plan(resident)
         >>> len(kept.transfers), len(plan.transfers)
-        (78, 135)
+        (78, 111)
     """
 
     copies: int = 1
