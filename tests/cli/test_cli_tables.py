@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,9 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_breaks(table: Table, w
     lines = texts(table, look, width)
     assert all(len(line) <= width for line in lines)
     words = " ".join(lines).split()
-    shown = [name for name in table.columns if f"column {name[1:]}" in " ".join(lines) and name != "name"]
+    heads = " ".join(words)
+    # Column 10 does not show column 1.
+    shown = [name for name in table.columns if name != "name" and re.search(rf"column {name[1:]}(?!\d)", heads)]
     assert "c0" in shown
     for line in table.lines:
         for name in shown:
