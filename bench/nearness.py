@@ -1,4 +1,4 @@
-"""How near stages by `Search` come to the shortest that any effort finds, in the simulator.
+"""Compares stages by `Search` with the shortest that any effort finds, in the simulator.
 
     python -m bench.nearness [--long 300000] [--only TEXT] [--out bench/results/nearness_HARDWARE_DATE.md]
 

@@ -1,4 +1,4 @@
-"""What every part of `Search` is worth: random stages planned without it, over those planned with all parts.
+"""Measures every part of `Search`: random stages planned without it, over those planned with all parts.
 
     python -m bench.ablation --parts [--cases 50] [--out bench/results/ablation-parts_HARDWARE_DATE.md]
 

@@ -110,7 +110,7 @@ def rivals(rows: dict[str, Row], granted: bool) -> dict[str, Row]:
 
 
 def lead(rows: dict[str, Row], mine: str, granted: bool) -> str:
-    """How much faster a row of ours is than the best of the others, and which one that is."""
+    """Says how much faster a row of ours is than the best of the others, and names that one."""
     others = rivals(rows, granted)
     best = min(others, key=lambda name: others[name]["simulated_stage_s"])
     gain = others[best]["simulated_stage_s"] / rows[mine]["simulated_stage_s"] - 1.0
@@ -151,7 +151,7 @@ def short(found: dict[str, dict[str, Row]]) -> str:
 
 
 def verdicts(found: dict[str, dict[str, Row]], skews: dict[str, float]) -> str:
-    """What foremoe gains over the best of the others, load by load."""
+    """Lists the gain of foremoe over the best of the others, load by load."""
     lines = [
         "| load | skew at home | foremoe over the best as published | over the best, all hidden and foreseen | foremoe, R = 1,"
         " homes moved, over it |",
