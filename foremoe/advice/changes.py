@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.advice.sample import sample, whole_stage
-from foremoe.advice.slots import LEAST_GAIN, SlotChoice, buffer_bytes, choose_slots, over
+from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import fit, gigabytes
+from foremoe.problem.memory import buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
@@ -99,8 +99,9 @@ RECOMPUTE = "turn on activation recomputation"
 
 
 def advise(
-    problem: Problem, *, trainer: Trainer | None = None, redealt: Mapping[str, Case] | None = None,
-    num_threads: int | None = None, progress: Callable[[str, int, int], None] | None = None,
+    problem: Problem, *, trainer: Trainer | None = None, slots: SlotChoice | None = None,
+    redealt: Mapping[str, Case] | None = None, num_threads: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time, each by a simulated sample of its stage planned by the default planner.
 
@@ -110,6 +111,7 @@ def advise(
     Args:
         problem: The case as it is.
         trainer: What lies around the stage.
+        slots: What `choose_slots` has found for this problem and trainer. Default: it is asked.
         redealt: More cases by name, on the same routing: other micro-steps or EP degrees. They are compared by tokens per second
             and rank.
         progress: Called with (change, changes done, changes in all).
@@ -123,29 +125,29 @@ def advise(
     """
     trainer = trainer or Trainer()
     case = Case(problem, trainer)
-    slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
-    tried = list(_changes(case, slots)) + [(name, "", other) for name, other in (redealt or {}).items()]
+    if slots is None:
+        slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
+    of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
+    tried = list(_changes(case, slots)) + [(name, "another layout", other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0, resident_LGS=None))
     may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
-        other_s = stage_seconds(other, case, num_threads=num_threads)
+        other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
         fits = _fits(other) or not (may_fit or name == RECOMPUTE)
-        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost or "another layout", case=other, fits=fits))
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
-    bare_s = stage_seconds(bare, case, num_threads=num_threads)
     return Advice(
-        speedup=over(bare_s, now_s), fits=_fits(case), changes=tuple(changes), slots=slots,
+        speedup=over(slots.options[0].stage_s, now_s), fits=_fits(case), changes=tuple(changes), slots=slots,
         even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
     )  # fmt: skip
 
 
 def _fits(case: Case) -> bool:
     found = fit(case.problem, case.problem.static(), trainer=case.trainer)
-    buffers = buffer_bytes(case.problem, case.problem.R) if case.problem.R else 0
-    return found.peak_bytes + buffers <= found.memory_bytes
+    return found.peak_bytes + buffer_bytes(case.problem, case.problem.R) <= found.memory_bytes
 
 
 def _of_slots(change: Change) -> bool:
@@ -175,7 +177,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
     problem, trainer = case
     for option in slots.options:
         if option.redundant != problem.R:
-            size = gigabytes(buffer_bytes(problem, option.redundant) if option.redundant else 0)
+            size = gigabytes(option.buffer_bytes)
             changed = dataclasses.replace(problem, redundant=option.redundant, resident_LGS=None)
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
     for solver in (Lpt(), Anneal()):

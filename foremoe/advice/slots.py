@@ -8,7 +8,7 @@ from foremoe.advice.sample import sample, whole_stage
 from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import RETURN_BYTES, fit, gigabytes
+from foremoe.problem.memory import RETURN_BYTES, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import simulate
 
@@ -22,12 +22,14 @@ class SlotOption:
 
     Attributes:
         redundant: R.
-        speedup: Of the simulated stage, estimated from the sample, over that without redundant slots.
+        stage_s: Seconds of the whole simulated stage, estimated from the sample.
+        speedup: Of that stage, over the one without redundant slots.
         buffer_bytes: Buffers on every rank: weights and, in update, float32 gradients.
         fits: False where the buffers are what does not fit into a rank's memory.
     """
 
     redundant: int
+    stage_s: float
     speedup: float
     buffer_bytes: int
     fits: bool
@@ -99,7 +101,8 @@ def choose_slots(
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
         # Where the stage does not fit even without slots, they are not what has to change.
         fits = not redundant or not whole.fits or whole.peak_bytes + buffers + staging <= whole.memory_bytes
-        options.append(SlotOption(redundant=redundant, speedup=over(static_s, stage_s), buffer_bytes=buffers, fits=fits))
+        speedup = over(static_s, stage_s)
+        options.append(SlotOption(redundant=redundant, stage_s=stage_s, speedup=speedup, buffer_bytes=buffers, fits=fits))
         if progress is not None:
             progress(i + 1, len(numbers))
         if not redundant:
@@ -114,9 +117,3 @@ def choose_slots(
 def over(base_s: float, seconds: float) -> float:
     """The speed-up; none where there is nothing to do."""
     return base_s / seconds if seconds > 0.0 else 1.0
-
-
-def buffer_bytes(problem: Problem, redundant: int) -> int:
-    """Bytes of the buffers of so many redundant slots on every rank."""
-    per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
-    return problem.slots.num_buffers(redundant, problem.L) * per_buffer

@@ -41,7 +41,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
         case = build_case(case_options, progress=progress)
         trainer = case_options.trainer.of()
         redealt = _redealt(case_options, case.problem.G, case.problem.R)
-        found = changes.advise(case.problem, trainer=trainer, redealt=redealt, progress=progress)
+        found = changes.advise(case.problem, trainer=trainer, slots=case.slots, redealt=redealt, progress=progress)
     rows = [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in found.changes]
     payload = {
         "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fits, "changes": rows,

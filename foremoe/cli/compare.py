@@ -91,7 +91,7 @@ def compare(
     with Progress(tasks=sum(bool(planner.rank) for planner in chosen.values())) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
-        told = advise(case.problem, trainer=trainer, progress=progress)
+        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress)
         rows = comparison.compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,

@@ -43,6 +43,7 @@ class Case(NamedTuple):
     history_LE: Array | None  # load of an earlier step, int64
     record: dict[str, Any]  # the case in plain values, for JSON
     line: str  # the same in one line
+    slots: SlotChoice | None = None  # how its slots were chosen, if they were
 
     @property
     def cost_model(self) -> str:
@@ -119,9 +120,8 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip
-    return Case(
-        problem=problem, workload=work, history_LE=history_LE, record=record, line=_line(record, len(model.moe_layer_L), chosen)
-    )
+    line = _line(record, len(model.moe_layer_L), chosen)
+    return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=line, slots=chosen)
 
 
 def _line(record: dict[str, Any], model_layers: int, chosen: SlotChoice | None) -> str:

@@ -100,9 +100,10 @@ def report(
     num_tasks = int(plan_file is None) + len(redundant) + (len(compared) + 1 if compared else 0)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
-            _, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
+            case, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
+            slots = case.slots
         else:
-            shown = read_plan(case_options, planner_name, plan_file, redundant)
+            slots, shown = None, read_plan(case_options, planner_name, plan_file, redundant)
         strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
         others = None
         if redundant and shown.planner is None:
@@ -114,7 +115,7 @@ def report(
                 num_threads=threads, progress=progress,
             )  # fmt: skip
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
-        advice = str(advise(shown.posed, trainer=trainer, num_threads=threads, progress=progress))
+        advice = str(advise(shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress))
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,

@@ -113,13 +113,18 @@ def rank_memory(
     # Every rank of every group has all of what is not an expert, so all of them share its state.
     shared = expert_params / trainer.data_parallel + dense_params / (trainer.data_parallel * problem.G)
     used = (placement.quotas_NGS[..., problem.B :] > 0).any()
-    per_buffer = model.expert_bytes + (model.gradient_bytes if trains else 0)
     return Memory(
         weights=math.ceil(params * model.bytes_per_weight), gradients=math.ceil(params * gradient),
         optimizer=math.ceil(shared * trainer.optimizer_bytes) if trains else 0,
-        slots=problem.slots.num_buffers(problem.R, problem.L) * per_buffer if used else 0,
+        slots=buffer_bytes(problem, problem.R) if used else 0,
         staging_G=staging_bytes(problem, placement), activations_G=activation_peak(problem, placement, order_M),
     )  # fmt: skip
+
+
+def buffer_bytes(problem: Problem, redundant: int) -> int:
+    """Bytes of the buffers of so many redundant slots on every rank: weights and, in the update stage, their gradients."""
+    per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
+    return problem.slots.num_buffers(redundant, problem.L) * per_buffer
 
 
 def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
