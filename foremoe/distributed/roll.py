@@ -75,10 +75,15 @@ class Roll:
             if time.monotonic() > until:
                 raise self.blame("connect", time.monotonic() - begin, TimeoutError("the set-up does not end"))
         try:
-            return made.result()
+            communicator = made.result()
         except RuntimeError as error:  # a rank that came has died since
             waited_s = time.monotonic() - begin
-            raise self.blame("connect", waited_s if waited_s >= timeout_s or timed_out(error) else None, error) from error
+            failure = self.blame("connect", waited_s if waited_s >= timeout_s or timed_out(error) else None, error)
+            self.report(str(failure))  # those that are linked wait for this rank below
+            raise failure from error
+        # A rank that is linked may close at once, and gloo would call that a broken connection on those that still link up.
+        self.meet(timeout_s)
+        return communicator
 
     def store(self) -> PrefixStore:
         """Its part of the store, for a communicator to be made with; torch's waits for it have no limit."""

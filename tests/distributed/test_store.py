@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,34 @@ def test_a_rank_that_waited_in_vain_is_not_blamed() -> None:
     assert first.missing() == [1]
     Roll(client, "a group", 1, (0, 1, 2)).come()  # too late for rank 2
     assert first.missing() == [2] and not first.all_came()
+
+
+def test_no_rank_leaves_a_communicator_that_another_still_links_up_with() -> None:
+    """Closed at once, it would break off the connections of the rank that is behind."""
+    client, linked = client_of(HashStore()), threading.Event()
+    first, last = (Roll(client, "a group", rank, (0, 1)) for rank in range(2))
+
+    def link_slowly(_: object) -> None:
+        time.sleep(0.5)
+        linked.set()
+
+    with ThreadPoolExecutor() as pool:
+        behind = pool.submit(last.connect, link_slowly, 60.0)
+        first.connect(lambda _: None, 60.0)
+        assert linked.is_set()
+        behind.result()
+
+
+def test_a_rank_that_fails_to_link_up_ends_the_others() -> None:
+    client = client_of(HashStore())
+    first, last = (Roll(client, "a group", rank, (0, 1)) for rank in range(2))
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no route")
+
+    with ThreadPoolExecutor() as pool:
+        behind = pool.submit(last.connect, fail, 60.0)
+        with pytest.raises(TransferError, match=r"ended by another rank \(rank 1: .*no route"):
+            first.connect(lambda _: None, 60.0)
+        with pytest.raises(TransferError, match="no route"):
+            behind.result()
