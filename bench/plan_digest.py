@@ -43,7 +43,6 @@ from foremoe.solvers import (
     Lpt,
     Quota,
     Search,
-    Transitions,
     WaterFill,
 )
 from foremoe.synthetic.counts import synthetic_workload
@@ -106,10 +105,10 @@ def homed(home: Any, model: str, num_ranks: int) -> Callable[[], Any]:
 def continued() -> Any:
     """A plan that starts from another's replicas, left in resident slots."""
     first = problem("qwen3-30b-a3b", 16, slots=ResidentSlots(), redundant=2)
-    plan = Planner(rank=(PLAIN,), order=Transitions()).plan(first)[0]
+    plan = Planner(rank=(PLAIN,)).plan(first)[0]
     resident_LGS = plan.expert_MLGS[-1]
     second = problem("qwen3-30b-a3b", 16, slots=ResidentSlots(), redundant=2, seed=1, resident_LGS=resident_LGS)
-    return Planner(rank=(PLAIN,), order=Transitions()).plan(second, start=plan)[0]
+    return Planner(rank=(PLAIN,)).plan(second, start=plan)[0]
 
 
 def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -162,8 +161,7 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)
     yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
     yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(Search(effort=0), Exact()))
-    yield "transitions", plan(of(slots=ResidentSlots(), redundant=2), order=Transitions())
-    yield "transitions that invest", plan(of(slots=ResidentSlots(), redundant=1), order=Transitions(invest=True))
+    yield "resident", plan(of(slots=ResidentSlots(), redundant=2))
     yield "resident sequences", continued
     for packer in (BalancedTokens(), ExpertAware(), BestPack()):
         yield f"pack {type(packer).__name__}", packed(packer)

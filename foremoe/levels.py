@@ -13,7 +13,7 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.workload.packing import PackSolver
 
-__all__ = ["HomeSolver", "OrderSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"]
+__all__ = ["HomeSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"]
 
 # Letters: N rows, G ranks, E experts, S slots per rank, L layers, M micro-steps, C copies.
 
@@ -81,22 +81,4 @@ class PathSolver(abc.ABC):
         """Returns the same copies with `link_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen.
 
         Pure and deterministic: in planning by all ranks together, each rank chooses for itself, and all choices must be equal.
-        """
-
-
-class OrderSolver(abc.ABC):
-    """Level order: the order of micro-steps, which gradient accumulation leaves free, and what stays from one to the next.
-
-    Runs after the rank level, on problems with resident slots and the objective ``"time"``; its plans are priced as their weights
-    are sent (`foremoe.plan.cost_in_order`).
-    """
-
-    level: ClassVar[str] = "order"
-
-    @abc.abstractmethod
-    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
-        """Returns ``order_M`` int32, the micro-step that runs m-th, and the placement of single rows, which may have changed.
-
-        `placement` is valid and must not be written to. The order is a permutation, the placement returned is valid again, and
-        both are a pure function of (configuration, problem, placement).
         """

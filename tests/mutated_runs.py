@@ -23,7 +23,7 @@ from field_mutations import changed, leaves, replaced
 
 from bench.output import emit, hardware
 from foremoe.base.errors import InputError, PlanError
-from foremoe.levels import HomeSolver, OrderSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.levels import HomeSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
@@ -35,7 +35,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import simulate
-from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search, Transitions, WaterFill
+from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search, WaterFill
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.transfer.engine import Engine
@@ -45,7 +45,7 @@ from foremoe.workload.workload import Workload
 # Letters: M micro-steps, L layers, G ranks, E experts.
 
 REFUSED, EQUAL, WRONG = "refused", "equal", "wrong"
-INTERFACES = {"rank": RankSolver, "split": SplitSolver, "path": PathSolver, "home": HomeSolver, "order": OrderSolver}
+INTERFACES = {"rank": RankSolver, "split": SplitSolver, "path": PathSolver, "home": HomeSolver}
 # Fields that say what the plan was made from or come to: whatever else they say is refused.
 DETERMINED = ("home_LE", "load_MLE", "cost_ML", "load_bound_ML", "order_M", "header")
 FREE = {("header", "planner"), ("header", "key", "step"), ("header", "key", "mini_batch"), ("header", "key", "ep_group")}
@@ -72,11 +72,9 @@ def some_problem(rng: np.random.Generator) -> Problem:
     )  # fmt: skip
 
 
-def a_planner(problem: Problem, rng: np.random.Generator) -> Planner:
-    resident = isinstance(problem.slots, ResidentSlots) and problem.cost.objective == "time"
-    order = Transitions() if resident and rng.integers(2) else None
+def a_planner(rng: np.random.Generator) -> Planner:
     rank = (Greedy(), Search()) if rng.integers(2) else (Quota(),)
-    return Planner(rank=rank, order=order, path=Deadline(relay=int(rng.integers(2))), guard=bool(rng.integers(2)))
+    return Planner(rank=rank, path=Deadline(relay=int(rng.integers(2))), guard=bool(rng.integers(2)))
 
 
 def verdict(problem: Problem, plan: Plan, *, engine: bool) -> str:
@@ -129,7 +127,7 @@ def executed(plan: Plan) -> bool:
 
 
 def mutated_plan(problem: Problem, rng: np.random.Generator) -> tuple[str, str]:
-    plan, _ = a_planner(problem, rng).plan(problem, num_threads=1)
+    plan, _ = a_planner(rng).plan(problem, num_threads=1)
     paths = list(leaves(plan))
     path, content = paths[int(rng.integers(len(paths)))]
     what = ".".join(path)
@@ -183,10 +181,8 @@ def mutated_placement(problem: Problem, rng: np.random.Generator) -> tuple[str, 
 
 def mutated_answer(problem: Problem, rng: np.random.Generator) -> tuple[str, str]:
     """A plug-in of one level that answers as a built-in one does, but for one change."""
-    levels = {"rank": Search(), "split": ExactSplit(), "path": Deadline(), "home": Keep(), "order": Transitions()}
+    levels = {"rank": Search(), "split": ExactSplit(), "path": Deadline(), "home": Keep()}
     level = str(rng.choice([*levels, "rank", "path"]))
-    if level == "order":
-        problem = dataclasses.replace(problem, slots=ResidentSlots(), cost=CostModel())
 
     def solve(self: Any, *args: Any) -> Any:
         answer = levels[level].solve(*args)

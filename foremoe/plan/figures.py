@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
-from foremoe.plan.replicas import Replicas
+from foremoe.plan.replicas import Lives, Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.memory import Fit, Memory, fit, rank_memory
 from foremoe.problem.placement import Placement
@@ -114,9 +114,10 @@ def _copy_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, d
     num_copies = {link.name.lower(): float((counted_C & (t.link_C == link)).sum()) for link in Link}
     link_bytes = {name: num * model.expert_bytes for name, num in num_copies.items()}
     if problem.stage == "update":
-        num_near = int((node_G[replicas.home_Z] == node_G[replicas.rank_Z]).sum())
-        link_bytes["peer"] += num_near * model.gradient_bytes
-        link_bytes["rdma"] += (len(replicas.rank_Z) - num_near) * model.gradient_bytes
+        home = Lives.of(plan).returned()
+        near_Z = (node_G[home.home_Z] == node_G[home.rank_Z])[counted_ML.ravel()[home.row_Z]]
+        link_bytes["peer"] += int(near_Z.sum()) * model.gradient_bytes
+        link_bytes["rdma"] += int((~near_Z).sum()) * model.gradient_bytes
     return len(replicas.rank_Z), link_bytes
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
+from foremoe.plan.kept import price_as_sent
 from foremoe.plan.transfer_laws import check_transfers
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.laws import Violations, check_placement, check_stops
 from foremoe.problem.placement import Placement, Stop
-from foremoe.problem.pricing import row_cost
+from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
 from foremoe.problem.slots import ResidentSlots, resident_fault
@@ -123,24 +123,17 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 
 
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
-    """Costs and bounds are those of the problem, row by row or, in resident slots, as the weights are sent in order."""
+    """Costs and bounds are those of the problem, with weights sent as the copies say."""
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    cost, load_bound_N, bound_N = row_cost(problem, placement), load_bound(problem), row_bound(problem)
+    load_bound_N, bound_N = load_bound(problem), row_bound(problem)
+    # Copies that break a law do not say what is sent.
+    sent = None if found.errors else plan.transfers
+    cost = price_as_sent(problem, placement, sent) if plan.header.keeps_homes else price(problem, placement)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
     def apart_N(name: str, part_N: Array) -> Array:
         return np.abs(have.parts()[name] - part_N) > _CLOSE * total_N
 
-    in_order = isinstance(plan.header.slots, ResidentSlots) and plan.executable and not found.errors
-    if in_order:
-        sent_bound_N = sequence_bound(problem, load_bound_N)
-        # Where nothing is kept both prices are the same, and the bound alone tells which one it is.
-        if (np.abs(plan.bound_ML.ravel() - bound_N) > _CLOSE * np.abs(bound_N)).any():
-            bound_N = np.where(
-                np.abs(plan.bound_ML.ravel() - sent_bound_N) <= _CLOSE * np.abs(sent_bound_N), sent_bound_N, bound_N
-            )
-        if any(apart_N(name, cost.parts()[name]).any() for name in ("transfer_s", "gradient_s")):
-            cost, bound_N = sequence_cost(problem, placement, plan.transfers), sent_bound_N
     for name, part_N in cost.parts().items():
         found.mask(
             "cost", apart_N(name, part_N), "N",

@@ -52,10 +52,8 @@ def left_out(planner: Planner) -> dict[str, Planner]:
         out[f"without {short(solver)}"] = replace(planner, rank=planner.rank[:i] + planner.rank[i + 1 :])
     if planner.split is not None:
         out[f"without {short(planner.split)}"] = replace(planner, split=None)
-    elif planner.rank and planner.order is None:
+    elif planner.rank:
         out["without split"] = replace(planner, split=Even())
-    if planner.order is not None:
-        out[f"without {short(planner.order)}"] = replace(planner, order=None)
     if planner.rank and planner.keeps_homes:
         out[f"without {short(planner.path)}"] = replace(planner, path=FromHome())
     if planner.guard:
@@ -95,7 +93,7 @@ def ablate(
             "history_LE": history_LE, "leave_first_out": blind, "exact_budget_s": exact_budget_s, "judge": _judging(judge),
             "progress": None if progress is None else functools.partial(_told, progress, f", R = {slots}, {view}"),
         }  # fmt: skip
-        vary = lambda p, view=view, slots=slots: replace(p, foresight=view, order=p.order if slots else None)  # noqa: E731
+        vary = lambda p, view=view: replace(p, foresight=view)  # noqa: E731
         found = compare(replace(problem, redundant=slots), {name: vary(p) for name, p in variants.items()}, **options)
         if given is not None and pack_name is not None and unpacked is not None:
             (row,) = compare(replace(unpacked, redundant=slots), {pack_name: vary(given)}, **options)

@@ -7,7 +7,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.levels import HomeSolver, OrderSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.levels import HomeSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.laws import placement_violations, slot_violations
@@ -25,7 +25,7 @@ def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
     return placement
 
 
-def placement_of(solver: RankSolver | OrderSolver, problem: Problem, placement: Any, keeps_homes: bool) -> Placement:
+def placement_of(solver: RankSolver, problem: Problem, placement: Any, keeps_homes: bool) -> Placement:
     """A level's placement, which keeps the laws."""
     if not isinstance(placement, Placement):
         raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
@@ -48,17 +48,6 @@ def homes_of(solver: HomeSolver, problem: Problem) -> Array:
     return home_LE
 
 
-def order_of(solver: OrderSolver, problem: Problem, placement: Placement, keeps_homes: bool) -> tuple[Array, Placement]:
-    """The order level's order, a permutation int32 [M], and its placement."""
-    answer = solver.solve(problem, placement)
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise PlanError("order", "", f"{solver!r} must return (order_M, placement); got {type(answer).__name__}.")
-    order_M = _array(solver, "order", answer[0], "order_M", (problem.M,))
-    if (np.sort(order_M) != np.arange(problem.M)).any():
-        raise PlanError("order", "", f"{solver!r} must return a permutation of the {problem.M} micro-steps; got {order_M[:8]}.")
-    return order_M, placement_of(solver, problem, answer[1], keeps_homes)
-
-
 def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
     """The plan with the links that the path level chooses for its copies; it keeps all laws."""
     given, found = plan.transfers, path.solve(problem, plan.transfers)
@@ -79,7 +68,7 @@ def valid(plan: Plan) -> Plan:
     return plan
 
 
-def refuse(solver: RankSolver | OrderSolver, broken: list[PlanError]) -> None:
+def refuse(solver: RankSolver, broken: list[PlanError]) -> None:
     """Raises the first of the broken laws in the solver's name."""
     if broken:
         raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")

@@ -1,20 +1,18 @@
 """A plan from finished rows: bounds, proofs, prices, copies and their links."""
 
-import dataclasses
-
 import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.levels import PathSolver
-from foremoe.plan.cost_in_order import sequence_bound, sequence_cost
 from foremoe.plan.header import PlanHeader
+from foremoe.plan.kept import price_as_sent, transfers_of
 from foremoe.plan.laws import PROVEN
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.planner.answers import linked, valid
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.placement import Placement, Stop
-from foremoe.problem.pricing import row_cost, row_objective
+from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots.
@@ -22,16 +20,18 @@ from foremoe.problem.problem import Problem
 
 def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
-    proven_N: Array | None = None, order_M: Array | None = None,
+    proven_N: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of finished rows, whose quotas are on the problem's load; with `order_M` it is priced as its weights are sent."""
+    """The plan of finished rows, whose quotas are on the problem's load."""
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
-    bound_N = row_bound(problem) if order_M is None else sequence_bound(problem, load_bound_N)
-    if proven_N is not None and order_M is None:
+    bound_N = row_bound(problem)
+    transfers = transfers_of(problem, placement) if header.keeps_homes else TransferList.none()
+    cost = price_as_sent(problem, placement, transfers) if header.keeps_homes else price(problem, placement)
+    if proven_N is not None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
-        objective_N = row_objective(problem, placement)
         balance = problem.cost.objective == "balance"
+        objective_N = row_objective(problem, placement) if balance else cost.total_s
         if balance and header.keeps_homes:
             bound_N = settled_load_bound(problem, objective_N)
         bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
@@ -46,13 +46,7 @@ def assemble(
     plan = Plan(
         header=header, home_LE=problem.home_LE, load_MLE=problem.load_MLE,
         expert_MLGS=placement.expert_NGS.reshape(M, L, G, S), quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
-        transfers=TransferList.none(), order_M=np.arange(M) if order_M is None else order_M,
-        cost_ML=row_cost(problem, placement).reshape(M, L), bound_ML=bound_N.reshape(M, L),
+        transfers=transfers, order_M=np.arange(M), cost_ML=cost.reshape(M, L), bound_ML=bound_N.reshape(M, L),
         load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L), resident_LGS=problem.resident_LGS,
     )  # fmt: skip
-    if not header.keeps_homes:
-        return valid(plan)
-    plan = plan.rederived()
-    if order_M is not None:
-        plan = dataclasses.replace(plan, cost_ML=sequence_cost(problem, placement, plan.transfers).reshape(M, L))
-    return linked(plan, path, problem)
+    return linked(plan, path, problem) if header.keeps_homes else valid(plan)

@@ -14,7 +14,6 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.levels import HomeSolver
 from foremoe.machine.trainer import Trainer
-from foremoe.plan.cost_in_order import refusal
 from foremoe.plan.figures import plan_figures, stage_seconds, traffic
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
@@ -57,7 +56,7 @@ def compare(
         ``predicted_stage_s`` leaves out their weight transfer, which is in ``transfer_s``.
 
     Raises:
-        InputError: A planner has a pack level that did not deal the problem, or an order level that the problem leaves no part.
+        InputError: A planner has a pack level that did not deal the problem.
 
     Example:
         >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "foremoe")})
@@ -94,11 +93,6 @@ def compare(
 def _require_part(name: str, planner: Planner, problem: Problem) -> None:
     if planner.pack != AsGiven() and (problem.dealt is None or problem.dealt.packer != repr(planner.pack)):
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
-    if planner.order is not None:
-        exact = any(solver.exact for solver in planner.rank)
-        reason = "exact solvers plan rows alone." if exact else refusal(problem, planner.keeps_homes)
-        if reason:
-            raise InputError(f"{name} has an order level without a part: {reason}")
 
 
 def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, homes_moved: bool) -> tuple[dict[str, Any], Plan]:

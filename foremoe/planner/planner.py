@@ -13,15 +13,14 @@ from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.base.version import __version__
-from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
-from foremoe.plan.cost_in_order import refusal
+from foremoe.levels import HomeSolver, PackSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.plan.header import PlanHeader, PlanKey
 from foremoe.plan.plan import Plan
-from foremoe.planner.answers import homes_of, order_of, placement_of, slots_of
+from foremoe.planner.answers import homes_of, placement_of, slots_of
 from foremoe.planner.assembly import assemble
 from foremoe.planner.best import BestRows
 from foremoe.planner.start import pack_that_ran, require_decided, served, starting_placement, whole_step, with_quotas
-from foremoe.planner.summary import LevelSummary, PlanSummary, Stopwatch, count_stops, level_summary, unknown_share
+from foremoe.planner.summary import PlanSummary, Stopwatch, count_stops, unknown_share
 from foremoe.problem.foresight import Foresight, Rerouted, foreseen, require_foresight
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
@@ -51,7 +50,6 @@ class Planner:
         rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Search(),)`` where foresight is "exact"
             or `Rerouted`, else ``(Robust(),)``.
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
-        order: Orders micro-steps; None plans every row alone, in the order given, and prices it with all its copies sent.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
         guard: Per row, keep the best of static, the start and every level's output, by `foremoe.price` under "time".
@@ -70,7 +68,6 @@ class Planner:
     home: HomeSolver = field(default_factory=Keep)
     rank: tuple[RankSolver, ...] = field(default_factory=lambda: _KNOWN)
     split: SplitSolver | None = None
-    order: OrderSolver | None = None
     path: PathSolver = field(default_factory=Deadline)
     foresight: Foresight = "exact"
     guard: bool = True
@@ -83,13 +80,8 @@ class Planner:
         for name, kind in (("pack", PackSolver), ("home", HomeSolver), ("path", PathSolver)):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"{name} must be a {kind.__name__}; got {getattr(self, name)!r}.")
-        for name, optional in (("split", SplitSolver), ("order", OrderSolver)):
-            if not isinstance(getattr(self, name), optional | None):
-                raise InputError(f"{name} must be a {optional.__name__} or None; got {getattr(self, name)!r}.")
-        if self.order is not None and self.foresight != "exact":
-            raise InputError(f'order needs foresight="exact", since it plans ahead; got {self.foresight!r}.')
-        if self.order is not None and self.split is not None:
-            raise InputError(f"order splits quotas itself, by what is resident; leave out split={self.split!r}.")
+        if not isinstance(self.split, SplitSolver | None):
+            raise InputError(f"split must be a SplitSolver or None; got {self.split!r}.")
         if not isinstance(self.rank, tuple) or not all(isinstance(s, RankSolver) for s in self.rank):
             raise InputError(f"rank must be a tuple of Solvers such as (Search(),); got {self.rank!r}.")
         if not isinstance(self.guard, bool):
@@ -119,7 +111,7 @@ class Planner:
             level = getattr(solver, "level", None)
             if level == "rank":
                 changed[level] = (*changed.get(level, ()), solver)
-            elif level in ("pack", "home", "split", "order", "path"):
+            elif level in ("pack", "home", "split", "path"):
                 changed[level] = solver
             else:
                 raise InputError(f"{solver!r} has no level; derive it from one of the classes in foremoe.solvers.base.")
@@ -147,7 +139,7 @@ class Planner:
         history_LE: Array | None = None, num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None, cancel: Event | None = None,
     ) -> tuple[Plan, PlanSummary]:  # fmt: skip
-        """Plans every layer of every micro-step with the levels rank, split, order and path.
+        """Plans every layer of every micro-step with the levels rank, split and path.
 
         Never raises for a hard instance: rows that a limit or a cancel cut short hold the best valid placement found, and
         ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels.
@@ -200,19 +192,13 @@ class Planner:
                 best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
             if (num_cancelled := int((best.stop_N == Stop.CANCELLED).sum())) and not warnings:
                 warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
-            with row_runner(runner.num_threads, None, cancel):
-                ordered = ran.in_order(problem, best.placement, best.stop_N, best.start_N, key, warnings, cancel)
-            if ordered is None:
-                header = dataclasses.replace(ran, order=None).header(problem, key)
-                if seen is problem:
-                    plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)
-                else:
-                    # What is optimal for a predicted load proves nothing on the real one.
-                    placement = self._on_real_load(problem, seen, best.placement, history_LE)
-                    plan = assemble(header, self.path, problem, placement, _unproven(best.stop_N))
+            header = ran.header(problem, key)
+            if seen is problem:
+                plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)
             else:
-                plan, summary = ordered
-                best.levels.append(summary)
+                # What is optimal for a predicted load proves nothing on the real one.
+                placement = self._on_real_load(problem, seen, best.placement, history_LE)
+                plan = assemble(header, self.path, problem, placement, _unproven(best.stop_N))
         return plan, PlanSummary(
             plan_s=watch.spent()[0], levels=tuple(best.levels), rows=problem.N, rows_kept_at_start=int(best.kept_N.sum()),
             stops=count_stops(plan.stop_ML), warnings=tuple(warnings), unknown_share=unknown_share(problem),
@@ -256,31 +242,6 @@ class Planner:
             expert_NGS[: problem.L] = problem.static().expert_NGS[: problem.L]
         placement = Placement(expert_NGS=expert_NGS)
         return with_quotas(problem, placement, self.split or ExactSplit(), self.keeps_homes, copied=True)
-
-    def in_order(
-        self, problem: Problem, placement: Placement, stop_N: Array, start_N: Array, key: PlanKey | None, warnings: list[str],
-        cancel: Event | None,
-    ) -> tuple[Plan, LevelSummary] | None:  # fmt: skip
-        """The plan that the order level makes of finished rows; None without such a level, or with the reason in `warnings`.
-
-        Rows come as each was planned by itself: `placement`, why it stopped, and the objective of its start.
-        """
-        if self.order is None:
-            return None
-        reason = refusal(problem, self.keeps_homes)
-        if not reason and cancel is not None and cancel.is_set():
-            reason = "the plan was cancelled."
-        if reason:
-            warnings.append(f"{self.order!r} was left out: {reason}")
-            return None
-        watch = Stopwatch()
-        order_M, placement = order_of(self.order, problem, placement, self.keeps_homes)
-        spent = watch.spent()
-        # What is optimal for a row alone proves nothing in a sequence.
-        plan = assemble(self.header(problem, key), self.path, problem, placement, _unproven(stop_N), order_M=order_M)
-        objective_N = plan.objective_ML.ravel()
-        improved = int((objective_N < start_N).sum())
-        return plan, level_summary(repr(self.order), spent, problem, placement, objective_N, improved)
 
 
 def _unproven(stop_N: Array) -> Array:

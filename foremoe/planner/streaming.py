@@ -10,17 +10,15 @@ from typing import Any, Self
 import numpy as np
 
 from foremoe.base.errors import InputError
-from foremoe.base.parallel import row_runner
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.header import PlanKey
 from foremoe.plan.plan import Plan
 from foremoe.planner.answers import linked, valid
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
-from foremoe.problem.placement import Placement
-from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
@@ -33,7 +31,8 @@ class PlanStream:
     """Plans the micro-steps of one stage in a background thread as they are added.
 
     The plan is, byte for byte, what the planner makes of all micro-steps at once, if its rank solvers treat every row by itself,
-    as the built-in ones do, and have no wall-clock limit. The order level runs over all micro-steps in `finish`.
+    as the built-in ones do in shared slots, and have no wall-clock limit. In resident slots rows depend on those before: all are
+    planned in `finish`.
 
     Example::
 
@@ -103,7 +102,8 @@ class PlanStream:
             if future.done():
                 future.result()  # raises what planning raised
         self._works.append(work)
-        self._parts.append(self._pool.submit(self._plan_waiting))
+        if not isinstance(self._options.get("slots"), ResidentSlots):
+            self._parts.append(self._pool.submit(self._plan_waiting))
 
     def finish(self, schedule: Schedule | None = None) -> tuple[Plan, PlanSummary]:
         """Waits for the background, and joins the plan of all micro-steps.
@@ -131,12 +131,15 @@ class PlanStream:
             self._pool.shutdown()
             parts = [part for part in (future.result() for future in self._parts) if part is not None]
             began = time.perf_counter()
-            plan, sequenced, warnings = self._join(problem, [plan for plan, _ in parts])
+            if parts:
+                plan = self._join(problem, [plan for plan, _ in parts])
+                made = plan, _merged([report for _, report in parts], plan, time.perf_counter() - began)
+            else:  # resident slots
+                made = self._planner.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
         finally:
             self.close()
         self._problem = problem
-        report = _merged([report for _, report in parts], plan, time.perf_counter() - began, sequenced, warnings)
-        return plan, report
+        return made
 
     def close(self) -> None:
         """Ends planning and gives up what is not finished; may be called again."""
@@ -163,25 +166,18 @@ class PlanStream:
         schedule = Schedule.plain(work.stage, work.M, self._reforward)
         problem = Problem.of(work, self._cluster, schedule=schedule, **options)
         # Homes hold for the whole step; `finish` compares them with the planner's home level.
-        rows = dataclasses.replace(self._planner, order=None, home=Keep())
+        rows = dataclasses.replace(self._planner, home=Keep())
         return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
 
     def _require_open(self) -> None:
         if self._closed:
             raise InputError("this PlanStream is finished; make a new one for the next stage.")
 
-    def _join(self, problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, LevelSummary | None, list[str]]:
-        ran, warnings = self._planner.what_ran(problem), list[str]()
+    def _join(self, problem: Problem, plans: Sequence[Plan]) -> Plan:
         plan = Plan.join(plans, problem.schedule)
-        placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-        static_N = row_objective(problem, problem.static())
-        with row_runner(self._num_threads):
-            ordered = ran.in_order(problem, placement, plan.stop_ML.ravel(), static_N, self._key, warnings, None)
-        if ordered is not None:
-            return *ordered, warnings
-        header = dataclasses.replace(ran, order=None).header(problem, plan.header.key)
-        plan = dataclasses.replace(plan, header=header)
-        return linked(plan, ran.path, problem) if plan.executable else valid(plan), None, warnings
+        ran = self._planner.what_ran(problem)
+        plan = dataclasses.replace(plan, header=ran.header(problem, plan.header.key))
+        return linked(plan, ran.path, problem) if plan.executable else valid(plan)
 
 
 def _joined(works: Sequence[Workload]) -> Workload:
@@ -198,18 +194,14 @@ def _joined(works: Sequence[Workload]) -> Workload:
     return dataclasses.replace(last, **Workload.join_arrays(works, "M"), **of_trace)
 
 
-def _merged(
-    reports: Sequence[PlanSummary], plan: Plan, finish_s: float, sequenced: LevelSummary | None, warnings: Sequence[str]
-) -> PlanSummary:
+def _merged(reports: Sequence[PlanSummary], plan: Plan, finish_s: float) -> PlanSummary:
     """The summary of the whole from those of its parts."""
     levels = []
     for parts in zip(*(report.levels for report in reports), strict=True):
         sums = {name: _sum(parts, name) for name in ("seconds", "cpu_s", "objective_sum", "rows_improved")}
         skew_mean = sum(part.skew_mean * report.rows for part, report in zip(parts, reports, strict=True)) / plan.N
         levels.append(LevelSummary(solver=parts[0].solver, skew_mean=skew_mean, **sums))
-    if sequenced is not None:
-        levels.append(sequenced)
-    all_warnings = dict.fromkeys([*(text for report in reports for text in report.warnings), *warnings])
+    all_warnings = dict.fromkeys(text for report in reports for text in report.warnings)
     return PlanSummary(
         plan_s=_sum(reports, "plan_s") + finish_s, levels=tuple(levels), rows=plan.N,
         rows_kept_at_start=_sum(reports, "rows_kept_at_start"), stops=count_stops(plan.stop_ML),

@@ -5,12 +5,12 @@ from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.foresight import Noisy, Rerouted
 from foremoe.problem.memory import Fit, Memory, fit, peak_bytes, rank_memory
 from foremoe.problem.placement import Placement, Stop
-from foremoe.problem.pricing import price, row_cost, row_objective
+from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 __all__ = [
     "Cost", "CostModel", "Fit", "Memory", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "ResidentSlots", "Schedule",
-    "SharedSlots", "Stop", "fit", "load_bound", "peak_bytes", "price", "rank_memory", "row_bound", "row_cost", "row_objective",
+    "SharedSlots", "Stop", "fit", "load_bound", "peak_bytes", "price", "rank_memory", "row_bound", "row_objective",
 ]  # fmt: skip

@@ -1,8 +1,7 @@
 """Linear estimates of the price of rows: in closed form, for starts, homes and sequences, and from below, for bounds.
 
-The closed form averages exchanges and counts copies by rank. The price (`foremoe.problem.pricing`) does not; rows of resident
-slots, whose copies may be there already, are priced by the closed form. Constants come from `Cluster`; unless
-``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
+The closed form averages exchanges and counts copies by rank; the price (`foremoe.problem.pricing`) does not. Constants come from
+`Cluster`; unless ``cluster.calibrated`` they are data-sheet figures and every time is *model, uncalibrated*.
 """
 
 import numpy as np
@@ -71,10 +70,11 @@ def row_times(problem: Problem) -> RowTimes:
 
 @once
 def least_rates(problem: Problem) -> Rates:
-    """Coefficients that no row of shared slots is priced below; worked out once and kept.
+    """Coefficients that no row is priced below; worked out once and kept.
 
     Compute counts pairs, not tiles. Of an exchange, the link class that is busier under even load counts, by the mean over its
-    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and hide.
+    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and
+    hide; into resident slots they may have come for an earlier row, and cost nothing.
     """
     model, cluster, slots = problem.model, problem.cluster, problem.slots
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
@@ -87,7 +87,7 @@ def least_rates(problem: Problem) -> Rates:
         else:
             peer_s = model.token_bytes / cluster.kernel_bytes_per_s / problem.G
             rdma_s = peer_s if cluster.num_nodes == 1 else 0.0  # without other nodes no pair travels there
-    sends = 1.0 + backward * isinstance(slots, SharedSlots)
+    sends = 1.0 + backward
     slowed_s = []
     for bytes_per_s, latency_s in (
         (cluster.peer_bytes_per_s, cluster.peer_latency_s), (cluster.rdma_bytes_per_s, cluster.rdma_latency_s)
@@ -95,7 +95,7 @@ def least_rates(problem: Problem) -> Rates:
         back_s = model.gradient_bytes / min(bytes_per_s, cluster.return_bytes_per_s or np.inf) + latency_s
         slowed_s.append(sends * (model.expert_bytes / bytes_per_s + latency_s) + backward * back_s)
     # Both ends of a copy are slowed down; the busiest rank is no less busy than the mean.
-    share = 2.0 * cluster.copy_contention / problem.G
+    share = 2.0 * cluster.copy_contention / problem.G * isinstance(slots, SharedSlots)
     return Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes, late_s=0.0, mean_s=0.0,
         slot_s=_slot_seconds(problem),
@@ -107,11 +107,9 @@ def least_rates(problem: Problem) -> Rates:
 
 
 def bound_rates(problem: Problem) -> tuple[Rates, RowTimes]:
-    """Rates that bound rows from below: `least_rates`, or the closed form where that is what rows cost (`row_cost`)."""
+    """Rates that bound rows from below, with what no placement changes."""
     times = row_times(problem)
-    if isinstance(problem.slots, SharedSlots):
-        return least_rates(problem), times._replace(base_N=times.window_N)
-    return problem_rates(problem), times
+    return least_rates(problem), times._replace(base_N=times.window_N)
 
 
 def estimate_rows(problem: Problem, placement: Placement) -> Cost:

@@ -11,14 +11,14 @@ from foremoe.base.parallel import for_rows
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.problem.cost import Cost
-from foremoe.problem.estimate import estimate_rows, window_seconds
+from foremoe.problem.estimate import window_seconds
 from foremoe.problem.kernels.row_price import Prices
 from foremoe.problem.kernels.traffic import BY_NODE, BY_PAIR, SPREAD_BY_NODE, SPREAD_BY_PAIR, Ranks
 from foremoe.problem.laws import require_slots
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rows import Rows, price_rows
-from foremoe.problem.slots import ResidentSlots, SharedSlots
+from foremoe.problem.slots import SharedSlots
 
 # Letters: N rows, G ranks, V nodes, E experts, L layers.
 
@@ -79,17 +79,15 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
     """float64 [N], what solvers minimise: pairs on the busiest rank under balance, seconds of the row under time."""
     if problem.cost.objective == "balance":
         return placement.load_NG().max(axis=1).astype(np.float64)
-    return row_cost(problem, placement).total_s
+    return price(problem, placement).total_s
 
 
-def row_cost(problem: Problem, placement: Placement) -> Cost:
-    """Costs of rows as plans state them, [N], whatever the objective: `price`, or the closed form of rows of resident slots,
-    by which sequences are priced too."""
-    return (estimate_rows if isinstance(problem.slots, ResidentSlots) else price)(problem, placement)
-
-
-def price(problem: Problem, placement: Placement) -> Cost:
+def price(problem: Problem, placement: Placement, kept_NGS: Array | None = None) -> Cost:
     """Seconds of every row of a placement, [N], whatever the objective.
+
+    Args:
+        kept_NGS: Replicas whose weights stay from an earlier row in resident slots, bool: they cost no copy and no gradient,
+            which the row pays that they were sent for. Default: every row is sent all its replicas.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())
@@ -99,8 +97,9 @@ def price(problem: Problem, placement: Placement) -> Cost:
     """
     expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
+    kept_NGS = np.zeros(expert_NGS.shape, bool) if kept_NGS is None else kept_NGS
     rows, out_N5 = problem_rows(problem), np.zeros((problem.N, 5))
-    for_rows(lambda low, high: price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5), problem.N, whole=True)
+    for_rows(lambda low, high: price_rows(low, high, rows, expert_NGS, quota_NGS, kept_NGS, out_N5), problem.N, whole=True)
     compute_N, exchange_N, forward_N, backward_N, slowed_N = out_N5.T
     return Cost(
         window_s=rows.window_N3[:, 0], dispatch_s=exchange_N / 2.0, compute_s=compute_N, combine_s=exchange_N / 2.0,

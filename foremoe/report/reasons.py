@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.problem.placement import Placement
-from foremoe.problem.pricing import row_cost
+from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, E experts, S slots, W rows without replicas.
@@ -38,7 +38,7 @@ def best_copies(problem: Problem, plan: Plan) -> BestCopies:
         return none
     static = problem.static()
     load_NG, rows_N = static.load_NG(), np.arange(problem.N)
-    from_N, before = load_NG.argmax(axis=1), row_cost(problem, static)
+    from_N, before = load_NG.argmax(axis=1), price(problem, static)
     node_G = problem.cluster.node_of_rank_G
     near_NG = np.where(node_G[from_N][:, None] == node_G, load_NG, np.iinfo(np.int64).max)
     base_NB = static.quotas_NGS[rows_N, from_N, : plan.B]
@@ -49,7 +49,7 @@ def best_copies(problem: Problem, plan: Plan) -> BestCopies:
             quota_N = np.minimum(spare_N, base_NB[rows_N, slot_N])
             expert_N = static.expert_NGS[rows_N, from_N, slot_N]
             copied = _copied(static, plan.B, (from_N, slot_N, to_N, expert_N, quota_N))
-            after = row_cost(problem, copied)
+            after = price(problem, copied)
             saved_N = sum(before.parts()[name] - after.parts()[name] for name in ("dispatch_s", "compute_s", "combine_s"))
             cost_N = after.transfer_s + after.gradient_s - before.transfer_s - before.gradient_s
             tried.append((expert_N, from_N, to_N, quota_N, saved_N, cost_N))

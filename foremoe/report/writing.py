@@ -17,7 +17,7 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.planner.summary import PlanSummary
-from foremoe.problem.pricing import row_cost
+from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem
 from foremoe.report.contents import headline, late, links, memory, parts, planning, simulated
 from foremoe.report.job import JobPart, job_facts, job_gains, slowest_words
@@ -134,8 +134,8 @@ def _block(shown: _Shown) -> Block:
     if runs is not None and timelines:
         raise InputError("a report shows a simulated or a measured timeline; give runs= or timelines=, not both.")
     packer, head = Packer(), plan.header
-    replicas, static = Replicas.of(plan), row_cost(posed, posed.static()).reshape(plan.M, plan.L)
-    bytes_by_link = link_bytes(problem, plan, replicas)
+    replicas, static = Replicas.of(plan), price(posed, posed.static()).reshape(plan.M, plan.L)
+    bytes_by_link = link_bytes(problem, plan)
     pack_rows(packer, plan, replicas, static)
     pack_reasons(packer, best_copies(problem, plan))
     moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())

@@ -9,7 +9,7 @@ from foremoe.machine.tiles import padded_pairs
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import start_positions
 from foremoe.plan.relays import chain_depth, relays_of
-from foremoe.plan.replicas import Replicas
+from foremoe.plan.replicas import Lives, Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.estimate import window_seconds
@@ -103,12 +103,12 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
 
 
 def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
-    """The gradients of all replicas, row by row in the order in which they leave, and the replicas that they are of."""
-    returns_any = plan.executable and plan.header.schedule.trains
-    replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
+    """The gradients that go home, row by row in the order in which they leave, and the replicas that they are of."""
+    trains = plan.executable and plan.header.schedule.trains
+    replicas = Lives.of(plan).returned() if trains else Replicas.of(plan, np.zeros((plan.M, plan.L), bool))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
     order_Z = np.lexsort((round_Z, replicas.row_Z))
-    replicas = Replicas(*(column_Z[order_Z] for column_Z in replicas))
+    replicas = replicas.take(order_Z)
     first_N, times = np.searchsorted(replicas.row_Z, np.arange(plan.N + 1)), np.zeros((2, len(replicas.row_Z)))
     return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z - plan.B, *times), replicas
 

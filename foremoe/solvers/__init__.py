@@ -6,19 +6,17 @@ home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
             `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
 split       `Even`, `WaterFill`, `ExactSplit`
-order       `Transitions`
 path        `Deadline`
 ==========  =====================================================================
 """
 
-from foremoe.levels import HomeSolver, OrderSolver, PackSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.levels import HomeSolver, PackSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.exact.exact import Exact
 from foremoe.solvers.greedy import Greedy
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.home.lpt import Lpt
-from foremoe.solvers.order.transitions import Transitions
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens
 from foremoe.solvers.pack.best_pack import BestPack
 from foremoe.solvers.pack.expert_aware import ExpertAware
@@ -44,6 +42,6 @@ from foremoe.workload.packing import AsGiven
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
-    "OrderSolver", "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot", "Transitions", "WaterFill",
+    "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot", "WaterFill",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foremoe.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from foremoe.testing.finishing_tests import OrderSolverTests, PathSolverTests
+    from foremoe.testing.finishing_tests import PathSolverTests
     from foremoe.testing.level_tests import HomeSolverTests, PackSolverTests, SplitSolverTests
     from foremoe.testing.pasteable import describe, evaluate
     from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from foremoe.testing.transfer_tests import TransferTests
 
 _NAMES = {
-    "finishing_tests": ("OrderSolverTests", "PathSolverTests"),
+    "finishing_tests": ("PathSolverTests",),
     "level_tests": ("HomeSolverTests", "PackSolverTests", "SplitSolverTests"),
     "pasteable": ("describe", "evaluate"),
     "ranks": ("RankDied", "RankPool", "get_pool", "run_processes", "run_threads"),
@@ -30,7 +30,7 @@ _NAMES = {
     "transfer_tests": ("TransferTests",),
 }
 __all__ = [
-    "HomeSolverTests", "OrderSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool", "ReferenceResult",
+    "HomeSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool", "ReferenceResult",
     "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "dense_reference", "describe", "evaluate", "get_pool",
     "models", "placements", "plan_of", "plans", "problems", "random_placement", "random_sources", "run_processes",
     "run_reference", "run_threads", "schedules",

@@ -7,6 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
+from foremoe.plan.kept import price_as_sent
 from foremoe.plan.plan import Plan
 from foremoe.planner import start
 from foremoe.planner.planner import Planner
@@ -67,7 +68,11 @@ def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = N
         order_M: A permutation, the micro-step that runs m-th; default: in order.
     """
     plan, _ = Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)
-    return plan if order_M is None else dataclasses.replace(plan, order_M=order_M).rederived()
+    if order_M is None:
+        return plan
+    plan = dataclasses.replace(plan, order_M=order_M).rederived()
+    cost = price_as_sent(problem, placement, plan.transfers)
+    return dataclasses.replace(plan, cost_ML=cost.reshape(plan.M, plan.L))
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:

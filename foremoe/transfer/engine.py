@@ -138,8 +138,9 @@ class Engine:
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         """What this rank's slots hold for a use, once it is there; the same again until it is released.
 
-        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
-        gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
+        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. Backward adds to
+        the gradients of replicas: they are zero before it, or what earlier micro-steps left in resident slots. Raises what
+        `prepare` raises, which it calls if nobody has.
         """
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
@@ -156,14 +157,13 @@ class Engine:
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Backward of the row's experts is done here: `launch` sends replica gradients home and takes in those of others."""
+        """Backward of the row's experts is done here: `launch` sends complete gradients of replicas home and takes in others'."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
         self._returned = True
         self._in_flight.discard((micro_step, layer))
-        if (micro_step, layer) not in self._fell_back:
-            self._departures.hold_gradients(micro_step, position)
+        self._departures.hold_gradients(micro_step, position, added=(micro_step, layer) not in self._fell_back)
 
     def settle(self, layer: int | None = None) -> None:
         """Waits until gradients of all rows whose backward is over are at home, as ``Departures.settle``; on all ranks alike."""
@@ -207,6 +207,7 @@ class Engine:
         failure = None
         try:
             self._departures.launch()
+            self._departures.send_rest()
             self._departures.settle()
             self._carrier.finish()
             if self._watch is not None:

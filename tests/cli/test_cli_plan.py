@@ -105,7 +105,7 @@ def test_check_finds_other_prices_and_another_trace(plan_and_workload: tuple[str
     [
         "--stage recompute --dispatch node --ranks-per-node 2",
         "--planner eplb-history --objective balance --redundant 2",
-        "--planner Planner(order=Transitions()) --slots resident:1 --host-store",
+        "--slots resident:1 --host-store",
         "--planner Planner(pack=AsGiven(shuffle=True),home=Lpt()) --schedule 1f1b:2,0+reforward --replicas node",
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +27,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.problem.slots import ResidentSlots, SharedSlots
-from foremoe.solvers import Anneal, Deadline, Transitions
+from foremoe.solvers import Anneal, Deadline
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.workload.workload import Workload
 
@@ -134,20 +133,6 @@ def test_a_planner_that_fails_on_one_rank_is_told_on_all() -> None:
     for error in errors:
         assert isinstance(error, InputError)
         assert "rank 1 could not plan its layers (ZeroDivisionError: no ranks left)" in str(error)
-
-
-def test_a_level_that_was_left_out_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody else sees the summaries of ranks that plan together."""
-    task, (load_MLGE, tokens_MG) = a_task(2, 2, 2), counts(2, 2, 2, seed=2)
-    planner = Planner(order=Transitions())
-
-    def plan(group: Group) -> Planned:
-        return plan_together(group, planner, task, load_MLGE[:, :, group.rank], tokens_MG[:, group.rank])
-
-    with caplog.at_level(logging.WARNING, logger="foremoe"):
-        run_threads(plan, 2)
-    assert [record.name for record in caplog.records] == ["foremoe.planner.summary"] * 2, "one for each rank's layers"
-    assert all(f"{planner.order!r} was left out: " in record.getMessage() for record in caplog.records)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,10 +177,8 @@ def test_the_fact_that_a_plan_was_checked_stays_in_memory(tmp_path: Any) -> None
 
 
 def test_plans_in_the_order_they_are_sent_have_their_own_price() -> None:
-    from foremoe.solvers import Transitions
-
     resident = dataclasses.replace(TIMED, slots=ResidentSlots())
-    plan, _ = Planner(order=Transitions()).plan(resident)
+    plan, _ = Planner().plan(resident)
     plan.check(resident)
     dearer = dataclasses.replace(plan.cost_ML, transfer_s=plan.cost_ML.transfer_s * 2 + 1)
     with pytest.raises(PlanError, match=r"\[cost\] .* transfer_s"):

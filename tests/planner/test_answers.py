@@ -8,13 +8,12 @@ import pytest
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.levels import HomeSolver, OrderSolver, PathSolver, RankSolver, SplitSolver
+from foremoe.levels import HomeSolver, PathSolver, RankSolver, SplitSolver
 from foremoe.plan.transfers import TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots
 from foremoe.simulate import simulate
 from foremoe.solvers import ExactSplit, Search
 from foremoe.testing.samples import many_row_problem, random_sources
@@ -44,11 +43,6 @@ def rank(answer: Any) -> Any:
 
 def path(answer: Any) -> Any:
     return lambda: Planner(path=answering(PathSolver, answer)).plan(PROBLEM)
-
-
-def order(answer: Any) -> Any:
-    resident = dataclasses.replace(PROBLEM, slots=ResidentSlots())
-    return lambda: Planner(order=answering(OrderSolver, answer)).plan(resident)
 
 
 def on_plan(use: Any) -> Any:
@@ -118,18 +112,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         path(lambda p, t: t.replace(src_C=(t.src_C + 1) % p.G, link_C=t.link_C * 0)),
         PlanError,
         r"\[residency\].*made an invalid plan",
-    ),
-    "an order level names a micro-step too many": (
-        order(lambda p, s: (np.arange(p.M) + 1, s)),
-        PlanError,
-        "a permutation of the 4",
-    ),
-    "an order level forgets one": (order(lambda p, s: (np.arange(p.M - 1), s)), PlanError, r"order_M must have shape \[4\]"),
-    "an order level returns its order alone": (order(lambda p, s: np.arange(p.M)), PlanError, "must return .order_M, placement."),
-    "an order level returns half a placement": (
-        order(lambda p, s: (np.arange(p.M), s.cut(N=slice(1, None)))),
-        PlanError,
-        r"Mine\(\) returned an invalid placement",
     ),
 }
 

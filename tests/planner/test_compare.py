@@ -19,7 +19,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.simulate import Judge
-from foremoe.solvers import Deadline, Even, Exact, ExpertAware, Greedy, Lpt, Quota, RankSolver, Search, Transitions, WaterFill
+from foremoe.solvers import Deadline, Even, Exact, ExpertAware, Greedy, Lpt, Quota, RankSolver, Search, WaterFill
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +114,6 @@ def test_a_name_is_no_planner(problem):
 def test_levels_without_a_part_are_refused(problem):
     with pytest.raises(InputError, match="packed has a pack level, but the case is dealt already"):
         compare(problem, {"packed": Planner(pack=ExpertAware())})
-    with pytest.raises(InputError, match="ordered has an order level without a part: shared slots keep nothing"):
-        compare(problem, {"ordered": Planner(order=Transitions())})
-
-
-def test_ablate_has_no_order_level_without_replicas(problem):
-    resident = dataclasses.replace(problem, slots=foremoe.ResidentSlots(), cost=foremoe.CostModel())
-    rows = ablate(resident, Planner(order=Transitions()), redundant=(0, 1), foresight=("exact",))
-    names = ["all", "without Search()", "without Transitions()", "without Deadline()", "without the guard"]
-    assert [(row["levels"], row["redundant"]) for row in rows] == [(name, slots) for slots in (0, 1) for name in names]
 
 
 def test_the_line_without_history_says_what_is_left_out(problem, rows):
@@ -190,9 +181,6 @@ def test_ablate_leaves_out_every_level():
         "without Deadline(relay=1)", "without the guard",
     ]  # fmt: skip
     assert left_out(planner)["without Quota()"].rank == (Search(),)
-    assert list(left_out(Planner(order=Transitions()))) == [
-        "all", "without Search()", "without Transitions()", "without Deadline()", "without the guard",
-    ]  # fmt: skip
     assert left_out(Planner())["without split"].split == Even()
     # Where homes move, no copies travel.
     assert list(left_out(STRATEGIES["eplb-exact"])) == ["all", "without Eplb()", "without split"]

@@ -11,8 +11,7 @@ from planner_problems import problem_of
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.planner.planner import Planner
-from foremoe.problem.slots import ResidentSlots
-from foremoe.solvers import Anneal, AsGiven, ExpertAware, Lpt, Transitions
+from foremoe.solvers import Anneal, AsGiven, ExpertAware, Lpt
 from foremoe.synthetic.tokens import synthetic_trace
 
 
@@ -59,16 +58,6 @@ def test_counts_from_elsewhere_were_dealt_by_nobody_known():
     assert problem.dealt is None
     plan, _ = Planner(pack=ExpertAware()).plan(problem)
     assert plan.header.planner == repr(Planner(pack=AsGiven()))
-
-
-def test_an_order_level_that_was_left_out_is_not_in_the_header():
-    problem = problem_of()
-    planner = Planner(order=Transitions())
-    plan, summary = planner.plan(problem)
-    assert plan.header.planner == repr(Planner()) and "was left out" in summary.warnings[0]
-    resident = dataclasses.replace(problem, slots=ResidentSlots(), cost=foremoe.CostModel())
-    plan, summary = planner.plan(resident)
-    assert plan.header.planner == repr(planner) and not summary.warnings
 
 
 def test_a_stream_asks_for_homes_at_once():

@@ -364,12 +364,3 @@ def test_no_optimum_lies_below_the_bound(data: st.DataObject) -> None:
     note(describe(problem))
     objective_N = row_objective(problem, Exact(node_limit=200).solve(problem, problem.static()))
     assert (row_bound(problem) <= objective_N * (1 + 1e-9)).all()
-
-
-def test_static_meets_the_bound_where_no_replica_pays() -> None:
-    # Few pairs, nothing hides: the least price of a copy is more than all that it could save.
-    problem = many_row_problem(8)
-    cost = dataclasses.replace(problem.cost, objective="time", overlap=0.0)
-    cluster = dataclasses.replace(problem.cluster, slot_overhead_s=0.0)
-    problem = dataclasses.replace(problem, cost=cost, cluster=cluster, slots=ResidentSlots())
-    np.testing.assert_allclose(row_bound(problem), row_objective(problem, problem.static()), rtol=1e-6)

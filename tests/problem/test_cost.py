@@ -14,7 +14,7 @@ from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.estimate import estimate_rows, problem_rates, row_times
 from foremoe.problem.placement import Placement
-from foremoe.problem.pricing import row_cost, row_objective
+from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import row_rates
 from foremoe.problem.slots import SharedSlots
@@ -112,7 +112,7 @@ def test_the_objective_is_the_largest_rank_load_or_the_seconds(data: st.DataObje
     placement = data.draw(placements(problem))
     objective_N = row_objective(problem, placement)
     if problem.cost.objective == "time":
-        np.testing.assert_array_equal(objective_N, row_cost(problem, placement).total_s)
+        np.testing.assert_array_equal(objective_N, price(problem, placement).total_s)
     else:
         np.testing.assert_array_equal(objective_N, [max(row_GS.sum() for row_GS in row) for row in placement.quotas_NGS])
 

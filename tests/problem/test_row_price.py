@@ -14,7 +14,7 @@ from foremoe.machine.cluster import DISPATCHES
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, move_pairs, row_seconds
 from foremoe.problem.kernels.traffic import settle
 from foremoe.problem.pricing import price, problem_rows
-from foremoe.problem.rows import empty_of, row_of
+from foremoe.problem.rows import empty_of, nothing_held, row_of
 from foremoe.simulate import simulate
 from foremoe.testing import strategies as draws
 
@@ -25,7 +25,7 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
     np.random.seed(seed)
     G, E = expert_GS.shape[0], rows.counts.load_NE.shape[1]
     t, pairs_G = empty_of(rows), np.empty(G)
-    row = row_of(rows, n, pairs_G)
+    row = row_of(rows, n, pairs_G, nothing_held(rows))
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     for i in range(num):
         e = np.random.randint(E)
@@ -59,7 +59,7 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
 def whole(n, rows, expert_GS, quota_GS):
     """The sums and seconds of a row, from nothing; and whether clearing leaves nothing."""
     t, pairs_G = empty_of(rows), np.empty(expert_GS.shape[0])
-    row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
+    row, w = row_of(rows, n, pairs_G, nothing_held(rows)), rows.window_N3[n]
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     seconds = row_seconds(rows.prices, Windows(w[0], w[1], w[2]), row, t)
     sum_XG = t.sum_XG.copy()

@@ -12,7 +12,7 @@ from report_case import G, facts_of, measured, small_model
 
 import foremoe
 from foremoe.machine.trainer import Trainer
-from foremoe.problem.pricing import row_cost
+from foremoe.problem.pricing import price
 from foremoe.report import run_stage, write_report
 from foremoe.report.reasons import best_copies
 from foremoe.report.runs import late_seconds
@@ -89,7 +89,7 @@ def test_the_best_copy_that_does_not_pay_has_its_price():
     expert_NGS[0, to, plan.B], quota_NGS[0, to, plan.B] = 0, quota
     quota_NGS[0, 0, 0] -= quota
     copied = dataclasses.replace(copied, expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-    change_s = row_cost(problem, copied).total_s[0] - row_cost(problem, static).total_s[0]
+    change_s = price(problem, copied).total_s[0] - price(problem, static).total_s[0]
     assert found.cost_s_W[0] - found.saved_s_W[0] == pytest.approx(change_s)
 
 

@@ -16,8 +16,8 @@ from foremoe.plan.transfers import TransferList
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Deadline, HomeSolver, OrderSolver, PathSolver, RankSolver, RowSolver, SplitSolver, Transitions
-from foremoe.testing import HomeSolverTests, OrderSolverTests, PathSolverTests, SolverTests, SplitSolverTests
+from foremoe.solvers import Deadline, HomeSolver, PathSolver, RankSolver, RowSolver, SplitSolver
+from foremoe.testing import HomeSolverTests, PathSolverTests, SolverTests, SplitSolverTests
 
 # Exact takes milliseconds a row where the others take microseconds.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SUITES: dict[type, type] = {
     RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests, PathSolver: PathSolverTests,
-    OrderSolver: OrderSolverTests,
 }  # fmt: skip
 
 for _name in foremoe.solvers.__all__:
@@ -38,10 +37,6 @@ for _name in foremoe.solvers.__all__:
 
 class TestRelays(PathSolverTests):
     solver = Deadline(relay=2)
-
-
-class TestTransitionsThatInvest(OrderSolverTests):
-    solver = Transitions(invest=True)
 
 
 def with_quota(start: Placement, quota_NGS: Array, **fields: Any) -> Placement:
@@ -115,21 +110,6 @@ class LeavesOneOut(PathSolver):
         return transfers.take(np.arange(len(transfers)) > 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class OneTooMany(OrderSolver):
-    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
-        return np.arange(1, problem.M + 1, dtype=np.int32), placement
-
-
-@dataclasses.dataclass(frozen=True)
-class Backwards(OrderSolver):
-    calls: ClassVar[list[int]] = []
-
-    def solve(self, problem: Problem, placement: Placement) -> tuple[Array, Placement]:
-        self.calls.append(1)
-        return np.roll(np.arange(problem.M, dtype=np.int32), len(self.calls)), placement
-
-
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(
     ("suite", "solver", "test", "sentence"),
@@ -144,8 +124,6 @@ class Backwards(OrderSolver):
         (SplitSolverTests, ServesNothing(), "test_quotas_sum_to_the_load", "quotas must sum to the load"),
         (PathSolverTests, AllFromRankZero(), "test_links_lead_there_and_sources_have_the_expert", "residency"),
         (PathSolverTests, LeavesOneOut(), "test_links_lead_there_and_sources_have_the_expert", "alone; it changed"),
-        (OrderSolverTests, OneTooMany(), "test_the_order_is_a_permutation_and_placements_are_valid", "must return a permutation"),
-        (OrderSolverTests, Backwards(), "test_the_same_input_gives_the_same_bytes_and_is_left_unchanged", "two results"),
         (HomeSolverTests, SendsAllHome(), "test_homes_are_a_permutation_of_every_layer", "not a permutation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

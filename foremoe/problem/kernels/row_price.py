@@ -4,6 +4,8 @@ A row's tokens go out, are computed and come back: each takes as long as the bus
 that, on links that exchanges leave free. What its neighbours send over the same links is not known to a row: they count as if
 they had what this one has, on ranks that are as likely any others. Copies may start two rows ahead, so a link with `b` seconds of
 this row's copies and `a` of its neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
+
+A replica that stays in its slot over several rows is paid for, weights and gradient, in the row for which its weights are sent.
 """
 
 from typing import NamedTuple
@@ -210,7 +212,8 @@ def set_quota(e, g, quota, row, t):
         return
     num = 1 if quota > 0 else -1
     total_XG[BUSY, g] += num
-    count_copy(e, g, num, row, t)
+    if not row.held_EG[e, g]:
+        count_copy(e, g, num, row, t)
     if num > 0:
         t.holder_EG[e, t.num_E[e]] = g
         t.num_E[e] += 1

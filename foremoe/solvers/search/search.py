@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
+from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.placement import Placement
+from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
 from foremoe.problem.slots import SharedSlots
@@ -16,6 +19,7 @@ from foremoe.solvers.rows import problem_rows as estimated_rows
 from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
 from foremoe.solvers.search.level import TRIES, Options, balanced_rows
 from foremoe.solvers.search.parts import without
+from foremoe.solvers.search.sequence import search_layers
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,13 @@ class Search(RankSolver):
 
     Choose it for every plan that an engine runs; `Exact` proves how far from the best a small problem's rows are, `Robust` plans
     for loads that are not known. No row costs more than its start, or than without replicas. Plans are the same on every machine
-    and with every number of threads, and a row's does not depend on what else is planned.
+    and with every number of threads, and a row's does not depend on other layers, nor,
+    in shared slots, on other rows.
 
     Under the objective ``"balance"`` the largest rank load is nearly always the least possible, with few replicas; `effort` does
-    not matter then. Rows of resident slots or of unknown sources are started and not searched. The method is our own; the page
-    "How rows are planned" describes it.
+    not matter then. Rows of unknown sources are started and not searched. In resident slots the rows of a layer are planned one
+    after the other: what those before left in the slots costs no copy. The method is our own; the page "How rows are planned"
+    describes it.
 
     Attributes:
         effort: Changes tried in a row, at least 0; 0 is the start alone, some ten microseconds a row. None: as many as pay, by
@@ -60,10 +66,18 @@ class Search(RankSolver):
                 start, lambda low, high, *placed: balanced_rows(low, high, problem.load_NE, node_G, problem.B, options, *placed)
             )
         effort = AS_PAYS if self.effort is None else self.effort
-        # Sequences of rows, whose slots are resident, are priced by the closed form.
-        by_price = isinstance(problem.slots, SharedSlots)
-        if problem.load_MLGE is None or not by_price:
+        if problem.load_MLGE is None:
             effort = 0
-        rows, estimated = problem_rows(problem), estimated_rows(problem)
-        choice = Choice(effort, by_price, without(self.without))
-        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))
+        rows, estimated, choice = problem_rows(problem), estimated_rows(problem), Choice(effort, without(self.without))
+        if isinstance(problem.slots, SharedSlots):
+            return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))
+        held_LGP = np.full((problem.L, problem.G, problem.slots.num_buffers(problem.R, 1)), -1, np.int64)
+        if problem.resident_LGS is not None:
+            held_LGP[:, :, : problem.R] = problem.resident_LGS[:, :, problem.B :]
+        expert_NGS, quota_NGS, M = start.expert_NGS.copy(), start.quotas_NGS.copy(), problem.M
+        done_N = for_rows(  # a layer's rows in one block
+            lambda low, high: search_layers(low // M, high // M, rows, estimated, choice, held_LGP, expert_NGS, quota_NGS),
+            problem.N, M,
+        )  # fmt: skip
+        stop_N = np.where(np.tile(done_N[::M], M), Stop.DONE, Stop.CANCELLED)
+        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)

@@ -1,1 +1,0 @@
-"""Level order: the sequence of micro-steps."""
