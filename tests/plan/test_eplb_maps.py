@@ -1,7 +1,7 @@
 """to_eplb: EPLB's published example, and what the loaders of vLLM and SGLang expect of such arrays.
 
-The two loaders are written from what their sources state and assert: vLLM's ``distributed/eplb`` (commits 0014ec6c, 009a5c02), SGLang's
-``srt/eplb/expert_location.py`` (commit 01fec5c2).
+The two loaders are written from what their sources state and assert: vLLM's ``distributed/eplb`` (commits 0014ec6c, 009a5c02) and
+SGLang's ``srt/eplb/expert_location.py`` (commit 01fec5c2).
 """
 
 from __future__ import annotations
