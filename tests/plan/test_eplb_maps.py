@@ -13,6 +13,7 @@ import pytest
 from complete_plan import complete_plan
 from hypothesis import given
 from hypothesis import strategies as st
+from page_blocks import blocks_of
 
 import foremoe
 from foremoe.solvers.published.eplb import Eplb
@@ -137,3 +138,10 @@ def test_a_placement_of_every_micro_step_is_refused_where_they_differ():
         plan.to_eplb(4, 0)
     with pytest.raises(foremoe.InputError, match="micro_step=9 does not exist"):
         plan.to_eplb(0, 9)
+
+
+def test_the_example_of_the_page_prints_what_it_shows(capsys):
+    blocks = blocks_of("docs/engines.md")
+    ((i, code),) = ((i, text) for i, (language, text) in enumerate(blocks) if language == "python" and "to_eplb" in text)
+    exec(code, {})
+    assert capsys.readouterr().out == blocks[i + 1][1]
