@@ -97,7 +97,7 @@ def tables(group, work, counts, plan):
             made = stage(topk_TK[:, order], None)
             num_met = MET.count(threading.get_ident()) - before
             found.append(((m, layer), made.experts_to_copy, made.virtual_experts, topk_TK[:, order], num_met))
-    return found, stage.fault(), stage.drift, int(sum((t < 0).sum() for t in routing.values()))
+    return found, stage.rows.fault(), stage.drift, int(sum((t < 0).sum() for t in routing.values()))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,7 +148,7 @@ def test_a_router_that_does_otherwise_is_found_and_every_pair_still_meets_its_ex
         stage.layer = 0
         made = stage(topk_TK, None)
         assert (stand_in.decoded(made.virtual_experts, made.experts_to_copy, 4) == topk_TK).all()
-        return stage.fault()
+        return stage.rows.fault()
 
     assert all("pairs of micro-step 0, layer 0 have other experts" in fault for fault in run_threads(other, 2))
 
@@ -303,6 +303,7 @@ def one_model(group, tokens_MG, predicting, options, factor=4.0):
     stand_in.virtualize([m for m in model.modules() if hasattr(m, "token_dispatcher")], factor)
     options = dict(options)
     change, replay, told = options.pop("change", 0), options.pop("replay", True), options.pop("told", True)
+    again, moved = options.pop("again", False), options.pop("home_LE", False)
     error = ""
     with logged() as said:
         moe = attach(model, **{"redundant": 2, "cost": BALANCE} | options)
@@ -314,10 +315,13 @@ def one_model(group, tokens_MG, predicting, options, factor=4.0):
                 planned = moe.plan(given)
                 stage = moe.stage(planned.plan, split_MLP=planned.split_MLP, replay=replay)
             else:
-                stage = moe.stage(given, replay=replay)
+                stage = moe.stage(given, replay=replay, home_LE=np.arange(8)[None, ::-1].copy() if moved else None)
             found = run_layers(model, inputs, stage)
         except InputError as refused:
             error, found = str(refused), None
+            model.zero_grad()
+        if again:
+            found = run_layers(model, inputs, moe.stage(work))
         metrics = moe.metrics()
         moe.detach()
     assert not any("plan_dispatch" in vars(m._comm_manager) for m in [model.decoder.layers[0].mlp.token_dispatcher])
@@ -325,14 +329,14 @@ def one_model(group, tokens_MG, predicting, options, factor=4.0):
     return expected, found, error, metrics, calls, [record.getMessage() for record in said]
 
 
+UNEVEN = [(20, 60), (48, 12), (30, 30)]
+
+
 def require_same(expected, found):
     for one, other in zip(expected[0], found[0], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
     for name, grad in expected[1].items():
         torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-5)
-
-
-UNEVEN = [(20, 60), (48, 12), (30, 30)]
 
 
 @pytest.mark.parametrize("predicting", [False, True])
@@ -350,9 +354,26 @@ def test_tokens_of_any_number_and_layers_of_prediction(pool, tokens_MG, predicti
             assert ("Megatron's planner answers" in said[0]) == even and "prediction" in said[0]
 
 
-def test_routers_that_did_otherwise_drop_the_step_on_all_ranks(pool):
-    for _, found, error, _, calls, _ in pool.run(one_model, [(24, 24)] * 2, False, {"change": 3}, num_ranks=2):
-        assert found is None and "rank 1: " in error and "drop this step on all ranks" in error and calls == 0
+def test_routers_that_did_otherwise_drop_the_step_on_all_ranks_and_megatron_plans_the_next(pool):
+    options = {"change": 3, "again": True}
+    for expected, found, error, _, calls, said in pool.run(one_model, [(24, 24)] * 2, False, options, num_ranks=2):
+        assert "rank 1: " in error and "drop this step on all ranks" in error
+        require_same(expected, found)
+        assert calls == 2 and len(said) == 1 and "routers did otherwise before" in said[0]
+
+
+def test_homes_and_rows_without_room_for_tables_are_refused_with_the_cure(pool):
+    for options, cure in (({"home_LE": True}, "leave home_LE out."), ({"route_bytes": 600}, "raise route_bytes.")):
+        for _, found, error, _, _, _ in pool.run(one_model, UNEVEN, False, options, num_ranks=2):
+            assert found is None and error.endswith(cure)
+
+
+def test_rows_beyond_route_bytes_are_planned_by_megatron_with_one_warning(pool):
+    for expected, found, error, metrics, calls, said in pool.run(
+        one_model, [(24, 24)] * 3, False, {"route_bytes": 1000}, num_ranks=2
+    ):
+        assert error == "" and 0 < metrics["fell_back"] == calls < 3 and len(said) == 1
+        require_same(expected, found)
 
 
 @pytest.mark.parametrize("options", [{"replay": False}, {"told": False}], ids=str)

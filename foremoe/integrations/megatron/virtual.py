@@ -21,7 +21,6 @@ from foremoe.integrations.megatron.layout import unwrap
 from foremoe.integrations.once import warn_once
 from foremoe.plan.plan import Plan
 from foremoe.problem.schedule import Phase
-from foremoe.runtime.holes import Lack
 from foremoe.runtime.slotted import Slotted, SlottedRows
 from foremoe.runtime.stage import PlannedOrder
 from foremoe.workload.skew import mean_skew
@@ -33,6 +32,7 @@ _logger = logging.getLogger(__name__)
 
 MODULE = "megatron.core.transformer.moe.virtual_expert_load_balancer"
 FUNCTION = "plan_virtual_expert_routes"
+_OTHER = "as foremoe knows virtual experts (docs/compatibility.md); set moe_virtual_expert_load_balance=False."
 
 
 def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
@@ -95,12 +95,9 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
     free_MG = own_MG + 2 * num_base * (alignment - 1)
     free_MG += -free_MG % alignment
     over_MLG = need_MLG > free_MG[:, None]
-    if not over_MLG.any():
-        return 1.0
-    if (over_MLG & (own_MG == 0)[:, None]).any():
-        return float("inf")
-    ratio_MLG = need_MLG / np.maximum(own_MG, 1)[:, None]
-    return float(np.ceil(ratio_MLG[over_MLG].max() * 1000) / 1000)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_MLG = need_MLG / own_MG[:, None]
+    return float(np.ceil(ratio_MLG[over_MLG].max(initial=1.0) * 1000) / 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,29 +142,23 @@ class VirtualStage:
 
     Attributes:
         layer: Whose call is being answered; None: a layer that was not planned.
-        lack_ML: `Lack` of every row, 0 for those that go by the plan, the same on all ranks.
-        tokens_MG: Tokens of every rank.
+        rows: Slots of pairs, and what rows lack; compared with what routers did.
+        tokens_MG: Tokens of every rank; `equal`: they are as many on all ranks in every micro-step.
     """
 
     def __init__(
         self, planned: Planned, group: Group, process_group: Any, device: torch.device, most_bytes: int, module: Any
     ) -> None:
-        plan, self._module, self._own = planned.plan, module, getattr(module, FUNCTION)
+        plan, self.module, self.own = planned.plan, module, getattr(module, FUNCTION)
         self._num_base, self._num_slots, self._num_done = plan.B, plan.S, {phase: [0] * plan.L for phase in Phase}
-        self._order, self._make, self._process_group = PlannedOrder(plan), module.VirtualExpertPlan, process_group
-        self._rows = SlottedRows(
-            planned.routing, plan.expert_MLGS, planned.split_MLP, num_experts=plan.E, most_bytes=most_bytes, group=group,
-            device=device,
-        )  # fmt: skip
-        tables = experts_to_copy(plan)
-        self._copies_ML: Array = np.any(tables >= 0, axis=(2, 3))
-        self._table_MLGB = torch.from_numpy(tables).to(device)
-        self._none_GB = torch.full_like(self._table_MLGB[0, 0], -1)
-        self._meet = torch.zeros(1, device=device)
-        self.lack_ML = self._rows.lack_ML
-        tokens_M = [len(planned.routing[m, 0]) for m in range(plan.M)]
-        self.tokens_MG = np.array(group.gather(tokens_M), np.int64).T
-        self._equal = bool((self.tokens_MG == self.tokens_MG[:, :1]).all())
+        self._order, self._process_group = PlannedOrder(plan), process_group
+        tables = plan.expert_MLGS, planned.split_MLP
+        self.rows = SlottedRows(planned.routing, *tables, num_experts=plan.E, most_bytes=most_bytes, group=group, device=device)
+        table_MLGB = experts_to_copy(plan)
+        self._copies_ML: Array = np.any(table_MLGB >= 0, axis=(2, 3))
+        self._table_MLGB, self._meet = torch.from_numpy(table_MLGB).to(device), torch.zeros(1, device=device)
+        self.tokens_MG = np.array(group.gather([len(planned.routing[m, 0]) for m in range(plan.M)]), np.int64).T
+        self.equal = bool((self.tokens_MG == self.tokens_MG[:, :1]).all())
         self.layer: int | None = None
         self.fell_back, self._drift = 0, list[torch.Tensor]()
 
@@ -179,39 +170,27 @@ class VirtualStage:
         # Inside a backward pass only activation recomputation runs the layer forward.
         m, phase = self._order.use(layer, torch._C._current_graph_task_id() != -1, self._num_done)
         self._num_done[phase][layer] += 1
-        row = self._rows.row(m, layer, top_indices.shape)
+        row = self.rows.row(m, layer, top_indices.shape)
         if row is None:
             return self._fall_back(top_indices, workspace)
         table_TK, unplanned, differ = runtime_experts(top_indices, row, self._num_base, self._num_slots)
-        self._rows.compare(m, layer, differ)
+        self.rows.compare(m, layer, differ)
         if phase == Phase.FORWARD:
             self._drift.append(unplanned)
         if self._copies_ML[m, layer]:
             # The exchange in Megatron's planner keeps an owner from writing slots that another rank still computes with.
             dist.all_reduce(self._meet, group=self._process_group)
-        return self._make(table_TK, self._table_MLGB[m, layer])
+        return self.module.VirtualExpertPlan(table_TK, self._table_MLGB[m, layer])
 
     def _fall_back(self, top_indices: torch.Tensor, workspace: Any) -> Any:
         """Megatron's planner, which wants as many tokens on every rank; else everything at home."""
         self.fell_back += 1
-        lacks = sorted({Lack(lack).name.lower() for lack in np.unique(self.lack_ML) if lack}) or ["prediction"]
-        by = "Megatron's planner answers" if self._equal else "tokens stay at home"
-        warn_once(_logger, f"{by} for layers and micro-steps that have no plan ({', '.join(lacks)}); see docs/engines.md.")
-        if self._equal:
-            return self._own(top_indices, workspace)
-        return self._make(runtime_experts(top_indices, None, self._num_base, self._num_slots)[0], self._none_GB)
-
-    def enter(self) -> None:
-        """From here on Megatron asks this stage."""
-        setattr(self._module, FUNCTION, self)
-
-    def leave(self) -> None:
-        """Megatron asks its own function again; safe to call twice."""
-        setattr(self._module, FUNCTION, self._own)
-
-    def fault(self) -> str:
-        """Where a router did otherwise than was known; empty if nowhere. The host waits for the device, once."""
-        return self._rows.fault()
+        by = "Megatron's planner answers" if self.equal else "tokens stay at home"
+        warn_once(_logger, f"{by} where there is no plan: in layers of multi-token prediction, and in rows beyond route_bytes.")
+        if self.equal:
+            return self.own(top_indices, workspace)
+        at_home = runtime_experts(top_indices, None, self._num_base, self._num_slots)[0]
+        return self.module.VirtualExpertPlan(at_home, torch.full_like(self._table_MLGB[0, 0], -1))
 
     @property
     def drift(self) -> int:
@@ -227,10 +206,7 @@ class VirtualLayer:
         self._manager: Any = getattr(moe.token_dispatcher, "_comm_manager", None)
         self._stage: VirtualStage | None = None
         if not hasattr(self._manager, "plan_dispatch"):
-            raise InputError(
-                f"layer {moe.layer_number - 1} has no plan_dispatch in its {type(self._manager).__name__}, which the virtual "
-                "experts that foremoe knows have; set moe_virtual_expert_load_balance=False."
-            )
+            raise InputError(f"layer {moe.layer_number - 1} has no plan_dispatch in its {type(self._manager).__name__}, {_OTHER}")
 
     def enter(self, stage: VirtualStage) -> None:
         """From here on calls of this layer go by the stage's plan."""
@@ -244,13 +220,13 @@ class VirtualLayer:
                 stage.layer = None
 
         self._manager.plan_dispatch = torch.compiler.disable(plan_dispatch)
-        stage.enter()
+        setattr(stage.module, FUNCTION, stage)
 
     def leave(self) -> None:
         """The layer is as it was; safe to call twice."""
         self._manager.__dict__.pop("plan_dispatch", None)
         if self._stage is not None:
-            self._stage.leave()
+            setattr(self._stage.module, FUNCTION, self._stage.own)
             self._stage = None
 
 
@@ -260,14 +236,8 @@ def module_of() -> Any:
     Raises:
         InputError: It plans by another interface.
     """
-    try:
-        module = importlib.import_module(MODULE)
-        parameters = [*inspect.signature(getattr(module, FUNCTION)).parameters]
-    except (ImportError, AttributeError):
-        parameters = []
-    if parameters != ["top_indices", "workspace"]:
-        raise InputError(
-            f"virtual experts of this Megatron are not planned by {FUNCTION}(top_indices, workspace), the interface that foremoe "
-            "knows (docs/compatibility.md); set moe_virtual_expert_load_balance=False."
-        )
+    module = importlib.import_module(MODULE)
+    planner = getattr(module, FUNCTION, None)
+    if planner is None or [*inspect.signature(planner).parameters] != ["top_indices", "workspace"]:
+        raise InputError(f"this Megatron has no {FUNCTION}(top_indices, workspace), {_OTHER}")
     return module

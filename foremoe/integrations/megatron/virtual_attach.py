@@ -6,20 +6,22 @@ import dataclasses
 import logging
 from typing import Any
 
+import numpy as np
 from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantization
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.distributed.group import first_fault
 from foremoe.distributed.planning import Planned
 from foremoe.integrations.megatron.attach import Attached
 from foremoe.integrations.megatron.finalize import configs_of
 from foremoe.integrations.megatron.layout import contiguous_homes, find_layers, require_supported, unwrap
-from foremoe.integrations.megatron.planning import Work
 from foremoe.integrations.megatron.virtual import VirtualLayer, VirtualStage, VirtualSummary, capacity_factor, module_of
 from foremoe.integrations.megatron.watch import watch
 from foremoe.integrations.once import warn_once
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.plan import Plan
+from foremoe.workload.workload import Workload
 
 _logger = logging.getLogger(__name__)
 
@@ -54,10 +56,6 @@ class VirtualAttached(Attached):
         self._weight_bytes, self._device = param.dtype.itemsize, param.device
         self._layers = [VirtualLayer(place.moe, i) for i, place in enumerate(self._places)]  # type: ignore[misc]
 
-    def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
-        """Where experts are: Megatron's virtual experts cannot compute elsewhere."""
-        return contiguous_homes(len(self._places), self.num_experts)
-
     def _begin(self, work: Any, stage: str, split_MLP: Array | None, home_LE: Array | None, replay: bool) -> None:
         self.report = self._virtual = None
         if not self._layers:
@@ -65,16 +63,14 @@ class VirtualAttached(Attached):
         if not self.settings.redundant:
             self.report = watch(self._planning, work, stage)
             return
-        told = not isinstance(work, Plan) and (not isinstance(work, Planned) or bool(work.routing))
+        told = bool(work.routing) if isinstance(work, Planned) else not isinstance(work, Plan | Workload)
         if not (replay and told and self._holds.get(stage == "update", True)):
             why = "routers did otherwise before" if replay and told else "they do not know which experts routers will choose"
             warn_once(_logger, f"Megatron's own planner runs {stage} stages: {why}.")
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         plan = planned.plan
-        fault = "" if planned.routing else "virtual experts need the experts of every token; give work as a list of arrays."
-        if (plan.home_LE != self._home_LE).any():
-            fault = "virtual experts compute at home; leave home_LE out."
+        fault = "virtual experts compute at home; leave home_LE out." if (plan.home_LE != self._home_LE).any() else ""
         self._planning.require_fit(planned, stage, False, fault)
         process_group = self._places[0].moe.token_dispatcher._comm_manager.group
         virtual = VirtualStage(planned, self.group, process_group, self._device, self.settings.route_bytes, self._module)
@@ -85,15 +81,16 @@ class VirtualAttached(Attached):
 
     def _require_room(self, plan: Plan, virtual: VirtualStage) -> None:
         """Raises an InputError, on all ranks alike, if ranks serve more than Megatron gives them room for."""
-        alignment = max(int(get_align_size_for_quantization(self._config)), 1)
-        quota_MLGS = plan.quota_MLGS[virtual.lack_ML == 0][None].reshape(-1, 1, plan.G, plan.S)
-        tokens_MG = virtual.tokens_MG.repeat((virtual.lack_ML == 0).sum(axis=1), axis=0)
-        num_topk, factor = int(self._config.moe_router_topk), self._config.moe_expert_rank_capacity_factor or 1.0
-        self._factor = capacity_factor(quota_MLGS, tokens_MG, num_topk, plan.B, alignment)
+        config, planned_ML = self._config, virtual.rows.lack_ML == 0
+        if not (planned_ML.all() or virtual.equal):  # neither Megatron's planner nor its room fits
+            raise InputError("ranks have different numbers of tokens and rows without tables; raise route_bytes.")
+        quota_NLGS, tokens_NG = plan.quota_MLGS[planned_ML][:, None], virtual.tokens_MG.repeat(planned_ML.sum(axis=1), axis=0)
+        alignment, factor = get_align_size_for_quantization(config), config.moe_expert_rank_capacity_factor or 1.0
+        self._factor = capacity_factor(quota_NLGS, tokens_NG, config.moe_router_topk, plan.B, max(alignment, 1))
         if self._factor > factor:
-            cure = f"set moe_expert_rank_capacity_factor={self._factor:g}"
-            if self._factor == float("inf"):
-                cure = "give every rank tokens in every micro-step"
+            cure = "give every rank tokens in every micro-step"
+            if np.isfinite(self._factor):
+                cure = f"set moe_expert_rank_capacity_factor={self._factor:g}"
             raise InputError(f"the plan does not fit into moe_expert_rank_capacity_factor={factor:g}; {cure}.")
 
     def _end(self) -> InputError | None:
@@ -106,9 +103,7 @@ class VirtualAttached(Attached):
                 plan=planned.plan, drift=virtual.drift, fell_back=virtual.fell_back, factor=self._factor, plan_s=planned.plan_s,
                 share_s=planned.share_s,
             )  # fmt: skip
-            faults = self.group.gather(virtual.fault())
-            fault = next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
-            if fault:
+            if fault := first_fault(self.group.gather(virtual.rows.fault())):
                 self._holds[planned.plan.header.schedule.trains] = False
                 error = InputError(
                     f"{fault}, and planned slots may hold gradients of another step: drop this step on all ranks; Megatron's "
