@@ -69,10 +69,9 @@ class VirtualAttached(Attached):
             warn_once(_logger, f"Megatron's own planner runs {stage} stages: {why}.")
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
-        plan = planned.plan
+        plan, process_group = planned.plan, self._places[0].moe.token_dispatcher._comm_manager.group
         fault = "virtual experts compute at home; leave home_LE out." if (plan.home_LE != self._home_LE).any() else ""
         self._planning.require_fit(planned, stage, False, fault)
-        process_group = self._places[0].moe.token_dispatcher._comm_manager.group
         virtual = VirtualStage(planned, self.group, process_group, self._device, self.settings.route_bytes, self._module)
         self._require_room(plan, virtual)
         self._virtual = virtual
@@ -88,9 +87,9 @@ class VirtualAttached(Attached):
         alignment, factor = get_align_size_for_quantization(config), config.moe_expert_rank_capacity_factor or 1.0
         self._factor = capacity_factor(quota_NLGS, tokens_NG, config.moe_router_topk, plan.B, max(alignment, 1))
         if self._factor > factor:
-            cure = "give every rank tokens in every micro-step"
-            if np.isfinite(self._factor):
-                cure = f"set moe_expert_rank_capacity_factor={self._factor:g}"
+            cure = (
+                f"set moe_expert_rank_capacity_factor={self._factor:g}" if np.isfinite(self._factor) else "give every rank tokens"
+            )
             raise InputError(f"the plan does not fit into moe_expert_rank_capacity_factor={factor:g}; {cure}.")
 
     def _end(self) -> InputError | None:
