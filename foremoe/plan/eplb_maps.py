@@ -47,9 +47,8 @@ def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps
         for e in range(plan.E):
             places = np.flatnonzero(row_P == e)
             row_EX[e, : len(places)] = places
-    maps = EplbMaps(phy2log, log2phy, logcnt)
     if layer is None:
-        return maps
+        return EplbMaps(phy2log, log2phy, logcnt)
     return EplbMaps(phy2log[layer], log2phy[layer, :, : logcnt[layer].max()], logcnt[layer])
 
 

@@ -39,9 +39,8 @@ def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
     """`VirtualAttached` if the model's MoE layers have virtual experts, else the usual class."""
     from foremoe.integrations.megatron.virtual_attach import VirtualAttached  # derives from the usual one
 
-    configs = [getattr(unwrap(chunk), "config", None) for chunk in chunks]
-    virtual = any(getattr(config, "moe_virtual_expert_load_balance", False) for config in configs)
-    return VirtualAttached if virtual else usual
+    wanted = [getattr(getattr(unwrap(chunk), "config", None), "moe_virtual_expert_load_balance", False) for chunk in chunks]
+    return VirtualAttached if any(wanted) else usual
 
 
 def experts_to_copy(plan: Plan) -> Array:
