@@ -153,6 +153,17 @@ def test_a_router_that_does_otherwise_is_found_and_every_pair_still_meets_its_ex
     assert all("pairs of micro-step 0, layer 0 have other experts" in fault for fault in run_threads(other, 2))
 
 
+def test_slots_that_serve_nothing_are_not_in_the_table():
+    """Megatron would add what such a slot's gradient was in an earlier step to its owner's."""
+    _, plan = planned_of(random_work(1, 2, 8, 2, np.array([[20, 30]]), 1), 8, redundant=2)
+    table_GB = virtual.experts_to_copy(plan)[0, 0]
+    g, s = np.argwhere(table_GB >= 0)[0]
+    quota_MLGS = plan.quota_MLGS.copy()
+    quota_MLGS[0, 0, g, plan.B + s] = 0
+    changed_GB = virtual.experts_to_copy(dataclasses.replace(plan, quota_MLGS=quota_MLGS))[0, 0]
+    assert changed_GB[g, s] == -1 and (changed_GB != table_GB).sum() == 1
+
+
 def test_the_least_capacity_factor():
     quota_MLGS = np.array([[[[30, 0], [10, 0]]]], np.int32)
     assert virtual.capacity_factor(quota_MLGS, np.array([[20, 20]]), 1, 1, 1) == 1.5

@@ -76,7 +76,7 @@ def domains_of(plan):
     node_G, groups = plan.header.cluster.node_of_rank_G.tolist(), {}
     for node in set(node_G):
         ranks = [g for g, at in enumerate(node_G) if at == node]
-        groups |= dict(zip(ranks, ThreadGroup.of(len(ranks), timeout_s=60.0), strict=True))
+        groups |= dict(zip(ranks, ThreadGroup.of(len(ranks), timeout_s=20.0), strict=True))
     return groups
 
 
