@@ -16,6 +16,11 @@ Get = Callable[[str, Any], Any]
 Write = Callable[[str, Any], str]
 """name of an option, value -> how a trainer's command says so"""
 
+# What Megatron's virtual experts need or take care of: the engine is Megatron's then, and replicas are not computed by foremoe.
+_VIRTUAL = {
+    "use_transformer_engine_op_fuser", "moe_expert_rank_capacity_factor", "moe_single_grouped_weight", "quant_recipe",
+    "expert_gtp_weight_remat_size", "use_kitchen", "fp8", "fp4",
+}  # fmt: skip
 # Options that change what experts compute, or when, in a way that replicas do not; and what each must be.
 _NOT_FOLLOWED = {
     "moe_paged_stash": False, "moe_single_grouped_weight": False, "quant_recipe": None,
@@ -71,6 +76,8 @@ def refusal_of(get: Get, parallel: Parallel, *, biased: bool = False) -> Refusal
         get: Looks options up.
         biased: Experts have biases.
     """
+    if get("moe_virtual_expert_load_balance", False):
+        whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)
     # Renamed in 0.18, where the old name stays as an alias that is always None.
     graphs = "cuda_graph_scope" if get("cuda_graph_modules", graphs_absent := object()) is graphs_absent else "cuda_graph_modules"
     scopes = [getattr(scope, "name", str(scope)) for scope in get(graphs, None) or []]

@@ -11,6 +11,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError, PlanError
+from foremoe.plan.eplb_maps import EplbMaps, eplb_maps
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.laws import plan_violations
 from foremoe.plan.split import split_over_sources
@@ -180,6 +181,17 @@ class Plan(ArrayValue, Checked):
         self.check()
         split_NP = split_over_sources(load_NGE, self.expert_NGS, self.quota_NGS, node_G, rank)
         return split_NP.reshape(self.M, self.L, self.G * self.S)
+
+    def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
+        """phy2log, log2phy and logcnt: the placement as EPLB and serving engines have it (docs/engines.md).
+
+        Quotas have no place there: engines split an expert's tokens evenly over its copies. Empty slots get second copies.
+
+        Args:
+            layer: One layer; default: all, as a first axis.
+            micro_step: Default: every one, if all have the same placement.
+        """
+        return eplb_maps(self, layer, micro_step)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
         """The plan of some layers (those of a pipeline rank), with its transfers derived for them alone, on default links.

@@ -1,6 +1,7 @@
 """Stages: what the runtime asks between begin and end, with a plan (slots, weights and order are the plan's) and without one."""
 
 import abc
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,34 @@ class HomeStage(Stage):
         return None
 
 
+class PlannedOrder:
+    """In which order a plan's schedule runs micro-steps through each layer."""
+
+    def __init__(self, plan: Plan) -> None:
+        uses = plan.header.schedule.uses(plan.L)
+        micro_step_U = plan.order_M[uses.micro_step_U]
+        self._order = {
+            phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
+            for phase in Phase
+        }
+
+    def use(self, layer: int, in_backward: bool, num_done: Mapping[Phase, Sequence[int]]) -> tuple[int, Phase]:
+        """See `Stage.use`.
+
+        Args:
+            num_done: How often each layer has run, by phase.
+        """
+        phase = Phase.FORWARD
+        if in_backward:
+            # Layers that are re-forwarded together have a use of its own for it.
+            phase = Phase.REFORWARD if self._order[Phase.REFORWARD][layer] else Phase.BACKWARD
+        order, done = self._order[phase][layer], num_done[phase][layer]
+        if done >= len(order):
+            surplus = f"{phase.name.lower()} once more than the {len(order)} times of the plan's schedule"
+            raise InputError(f"layer {layer} runs {surplus}; end the stage first, or plan all micro-steps.")
+        return order[done], phase
+
+
 class PlannedStage(Stage):
     """With a plan, which the engine has begun; `split_MLP` is what the plan gives to this source, `replay` the rows it knows."""
 
@@ -133,12 +162,7 @@ class PlannedStage(Stage):
         rank_LE, slot_LE = np.divmod(plan.home_LE, plan.B)
         super().__init__(rank_LE * plan.S + slot_LE, device)
         self.num_slots, self._engine, self._plan, self._replay = plan.S, engine, plan, replay
-        uses = plan.header.schedule.uses(plan.L)
-        micro_step_U = plan.order_M[uses.micro_step_U]
-        self._order = {
-            phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
-            for phase in Phase
-        }
+        self._order = PlannedOrder(plan)
         split = torch.from_numpy(np.array(split_MLP, np.int64)).to(device)
         expert = torch.from_numpy(plan.expert_MLGS.reshape(split_MLP.shape).astype(np.int64)).to(device)
         self._planned_ML = self._intervals(split, expert)
@@ -148,15 +172,7 @@ class PlannedStage(Stage):
         return Intervals.of(split_MLP, expert_MLP, self._plan.E)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
-        phase = Phase.FORWARD
-        if in_backward:
-            # Layers that are re-forwarded together have a use of its own for it.
-            phase = Phase.REFORWARD if self._order[Phase.REFORWARD][layer] else Phase.BACKWARD
-        order, done = self._order[phase][layer], self._num_done[phase][layer]
-        if done >= len(order):
-            surplus = f"{phase.name.lower()} once more than the {len(order)} times of the plan's schedule"
-            raise InputError(f"layer {layer} runs {surplus}; end the stage first, or plan all micro-steps.")
-        return order[done], phase
+        return self._order.use(layer, in_backward, self._num_done)
 
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer), self._home_slot_LE[layer])

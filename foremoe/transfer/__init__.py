@@ -8,8 +8,11 @@ except ModuleNotFoundError:
     raise InputError("running a plan needs torch; pip install 'foremoe[torch]'.") from None
 
 from foremoe.transfer.base import Buffers, Copy, Entry, TransferBackend
+from foremoe.transfer.deepep import DeepEpEngine, StackedBuffers
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
 
-__all__ = ["Buffers", "Copy", "Engine", "EngineSettings", "Entry", "Timeline", "TransferBackend"]
+__all__ = [
+    "Buffers", "Copy", "DeepEpEngine", "Engine", "EngineSettings", "Entry", "StackedBuffers", "Timeline", "TransferBackend",
+]  # fmt: skip

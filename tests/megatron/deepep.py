@@ -164,32 +164,41 @@ class HybridEPBuffer:
             first = rank * num_of_experts_per_rank
             local = self._gather(routing_map)[:, first : first + num_of_experts_per_rank]
             expert_Y, token_Y = local.t().nonzero().unbind(1)
-            handle = token_Y, expert_Y + first, local.sum(0), routing_map.shape
-        token_Y, expert_Y, counts, shape = handle
+            handle = token_Y, expert_Y + first, local.sum(0), routing_map.shape, self._lengths(routing_map)
+        token_Y, expert_Y, counts, shape, _ = handle
         assert len(hidden) == shape[0] and num_permuted_tokens in (None, len(token_Y))
         out = None if probs is None else self._gather(probs)[token_Y, expert_Y]
         return self._gather(hidden)[token_Y], out, None, counts, handle
 
     def combine_with_unpermute(self, *, hidden, probs=None, handle=None, pad_multiple=None):
         """Sums over the experts of a token, in float32: (hidden [T, H], probs [T, E] or None)."""
-        token_Y, expert_Y, _, (T, E) = handle
-        G, rank = self.group.size(), self.group.rank()
-        mine = slice(rank * T, (rank + 1) * T)
+        token_Y, expert_Y, _, (T, E), lengths = handle
+        first, num_tokens = sum(lengths[: self.group.rank()]), sum(lengths)
+        mine = slice(first, first + T)
 
         def reduced(out):
             dist.all_reduce(out, group=self.group)
             return out[mine]
 
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        out = torch.zeros(G * T, hidden.shape[1], dtype=wide).index_add_(0, token_Y, hidden.to(wide))
+        out = torch.zeros(num_tokens, hidden.shape[1], dtype=wide).index_add_(0, token_Y, hidden.to(wide))
         weights = None
         if probs is not None:
-            weights = reduced(torch.zeros(G * T, E).index_put_((token_Y, expert_Y), probs))
+            weights = reduced(torch.zeros(num_tokens, E).index_put_((token_Y, expert_Y), probs))
         return reduced(out).to(hidden.dtype), weights
 
+    def _lengths(self, rows):
+        """Rows of every rank."""
+        lengths = torch.empty(self.group.size(), dtype=torch.int64)
+        dist.all_gather_into_tensor(lengths, torch.tensor([len(rows)]), group=self.group)
+        return lengths.tolist()
+
     def _gather(self, rows):
-        """Rows of all ranks, which must have equally many."""
-        out = rows.new_empty(self.group.size() * len(rows), *rows.shape[1:])
+        """Rows of all ranks."""
+        lengths = self._lengths(rows)
+        padded = rows.new_zeros(max(lengths), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        out = rows.new_empty(len(lengths) * len(padded), *rows.shape[1:])
         as_bytes = (lambda x: x.view(torch.uint8)) if rows.dtype == torch.bool else (lambda x: x)
-        dist.all_gather_into_tensor(as_bytes(out), as_bytes(rows.contiguous()), group=self.group)
-        return out
+        dist.all_gather_into_tensor(as_bytes(out), as_bytes(padded), group=self.group)
+        return torch.cat([part[:length] for part, length in zip(out.split(len(padded)), lengths, strict=True)])

@@ -34,9 +34,9 @@ activation_func activation_func_clamp_value activation_func_fp8_input_store bf16
 expert_model_parallel_size ffn_hidden_size gated_linear_unit glu_linear_offset gradient_accumulation_fusion hidden_size
 moe_apply_probs_on_input moe_enable_routing_replay moe_ffn_hidden_size moe_flex_dispatcher_backend moe_grouped_gemm
 moe_latent_size moe_layer_freq moe_mlp_glu_interleave_size moe_router_pre_softmax moe_router_topk
-moe_shared_expert_intermediate_size moe_token_dispatcher_type num_moe_experts params_dtype recompute_granularity
-recompute_modules sequence_parallel tensor_model_parallel_size use_cpu_initialization use_fused_weighted_squared_relu
-use_te_activation_func
+moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_virtual_expert_load_balance num_moe_experts params_dtype
+recompute_granularity recompute_modules sequence_parallel tensor_model_parallel_size use_cpu_initialization
+use_fused_weighted_squared_relu use_te_activation_func
 """
 # Refused when attaching, by test_megatron_refusals.py; some of their values only.
 REFUSED = """
@@ -88,7 +88,7 @@ OTHER = {
 }
 TABLES = {"equal": EQUAL, "refused": REFUSED, **OTHER}
 TRIED = {
-    "equal": ("test_megatron_experts.py", "test_megatron_offload.py", "program.py"),
+    "equal": ("test_megatron_experts.py", "test_megatron_offload.py", "test_megatron_virtual.py", "program.py"),
     "refused": ("test_megatron_refusals.py",),
 }
 

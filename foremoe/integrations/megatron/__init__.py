@@ -11,6 +11,7 @@ except ModuleNotFoundError:
 from foremoe.integrations.megatron.attach import Attached, attach
 from foremoe.integrations.megatron.forward_backward import forward_backward
 from foremoe.integrations.megatron.summary import MegatronSummary
+from foremoe.integrations.megatron.virtual import VirtualSummary
 from foremoe.integrations.settings import AttachSettings
 
-__all__ = ["AttachSettings", "Attached", "MegatronSummary", "attach", "forward_backward"]
+__all__ = ["AttachSettings", "Attached", "MegatronSummary", "VirtualSummary", "attach", "forward_backward"]

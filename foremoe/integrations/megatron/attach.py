@@ -33,6 +33,7 @@ from foremoe.integrations.megatron.options import warn_of_unjudged
 from foremoe.integrations.megatron.planning import Planning, Work, layers_of_all
 from foremoe.integrations.megatron.stage import MegatronStage
 from foremoe.integrations.megatron.summary import MegatronSummary, summary_of
+from foremoe.integrations.megatron.virtual import VirtualSummary, attached_class
 from foremoe.integrations.megatron.watch import Watched, watch
 from foremoe.integrations.settings import AttachSettings
 from foremoe.integrations.supported import Write
@@ -73,7 +74,7 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
         write: How the trainer's command sets an option of Megatron; refusals say so.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
-    return Attached(chunks, settings, write)
+    return attached_class(chunks, Attached)(chunks, settings, write)
 
 
 class Attached:
@@ -84,7 +85,7 @@ class Attached:
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
-        report: `MegatronSummary` of the last stage, ``Watched`` with ``redundant=0``, or None.
+        report: `MegatronSummary` or `VirtualSummary` of the last stage, ``Watched`` with ``redundant=0``, or None.
     """
 
     def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
@@ -92,7 +93,7 @@ class Attached:
         with contextlib.suppress(InputError):  # the group comes first: what one rank alone refuses, the others hear through it
             self.settings = settings()
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=self.settings.group_timeout_s)
-        self.report: MegatronSummary | Watched | None = None
+        self.report: MegatronSummary | VirtualSummary | Watched | None = None
         self._engine: Engine | None = None
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
@@ -119,7 +120,7 @@ class Attached:
         self._planning = Planning(
             settings=dataclasses.replace(self.settings, cluster=cluster), group=self.group, config=self._config,
             places=self._places, numbers=numbers, predicting=predicting, home_LE=self._home_LE,
-            weight_bytes=self._buffers.dtype.itemsize, device=self._buffers.device,
+            weight_bytes=self._weight_bytes, device=self._device,
         )  # fmt: skip
         for place in self._places:
             place.moe.__dict__["_foremoe"] = True
@@ -137,8 +138,8 @@ class Attached:
         if self._places and self.group.size > 1:
             self._home_LE = contiguous_homes(len(self._places), self.num_experts)
             self._buffers, self._layers = slots_around(chunks, self._places, self._home_LE, self.settings, self.group)
-            topk, device = self._config.moe_router_topk, self._buffers.device
-            self._trust = Trust(self.group, self._places, topk, device, self.settings)
+            self._weight_bytes, self._device = self._buffers.dtype.itemsize, self._buffers.device
+            self._trust = Trust(self.group, self._places, self._config.moe_router_topk, self._device, self.settings)
 
     @property
     def active(self) -> bool:
@@ -256,10 +257,9 @@ class Attached:
             raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:
             layer.moe.__dict__.pop("_foremoe", None)
-        self._layers, self._detached = [], True
         if self._engine is not None:
             self._engine.close()
-        self._engine = None
+        self._layers, self._engine, self._detached = [], None, True
         self.__dict__.pop("_buffers", None)
         self.job.close()
 

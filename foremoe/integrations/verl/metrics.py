@@ -9,11 +9,12 @@ from verl.utils.metric import Metric
 
 from foremoe.integrations.megatron.known import COUNTED
 from foremoe.integrations.megatron.summary import MegatronSummary
+from foremoe.integrations.megatron.virtual import VirtualSummary
 from foremoe.integrations.megatron.watch import Watched
 
 # All ranks wait for the slowest, and stages follow each other.
 _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
-_LARGEST = ("slot_bytes", "route_bytes", "retired")
+_LARGEST = ("slot_bytes", "route_bytes", "retired", "capacity_factor")
 _MEANS = ("skew_before", "skew_after", "skew_served", "skew_at_1", "skew_at_2", "hottest", "unknown")
 # Of a plan, which the ranks of an EP group share.
 _OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows", *(f"counted/{why}" for why in COUNTED))
@@ -34,7 +35,7 @@ class Figures:
     values: dict[str, float]
 
     @staticmethod
-    def of(first: bool, report: MegatronSummary | Watched | None, **more: float) -> Figures:
+    def of(first: bool, report: MegatronSummary | VirtualSummary | Watched | None, **more: float) -> Figures:
         """From the report of the stage, None if there was no plan; `more`: seconds and flags of the session."""
         if report is None:
             return Figures(first=first, num_rows=0, values=more)

@@ -1,0 +1,242 @@
+"""Megatron's virtual experts by a plan: HybridEP and Megatron's kernels execute, foremoe says what is where."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+from foremoe.distributed.group import Group
+from foremoe.distributed.planning import Planned
+from foremoe.integrations.megatron.layout import unwrap
+from foremoe.integrations.once import warn_once
+from foremoe.plan.plan import Plan
+from foremoe.problem.schedule import Phase
+from foremoe.runtime.slotted import Slotted, SlottedRows
+from foremoe.runtime.stage import PlannedOrder
+from foremoe.workload.skew import mean_skew
+
+_logger = logging.getLogger(__name__)
+
+# Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, E experts, B base slots and S slots of a rank,
+# T tokens of a source, K top-k.
+
+MODULE = "megatron.core.transformer.moe.virtual_expert_load_balancer"
+FUNCTION = "plan_virtual_expert_routes"
+_OTHER = "as foremoe knows virtual experts (docs/compatibility.md); set moe_virtual_expert_load_balance=False."
+
+
+def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
+    """`VirtualAttached` if the model's MoE layers have virtual experts, else the usual class."""
+    from foremoe.integrations.megatron.virtual_attach import VirtualAttached  # derives from the usual one
+
+    wanted = [getattr(getattr(unwrap(chunk), "config", None), "moe_virtual_expert_load_balance", False) for chunk in chunks]
+    return VirtualAttached if any(wanted) else usual
+
+
+def experts_to_copy(plan: Plan) -> Array:
+    """int32 [M, L, G, B]: the expert in every virtual slot, -1 empty; slots that serve nothing are empty.
+
+    Megatron adds the gradient of every slot in this table to its owner, and overwrites those of slots that got tokens.
+    """
+    copies_MLGR = np.where(plan.quota_MLGS[..., plan.B :] > 0, plan.expert_MLGS[..., plan.B :], -1)
+    table_MLGB = np.full((plan.M, plan.L, plan.G, plan.B), -1, np.int32)
+    table_MLGB[..., : copies_MLGR.shape[-1]] = copies_MLGR
+    return table_MLGB
+
+
+def runtime_experts(
+    topk_TK: torch.Tensor, row: Slotted | None, num_base: int, num_slots: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int16 [T, K], rank * 2B + b or + B + s: who serves each pair; unknown pairs go home. Nothing waits for the device.
+
+    Args:
+        topk_TK: Experts that the router chose, in any order.
+        row: What is known of them; None: all go home.
+
+    Returns:
+        The table; pairs that went home unplanned; planned pairs that the router did not choose.
+    """
+    home_TK = topk_TK // num_base * (2 * num_base) + topk_TK % num_base
+    if row is None:
+        none = topk_TK.new_zeros(())
+        return home_TK.to(torch.int16), none, none
+    same_TKK = (topk_TK.unsqueeze(2) == row.expert_TK.unsqueeze(1)) & (row.slot_TK >= 0).unsqueeze(1)
+    slot_TK = torch.where(same_TKK, row.slot_TK.unsqueeze(1), -1).amax(2)
+    rank_TK = torch.div(slot_TK, num_slots, rounding_mode="floor")
+    planned_TK = rank_TK * (2 * num_base) + slot_TK - rank_TK * num_slots
+    table_TK = torch.where(slot_TK >= 0, planned_TK, home_TK).to(torch.int16)
+    return table_TK, (slot_TK < 0).sum(), row.num_known - same_TKK.any(1).sum()
+
+
+def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base: int, alignment: int) -> float:
+    """The least ``moe_expert_rank_capacity_factor`` with which every rank has room for what it serves; inf: none has.
+
+    A rank has ``tokens * topk * factor`` places, and at least one per pair of its own plus a block less one for each of its 2B
+    experts; the pairs of an expert fill whole blocks.
+
+    Args:
+        alignment: Pairs of a block.
+    """
+    own_MG = tokens_MG * num_topk
+    unknown_ML = own_MG.sum(axis=1)[:, None] - quota_MLGS.sum(axis=(2, 3), dtype=np.int64)
+    unknown_ML += np.minimum(unknown_ML, num_base) * (alignment - 1)  # if all of them go to one rank
+    need_MLG = (-(-quota_MLGS.astype(np.int64) // alignment) * alignment).sum(axis=3) + unknown_ML[:, :, None]
+    free_MG = own_MG + 2 * num_base * (alignment - 1)
+    free_MG += -free_MG % alignment
+    over_MLG = need_MLG > free_MG[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_MLG = need_MLG / own_MG[:, None]
+    return float(np.ceil(ratio_MLG[over_MLG].max(initial=1.0) * 1000) / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VirtualSummary:
+    """What one stage did on one rank.
+
+    Attributes:
+        plan: What was run.
+        drift: Pairs of this rank that the plan did not know; served at home.
+        fell_back: Calls that Megatron's planner or the home placement answered, those of multi-token prediction among them.
+        factor: The least ``moe_expert_rank_capacity_factor`` that the plan needs.
+        plan_s: Seconds of planning on this rank.
+        share_s: Seconds of exchanging counts and plans.
+    """
+
+    plan: Plan
+    drift: int
+    fell_back: int
+    factor: float
+    plan_s: float
+    share_s: float
+
+    def metrics(self) -> dict[str, float]:
+        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after."""
+        plan = self.plan
+        home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
+        return {
+            "skew_before": mean_skew(home_MLG), "skew_after": plan.skew_mean, "replicas": float(plan.num_replicas),
+            "drift": float(self.drift), "fell_back": float(self.fell_back), "capacity_factor": self.factor,
+            "plan_s": self.plan_s, "share_s": self.share_s,
+        }  # fmt: skip
+
+
+class VirtualStage:
+    """Answers Megatron's calls of ``plan_virtual_expert_routes`` during one stage; making one is collective.
+
+    Args:
+        planned: With the experts of every token.
+        group: EP group; `process_group`: as Megatron has it.
+        most_bytes: Of host memory for routes; rows beyond it fall back.
+        module: Megatron's; see `module_of`.
+
+    Attributes:
+        layer: Whose call is being answered; None: a layer that was not planned.
+        rows: Slots of pairs, and what rows lack; compared with what routers did.
+        tokens_MG: Tokens of every rank; `equal`: they are as many on all ranks in every micro-step.
+    """
+
+    def __init__(
+        self, planned: Planned, group: Group, process_group: Any, device: torch.device, most_bytes: int, module: Any
+    ) -> None:
+        plan, self.module, self.own = planned.plan, module, getattr(module, FUNCTION)
+        self._num_base, self._num_slots, self._num_done = plan.B, plan.S, {phase: [0] * plan.L for phase in Phase}
+        self._order, self._process_group = PlannedOrder(plan), process_group
+        tables = plan.expert_MLGS, planned.split_MLP
+        self.rows = SlottedRows(planned.routing, *tables, num_experts=plan.E, most_bytes=most_bytes, group=group, device=device)
+        table_MLGB = experts_to_copy(plan)
+        self._copies_ML: Array = np.any(table_MLGB >= 0, axis=(2, 3))
+        self._table_MLGB, self._meet = torch.from_numpy(table_MLGB).to(device), torch.zeros(1, device=device)
+        self.tokens_MG = np.array(group.gather([len(planned.routing[m, 0]) for m in range(plan.M)]), np.int64).T
+        self.equal = bool((self.tokens_MG == self.tokens_MG[:, :1]).all())
+        self.layer: int | None = None
+        self.fell_back, self._drift = 0, list[torch.Tensor]()
+
+    def __call__(self, top_indices: torch.Tensor, workspace: Any) -> Any:
+        """The plan of one layer's pass, as Megatron's own function returns it."""
+        if self.layer is None:
+            return self._fall_back(top_indices, workspace)
+        layer = self.layer
+        # Inside a backward pass only activation recomputation runs the layer forward.
+        m, phase = self._order.use(layer, torch._C._current_graph_task_id() != -1, self._num_done)
+        self._num_done[phase][layer] += 1
+        row = self.rows.row(m, layer, top_indices.shape)
+        if row is None:
+            return self._fall_back(top_indices, workspace)
+        table_TK, unplanned, differ = runtime_experts(top_indices, row, self._num_base, self._num_slots)
+        self.rows.compare(m, layer, differ)
+        if phase == Phase.FORWARD:
+            self._drift.append(unplanned)
+        if self._copies_ML[m, layer]:
+            # The exchange in Megatron's planner keeps an owner from writing slots that another rank still computes with.
+            dist.all_reduce(self._meet, group=self._process_group)
+        return self.module.VirtualExpertPlan(table_TK, self._table_MLGB[m, layer])
+
+    def _fall_back(self, top_indices: torch.Tensor, workspace: Any) -> Any:
+        """Megatron's planner, which wants as many tokens on every rank; else everything at home."""
+        self.fell_back += 1
+        by = "Megatron's planner answers" if self.equal else "tokens stay at home"
+        warn_once(_logger, f"{by} where there is no plan: in layers of multi-token prediction, and in rows beyond route_bytes.")
+        if self.equal:
+            return self.own(top_indices, workspace)
+        at_home = runtime_experts(top_indices, None, self._num_base, self._num_slots)[0]
+        return self.module.VirtualExpertPlan(at_home, torch.full_like(self._table_MLGB[0, 0], -1))
+
+    @property
+    def drift(self) -> int:
+        """Pairs that the plan did not know."""
+        return int(torch.stack(self._drift).sum()) if self._drift else 0
+
+
+class VirtualLayer:
+    """One MoE layer with virtual experts, which says who calls between `enter` and `leave`; nothing else of it changes."""
+
+    def __init__(self, moe: Any, index: int) -> None:
+        self.moe, self.index = moe, index
+        self._manager: Any = getattr(moe.token_dispatcher, "_comm_manager", None)
+        self._stage: VirtualStage | None = None
+        if not hasattr(self._manager, "plan_dispatch"):
+            raise InputError(f"layer {moe.layer_number - 1} has no plan_dispatch in its {type(self._manager).__name__}, {_OTHER}")
+
+    def enter(self, stage: VirtualStage) -> None:
+        """From here on calls of this layer go by the stage's plan."""
+        own, self._stage = self._manager.plan_dispatch, stage
+
+        def plan_dispatch(*args: Any, **kwargs: Any) -> Any:
+            stage.layer = self.index
+            try:
+                return own(*args, **kwargs)
+            finally:
+                stage.layer = None
+
+        self._manager.plan_dispatch = torch.compiler.disable(plan_dispatch)
+        setattr(stage.module, FUNCTION, stage)
+
+    def leave(self) -> None:
+        """The layer is as it was; safe to call twice."""
+        self._manager.__dict__.pop("plan_dispatch", None)
+        if self._stage is not None:
+            setattr(self._stage.module, FUNCTION, self._stage.own)
+            self._stage = None
+
+
+def module_of() -> Any:
+    """Megatron's module of virtual experts.
+
+    Raises:
+        InputError: It plans by another interface.
+    """
+    module = importlib.import_module(MODULE)
+    planner = getattr(module, FUNCTION, None)
+    if planner is None or [*inspect.signature(planner).parameters] != ["top_indices", "workspace"]:
+        raise InputError(f"this Megatron has no {FUNCTION}(top_indices, workspace), {_OTHER}")
+    return module

@@ -1,0 +1,69 @@
+"""A plan's placement in the arrays of EPLB, which serving engines load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from foremoe.base.arrays import Array
+from foremoe.base.errors import InputError
+
+if TYPE_CHECKING:
+    from foremoe.plan.plan import Plan
+
+# Letters: M micro-steps, L layers, G ranks, S slots of a rank, P = G*S physical experts, E logical experts, X most copies of one.
+
+
+class EplbMaps(NamedTuple):
+    """Placement in the arrays of EPLB's ``rebalance_experts``, in its order; without the first axis for a single layer.
+
+    Attributes:
+        phy2log: int64 [L, P], logical expert of every physical one; physical expert ``g*S + s`` is on rank g.
+        log2phy: int64 [L, E, X], physical experts of every logical one in ascending order, -1 behind the last.
+        logcnt: int64 [L, E], how many these are; at least 1.
+    """
+
+    phy2log: Array
+    log2phy: Array
+    logcnt: Array
+
+
+def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps:
+    """See `Plan.to_eplb`."""
+    for name, value, length in (("layer", layer, plan.L), ("micro_step", micro_step, plan.M)):
+        if value is not None and value not in range(length):
+            raise InputError(f"{name}={value} does not exist; the plan has {length}.")
+    served_MLGS = plan.expert_MLGS.astype(np.int64)
+    if plan.header.keeps_homes:  # a resident slot may keep an expert that it does not serve
+        served_MLGS[..., plan.B :][plan.quota_MLGS[..., plan.B :] == 0] = -1
+    if micro_step is None and (served_MLGS != served_MLGS[:1]).any():
+        raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one by micro_step=.")
+    expert_LGS = served_MLGS[micro_step or 0]
+    phy2log = np.stack([_filled(expert_GS, plan.E).reshape(-1) for expert_GS in expert_LGS])
+    logcnt = np.stack([np.bincount(row_P, minlength=plan.E) for row_P in phy2log])
+    log2phy = np.full((plan.L, plan.E, logcnt.max()), -1, np.int64)
+    for row_P, row_EX in zip(phy2log, log2phy, strict=True):
+        for e in range(plan.E):
+            places = np.flatnonzero(row_P == e)
+            row_EX[e, : len(places)] = places
+    if layer is None:
+        return EplbMaps(phy2log, log2phy, logcnt)
+    return EplbMaps(phy2log[layer], log2phy[layer, :, : logcnt[layer].max()], logcnt[layer])
+
+
+def _filled(expert_GS: Array, num_experts: int) -> Array:
+    """The placement with an expert in every slot.
+
+    An empty slot gets one more copy of the rank's own expert that has the fewest on other ranks: an even split then leaves the
+    loads of ranks alone wherever a rank has an expert that is nowhere else.
+    """
+    filled_GS = expert_GS.copy()
+    count_E = np.bincount(expert_GS[expert_GS >= 0], minlength=num_experts)
+    for expert_S in filled_GS:
+        for s in np.flatnonzero(expert_S < 0):
+            here_E = np.bincount(expert_S[expert_S >= 0], minlength=num_experts)
+            among = np.flatnonzero(here_E) if here_E.any() else np.arange(num_experts)
+            expert_S[s] = min(among, key=lambda e: (count_E[e] - here_E[e], here_E[e]))
+            count_E[expert_S[s]] += 1
+    return filled_GS
