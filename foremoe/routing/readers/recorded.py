@@ -144,7 +144,7 @@ def _of_value(value: Any, experts: int | None, size: int, source: Path) -> Recor
     if isinstance(value, Mapping) and isinstance(value.get("samples"), list):
         value = value["samples"]
     is_rows = isinstance(value, list) and value and all(isinstance(x, Mapping) or _is_turns(x) for x in value)
-    if is_rows or _is_answer(value):
+    if is_rows or _is_answer(value) or (isinstance(value, Mapping) and _is_row(value)):
         return _of_rows(value if is_rows else [value], size)
     named = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {COUNTS: value}
     arrays = {name: x for name, x in named.items() if isinstance(x, list) or hasattr(x, "dtype")}
@@ -153,6 +153,10 @@ def _of_value(value: Any, experts: int | None, size: int, source: Path) -> Recor
 
 def _is_turns(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_answer, value))
+
+
+def _is_row(value: Mapping[str, Any]) -> bool:
+    return "layer" in table_columns(value) or ("seq_len" not in value and any(name in value for name in _PER_SEQUENCE))
 
 
 def _is_answer(value: Any) -> bool:
