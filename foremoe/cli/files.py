@@ -36,8 +36,10 @@ def model_of(text: str) -> Model:
         if os.path.exists(text) or name.endswith((".toml", ".json")):
             is_config = name.endswith(".json") or os.path.isdir(text)
             return Model.from_hf(text) if is_config else Model.from_toml(text)
-    require_known(name, Model.preset_names(), "model preset")
-    return Model.preset(name)
+    found = Model.preset_of(name)
+    if found is None:
+        require_known(name, Model.preset_names(), "model preset")
+    return Model.preset(found or name)
 
 
 def cluster_of(

@@ -213,9 +213,7 @@ def as_tensor(folder, load_SLE):
 
 def as_statistics(folder, load_SLE, rank=0):
     """As TensorRT-LLM: int64 [experts] of each iteration and layer."""
-    arrays = {
-        f"{100 + s}_{at + FIRST}": load for (s, at), load in zip(np.ndindex(load_SLE.shape[:2]), load_SLE.reshape(-1, EXPERTS))
-    }
+    arrays = {f"{100 + s}_{at + FIRST}": load_SLE[s, at] for s, at in np.ndindex(load_SLE.shape[:2])}
     save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, folder / f"rank{rank}.safetensors")
     (folder / "meta_info.json").write_text(json.dumps({"num_experts": EXPERTS, "num_experts_per_token": TOPK}))
     return [folder / f"rank{rank}.safetensors"]
@@ -231,7 +229,7 @@ def test_counts_of_steps(write, tmp_path):
         work = open_recordings(paths, num_ranks=4, tokens_per_rank=20)
         assert work.moe_layer_L.tolist() == [1, 2, 3] and work.num_topk == TOPK
     else:
-        with pytest.raises(InputError, match="top-k; give --model NAME or config.json"):
+        with pytest.raises(InputError, match=r"top-k; give --model NAME or config\.json"):
             open_recordings(paths)
 
 

@@ -270,10 +270,9 @@ def _unwrapped(row: Any) -> Any:
 def _of_answers(answers: list[Any]) -> Recorded:
     flat = [x for answer in answers for x in (answer if isinstance(answer, list) else [answer])]
     is_sglang = any("meta_info" in x or x.get("sglext") or _has_meta(x) for x in flat if isinstance(x, Mapping))
-    names = {str(get(x, "model") or "").rsplit("/", 1)[-1].lower() for x in flat}
-    name = names.pop() if len(names) == 1 else ""
+    names = {str(get(x, "model") or "") for x in flat}
     payloads = (sglang if is_sglang else vllm).payloads(answers)
-    return Recorded(payloads, model=name if name in Model.preset_names() else None)
+    return Recorded(payloads, model=Model.preset_of(names.pop()) if len(names) == 1 else None)
 
 
 def _has_meta(answer: Mapping[str, Any]) -> bool:
