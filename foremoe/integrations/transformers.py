@@ -160,14 +160,14 @@ class _Batch:
         self.num_prompt = self.num_prompt or int(ids_BSLK.shape[1])
         self.ids.append(ids_BSLK)
         self.tokens += [] if tokens_BS is None else [tokens_BS]
-        self.mask_BS = mask_BS
+        self.mask_BS = self.mask_BS if mask_BS is None else mask_BS
 
     def sequences(self, ends: list[int]) -> list[Array]:
         """int32 [T, L, K] of each sequence, without padding before and after it."""
         ids_BSLK = np.concatenate(self.ids, axis=1)
         kept_BS = np.ones(ids_BSLK.shape[:2], bool)
         if self.mask_BS is not None:
-            kept_BS &= self.mask_BS[:, : len(kept_BS[0])] > 0
+            kept_BS[:, : self.mask_BS.shape[1]] &= self.mask_BS[:, : len(kept_BS[0])] > 0
         if self.tokens:
             ended_BS = np.isin(np.concatenate(self.tokens, axis=1), ends)
             ended_BS[:, : self.num_prompt] = False  # a prompt may hold turns that ended
