@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-verl smoke-verl resolve fuzz nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -87,8 +87,12 @@ fuzz: .venv/.test
 	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
 	PYTHONPATH=.:tests:tests/transfer $(BIN)/python -m mutated_runs --cases $${CASES:-2000}
 
+# Answers that the protocol classes of vLLM and SGLang write, from wheels of 400 MB, read by foremoe.
+engine-answers: .venv-transformers/.done
+	@if [ -e .venv-transformers/.done ]; then PYTHONPATH=. .venv-transformers/bin/python tests/routing/engine_answers.py; fi
+
 # Every night: 40 times the examples of `make test` for all property tests and all layouts for all laws, hours on few cores.
-nightly: fuzz
+nightly: fuzz engine-answers
 	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
 
 bench: .venv/.test
