@@ -29,7 +29,7 @@ Examples:
 @option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="Counts: source ranks that they are spread over.")
 @option(
     "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
-    help="Counts: recorded steps are joined until they have so many tokens for each rank.",
+    help="Counts: recorded steps are joined until they have N tokens for each rank.",
 )  # fmt: skip
 @option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="Counts: the stage that they stand for.")
 def import_(

@@ -1,10 +1,11 @@
-"""Routing of Hugging Face models, for people without a rollout engine: recorded while a model generates or scores.
+"""Routing of Hugging Face models, for people without a rollout engine: recorded while a model generates or scores::
 
     with foremoe.integrations.transformers.record(model) as recorded:
         model.generate(**inputs, max_new_tokens=512)
     recorded.trace().save("rollout.npz")
 
-Hooks on the routers take what they return; transformers itself, 5.0 or later, is not imported.
+Hooks on the routers take what they return; transformers itself is not imported. Version 5.24 is tested; 5.0 has no such router
+for DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Recording:
         experts = {int(router.num_experts) for router in found.values()}
         if len(experts) != 1:
             kind = f"{type(model).__name__} has {len(found)} routers" + (f" of {sorted(experts)} experts" if experts else "")
-            raise InputError(f"{kind}, where one in each MoE layer is needed; give a MoE model of transformers 5.0 or later.")
+            raise InputError(f"{kind}, where one in each MoE layer is needed; give a MoE model of a newer transformers.")
         self._layers, self._num_experts = sorted(found), experts.pop()
         self._routers = [found[number] for number in self._layers]
         self._decoder = model.get_submodule(within)
@@ -119,7 +120,7 @@ class Recording:
             return  # recomputed for a backward pass
         chosen = [x for x in output if hasattr(x, "dtype") and not x.is_floating_point()] if isinstance(output, tuple) else []
         if len(chosen) != 1 or chosen[0].ndim != 2:
-            raise InputError(f"{type(router).__name__} does not return the chosen experts; use transformers 5.0 or later.")
+            raise InputError(f"{type(router).__name__} does not return the chosen experts; use a newer transformers.")
         self._pass[id(router)] = chosen[0].detach()
 
     def _end(self, *_: Any) -> None:
