@@ -86,6 +86,8 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
 _CURES = (
     ("pass num_experts=", "give --model NAME or FILE.toml"),
     ("give model, or num_experts: the largest expert in a payload would be a guess", "give --model NAME or config.json"),
+    ("give model, the one that was recorded", "give --model NAME or config.json, the one that was recorded"),
+    ("give num_ranks=", "give --ranks "),
     ("ask for token ids, or give lengths, or start (0 if none was requested)", 'request "return_token_ids": true'),
     (", or pass max_bytes= to trust it", ""),
     ("mark such tokens unknown in known_T", "`foremoe import` marks such tokens unknown"),

@@ -96,7 +96,7 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
     topk = {k for k in (*(part.num_topk for part in parts), None if model is None else model.num_topk) if k is not None}
     if len(topk) != 1:
         lack = f"say both top-{' and top-'.join(map(str, sorted(topk)))}" if topk else "do not tell top-k"
-        raise InputError(f"they {lack}; give --model NAME or config.json of the model that was recorded.")
+        raise InputError(f"counts {lack}; give model, the one that was recorded.")
     numbers = [np.arange(_load(p).shape[1]) if p.layer_L is None else p.layer_L for p in parts]
     if any(not np.array_equal(n, numbers[0]) for n in numbers):
         raise InputError("the files count different layers; give files of one recording.")
@@ -106,7 +106,7 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
         raise InputError(f"they count {wide} experts but {model.name if model else 'the first file'} has {E}; correct the model.")
     by_rank = len(parts) > 1 and sorted(p.rank if p.rank is not None else -1 for p in parts) == list(range(len(parts)))
     if by_rank and len(parts) != G:
-        raise InputError(f"the files were counted by {len(parts)} ranks; give --ranks {len(parts)}, or one file alone.")
+        raise InputError(f"the files were counted by {len(parts)} ranks; give num_ranks={len(parts)}, or one file alone.")
     load = [np.pad(_load(p), ((0, 0), (0, 0), (0, E - _load(p).shape[2]))) for p in parts]
     if by_rank:
         if len({x.shape for x in load}) > 1:

@@ -3,6 +3,8 @@
 Nothing in a file is run or believed: a ``.pt`` may hold tensors and plain values alone, and sizes are compared with the file's.
 """
 
+import contextlib
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Collection, Mapping
@@ -91,19 +93,19 @@ def _torch(path: str) -> Any:
         raise InputError("a .pt file is read by torch, which is not installed; install it, or save the counts as .npz.")
     import torch
 
-    with open_regular(path) as file:
-        size = file_bytes(file)
-        with zipfile.ZipFile(file) if zipfile.is_zipfile(file) else zipfile.ZipFile("/dev/null", "w") as archive:
-            members = archive.infolist()
+    members, damaged = [], "it is not what torch.save writes, truncated or damaged; write it again."
+    with open_regular(path) as file, contextlib.suppress(zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+        members, size = zipfile.ZipFile(file).infolist(), file_bytes(file)
     # Nothing that torch writes is compressed; what is may become anything.
     if not members or any(m.compress_type for m in members) or sum(m.file_size for m in members) > size:
-        raise InputError("it is not what torch.save writes, truncated or damaged; write it again.")
+        raise InputError(damaged)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling may fail in any way
-        told = first_line(error)[:200]
+    except pickle.UnpicklingError:
         cure = "save tensors and plain values alone, or read it yourself as docs/recording.md shows"
-        raise InputError(f"it holds objects that only running code would make ({told}); {cure}.") from None
+        raise InputError(f"it holds objects that only running code would make; {cure}.") from None
+    except Exception:  # a damaged file may fail in any way
+        raise InputError(damaged) from None
 
 
 def _parquet(path: str, size: int) -> list[Any]:
@@ -160,7 +162,8 @@ def _is_row(value: Mapping[str, Any]) -> bool:
 
 
 def _is_answer(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool({"choices", "outputs", "meta_info", "response"} & value.keys())
+    kinds = {"choices": list, "outputs": list, "meta_info": Mapping, "response": Mapping}
+    return isinstance(value, Mapping) and any(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
 def _array(value: Any, size: int) -> Array:
@@ -190,7 +193,7 @@ def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: in
     if topk is not None or COUNTS in names:
         names = [COUNTS] if COUNTS in names else [str(topk)]
     if experts is None:
-        raise InputError("counts of experts tell no top-k; give --model NAME or config.json.")
+        raise InputError("counts do not tell top-k; give model, the one that was recorded.")
     found = {name: array for name, array in ((name, read(name)) for name in sorted(names)) if array.ndim in (2, 3)}
     counts = [array for array in found.values() if array.shape[-1] == experts]
     if not counts:
@@ -203,10 +206,9 @@ def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: in
 
 def _whole(array: Array) -> Array:
     """int64 counts."""
-    out = array.astype(np.int64) if array.dtype.kind in "iu" or np.isfinite(array).all() else None
-    if out is None or array.dtype.kind not in "iuf" or (out != array).any() or (out < 0).any():
+    if array.dtype.kind not in "iuf" or not ((array >= 0) & (array < 2**53)).all() or (array % 1 != 0).any():
         raise InputError("its counts are not all whole numbers of at least 0; give counts of pairs, not shares.")
-    return out
+    return array.astype(np.int64)
 
 
 def _statistics(names: list[str], read: Callable[[str], Array], source: Path) -> Recorded:
@@ -240,11 +242,6 @@ def _of_rows(rows: list[Any], size: int) -> Recorded:
     first = rows[0] if rows else {}
     if isinstance(first, list) or _is_answer(first):
         return _of_answers([_unwrapped(row) for row in rows])
-    if COUNTS in first:
-        load = [_whole(_array(get(row, COUNTS), size)) for row in rows]
-        if any(x.ndim not in (2, 3) or x.shape[-2:] != load[0].shape[-2:] for x in load):
-            raise InputError(f"{COUNTS} must be counts [layers, experts] of one model; got {[x.shape for x in load[:4]]}.")
-        return Recorded(load_SLE=np.concatenate([x.reshape(-1, *x.shape[-2:]) for x in load]))
     columns = table_columns(first)
     if {"layer", "expert", "count"} <= columns.keys():
         load_SLE, layer_L = counts_of(rows, columns, size)
