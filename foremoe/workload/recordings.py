@@ -92,60 +92,54 @@ def _one(name: str, model: Model | None, as_saved: bool) -> RoutingTrace | Recor
 
 
 def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens_per_rank: int, stage: str) -> Workload:
-    first, G = parts[0], whole(num_ranks, "num_ranks")
+    G, budget = whole(num_ranks, "num_ranks"), num_ranks * whole(tokens_per_rank, "tokens_per_rank")
     topk = {k for k in (*(part.num_topk for part in parts), None if model is None else model.num_topk) if k is not None}
     if len(topk) != 1:
         lack = f"say both top-{' and top-'.join(map(str, sorted(topk)))}" if topk else "do not tell top-k"
         raise InputError(f"counts {lack}; give model, the one that was recorded.")
-    numbers = [np.arange(_load(p).shape[1]) if p.layer_L is None else p.layer_L for p in parts]
+    K = topk.pop()
+    loads = [part.load_SLE for part in parts if part.load_SLE is not None]
+    numbers = [np.arange(load.shape[1]) if p.layer_L is None else p.layer_L for p, load in zip(parts, loads, strict=True)]
     if any(not np.array_equal(n, numbers[0]) for n in numbers):
         raise InputError("the files count different layers; give files of one recording.")
-    E = model.num_experts if model is not None else _load(first).shape[2]
-    wide = max(_load(part).shape[2] for part in parts)
-    if wide > E:
-        raise InputError(f"they count {wide} experts but {model.name if model else 'the first file'} has {E}; correct the model.")
-    by_rank = len(parts) > 1 and sorted(p.rank if p.rank is not None else -1 for p in parts) == list(range(len(parts)))
-    if by_rank and len(parts) != G:
-        raise InputError(f"the files were counted by {len(parts)} ranks; give num_ranks={len(parts)}, or one file alone.")
-    load = [np.pad(_load(p), ((0, 0), (0, 0), (0, E - _load(p).shape[2]))) for p in parts]
-    if by_rank:
-        if len({x.shape for x in load}) > 1:
-            raise InputError("the ranks' files have different numbers of steps; give files of one recording.")
-        load_SLGE = np.stack([load[i] for i in np.argsort([p.rank or 0 for p in parts])], axis=2)
-    else:
-        load_SLGE = np.concatenate(load)[:, :, None]
+    wide = max(load.shape[2] for load in loads)
+    if model is not None and wide > model.num_experts:
+        raise InputError(f"they count {wide} experts but {model.name} has {model.num_experts}; name the model that was recorded.")
+    loads = [np.pad(load, ((0, 0), (0, 0), (0, wide - load.shape[2]))) for load in loads]
+    by_rank = len(parts) > 1 and {part.rank for part in parts} == set(range(len(parts)))
+    if by_rank and (len(parts) != G or len({len(load) for load in loads}) > 1):
+        steps = " and ".join(sorted({str(len(load)) for load in loads}))
+        counted = f"the files were counted by {len(parts)} ranks, in {steps} steps"
+        raise InputError(f"{counted}; give num_ranks={len(parts)} and files of the same steps, or one file alone.")
+    ranked = sorted(range(len(parts)), key=lambda i: parts[i].rank or 0)
+    load_SLGE = np.stack([loads[i] for i in ranked], axis=2) if by_rank else np.concatenate(loads)[:, :, None]
     load_SLGE, layer_L = _moe_layers(load_SLGE, numbers[0], model)
-    K = topk.pop()
+    # Joins steps until they fill a micro-step; those that are left out have no pairs.
     tokens_S = -(-load_SLGE.sum(axis=3).max(axis=1).sum(axis=1) // K)
     load_SLGE, tokens_S = load_SLGE[tokens_S > 0], tokens_S[tokens_S > 0]
-    budget = G * whole(tokens_per_rank, "tokens_per_rank")
     group_S = (np.cumsum(tokens_S) - tokens_S) // budget
     load_MLGE = np.add.reduceat(load_SLGE, np.flatnonzero(np.diff(group_S, prepend=-1)), axis=0)
-    if not by_rank:
-        load_MLGE = _spread(load_MLGE[:, :, 0], G)
+    load_MLGE = load_MLGE if by_rank else _spread(load_MLGE[:, :, 0], G)
+    unused = 0 if model is None else model.num_experts - wide
     work = Workload.from_counts(
-        load_MLGE, num_topk=K, stage=stage, model=None if model is None else model.name, moe_layer_L=layer_L,
+        np.pad(load_MLGE, ((0, 0), (0, 0), (0, 0), (0, unused))), num_topk=K, stage=stage,
+        model=None if model is None else model.name, moe_layer_L=layer_L,
     )  # fmt: skip
-    dealt = Dealt(tokens_per_rank=tokens_per_rank, packer=BY_RANK if by_rank else SPREAD, seed=0)
-    return dataclasses.replace(work, dealt=dealt)
-
-
-def _load(part: Recorded) -> Array:
-    assert part.load_SLE is not None
-    return part.load_SLE
+    return dataclasses.replace(work, dealt=Dealt(tokens_per_rank=tokens_per_rank, packer=BY_RANK if by_rank else SPREAD, seed=0))
 
 
 def _moe_layers(load_SLGE: Array, layer_L: Array, model: Model | None) -> tuple[Array, Array]:
     """The layers that have pairs, as recorders count dense ones too, and their numbers by the model."""
-    if model is not None and len(layer_L) == model.num_layers:
-        return load_SLGE, model.moe_layer_L
     kept_L = load_SLGE.any(axis=(0, 2, 3))
     if not kept_L.any():
         raise InputError("they count no pair; record while the engine serves requests.")
-    strange = sorted(set(layer_L[kept_L].tolist()) - set(model.moe_layer_L.tolist() if model is not None else layer_L.tolist()))
+    if model is None:
+        return load_SLGE[:, kept_L], layer_L[kept_L]
+    if len(layer_L) == model.num_layers:
+        return load_SLGE, model.moe_layer_L
+    strange = sorted(set(layer_L[kept_L].tolist()) - set(model.moe_layer_L.tolist()))
     if strange:
-        name = "the model" if model is None else model.name
-        raise InputError(f"layer {strange[0]} has pairs, but is no MoE layer of {name}; name the model that was recorded.")
+        raise InputError(f"layer {strange[0]} has pairs, but is no MoE layer of {model.name}; name the model that was recorded.")
     return load_SLGE[:, kept_L], layer_L[kept_L]
 
 

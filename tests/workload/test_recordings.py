@@ -238,7 +238,7 @@ def test_counts_of_several_ranks_keep_their_sources(tmp_path):
     paths = [as_statistics(tmp_path, load, rank)[0] for rank, load in enumerate(per_rank)]
     work = open_recordings(paths[::-1], num_ranks=2, tokens_per_rank=40)
     assert (work.load_MLGE == np.stack(per_rank, axis=2)).all() and work.dealt.packer == BY_RANK
-    with pytest.raises(InputError, match="counted by 2 ranks; give num_ranks=2"):
+    with pytest.raises(InputError, match="counted by 2 ranks, in 3 steps; give num_ranks=2"):
         open_recordings(paths, num_ranks=4)
 
 
@@ -286,7 +286,10 @@ def refusals(folder):
         json.dumps({"logical_count": with_dense(good)[:, ::-1].tolist()}).encode(),
         "layer 0 has pairs, but is no MoE",
     )
-    yield "some.json", json.dumps({"logical_count": (0 * with_dense(good)).tolist()}).encode(), "they count no pair"
+    for none in (0 * with_dense(good), 0 * good):
+        yield "some.json", json.dumps({"logical_count": none.tolist()}).encode(), "they count no pair"
+    by_rank = {"logical_count": good.tolist(), "logical_count_layout": "rank_layer_expert"}
+    yield "some.json", json.dumps(by_rank).encode(), "laid out as 'rank_layer_expert', not by step"
     yield "some.json", json.dumps({"records": [], "last_physical_to_logical_map": []}).encode(), "recorder-mode stat"
     yield "some.jsonl", json.dumps({"layer": 1, "expert": 2**14, "count": 2**32}).encode(), "count must be a whole number"
     yield "some.jsonl", json.dumps({"layer": 1, "expert": 9, "count": 2}).encode(), "they count 10 experts but tiny has 8"

@@ -143,6 +143,8 @@ def _of_value(value: Any, experts: int | None, size: int, source: Path) -> Recor
         raise InputError(
             "it is SGLang's record of single passes; record with --expert-distribution-recorder-mode stat, or routed experts."
         )
+    if layout := get(value, "logical_count_layout"):
+        raise InputError(f"its counts are laid out as {str(layout)[:40]!r}, not by step, layer and expert; give such counts.")
     if isinstance(value, Mapping) and isinstance(value.get("samples"), list):
         value = value["samples"]
     is_rows = isinstance(value, list) and value and all(isinstance(x, Mapping) or _is_turns(x) for x in value)
