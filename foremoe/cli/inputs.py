@@ -193,7 +193,12 @@ def _dealt(
         sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
         held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
         raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
-    for remark in _remarks(work, options, trace):
+    remarks = _remarks(work, options, trace)
+    if options.model is None and found.model != model.name:
+        remarks.append(
+            f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
+        )
+    for remark in remarks:
         if progress is not None:
             progress.note(f"warning: {remark}")
     return _Dealt(work, model, names, routed)

@@ -109,3 +109,13 @@ def test_recorded_routing_of_real_models_is_imported_as_it_lies(tmp_path: Path) 
     good(["import", *counts, "-o", str(tmp_path / "r1.safetensors")])
     work = Workload.load(tmp_path / "r1.safetensors")
     assert (work.M, work.L, work.G, work.E) == (3, 58, 16, 256)
+
+
+def test_a_model_that_is_guessed_is_said(tmp_path: Path) -> None:
+    """Another model of the same shape may take twice the time."""
+    ids = np.argsort(np.random.default_rng(0).random((64, 32, EXPERTS)), axis=2)[..., :2]
+    path = write_trace(tmp_path / "same.npz", topk_ids=ids, seq_len=np.array([64]))
+    dealing = ["--ranks", "4", "--tokens-per-rank", "16", "--layers", "0:1", "--redundant", "0"]
+    said = "does not name its model and is taken for mixtral-8x7b by its shape: give --model if it is not"
+    assert said in good(["plan", path, *dealing]).stderr
+    assert "by its shape" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
