@@ -18,7 +18,7 @@ know, or gives an expert twice, are unknown. Counts that do not tell source rank
 \b
 Examples:
   foremoe import answers.jsonl --model qwen3-30b-a3b -o rollout.npz
-  foremoe import expert_distribution_recorder_1.pt --model deepseek-v3 --ranks 16 -o counts.safetensors
+  foremoe import recorded.pt --model deepseek-v3 -o counts.safetensors
 """
 
 
