@@ -175,9 +175,12 @@ def _array(value: Any, size: int) -> Array:
         require_budget(8 * value.numel(), f"a tensor of shape {list(value.shape)}", "save it without views", size)
         value = value.double() if value.is_floating_point() else value
     try:
-        return np.asarray(value)
+        # Of one text among numbers numpy would make texts of all, each as long as the longest.
+        array = np.asarray(value, np.float64) if isinstance(value, list) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise InputError(f"it holds lists or a tensor that make no array ({first_line(error)}); {_READ}.") from None
+        raise InputError(f"it holds lists or a tensor that make no array ({first_line(error)[:200]}); {_READ}.") from None
+    is_whole = array.dtype.kind == "f" and (np.abs(array) < 2**53).all() and (array % 1 == 0).all()
+    return array.astype(np.int64) if is_whole else array
 
 
 def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: int | None, source: Path) -> Recorded:
