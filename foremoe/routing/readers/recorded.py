@@ -211,6 +211,7 @@ def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: in
 
 def _whole(array: Array) -> Array:
     """int64 counts."""
+    array = array.astype(np.float64) if array.dtype.kind == "f" else array
     if array.dtype.kind not in "iuf" or not ((array >= 0) & (array < 2**53)).all() or (array % 1 != 0).any():
         raise InputError("its counts are not all whole numbers of at least 0; give counts of pairs, not shares.")
     return array.astype(np.int64)
