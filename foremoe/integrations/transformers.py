@@ -112,6 +112,8 @@ class Recording:
         if mask is not None and getattr(mask, "ndim", 0) != 2:
             told = "padding is told by an attention_mask of two axes alone"
             raise InputError(f"{told}; give such a mask, and no static cache, while routing is recorded.")
+        if cache is not None:
+            cache.reorder_cache = _refuse_beams
         given = options["inputs_embeds"] if ids is None else ids
         self._given, self._pass = (ids, mask, len(given), 0 if cache is None else int(cache.get_seq_length())), {}
 
@@ -129,14 +131,19 @@ class Recording:
         (ids, mask, B, past), chosen, self._pass = self._given, self._pass, None
         if not chosen or len(chosen) < len(self._routers):
             raise InputError(f"a pass used {len(chosen or ())} of {len(self._routers)} routers; record passes of whole models.")
-        # One copy to the host for all layers.
-        ids_TLK = torch.stack([chosen[id(router)] for router in self._routers], dim=1).to("cpu", torch.int32).numpy()
+        # One copy to the host for all layers, wherever these lie.
+        device = next(iter(chosen.values())).device
+        ids_TLK = torch.stack([chosen[id(router)].to(device) for router in self._routers], dim=1).to("cpu", torch.int32).numpy()
         if past == 0:
             self._batches.append(_Batch())
         elif not self._batches:
             raise InputError("a pass continues a cache that was filled before; fill it while routing is recorded.")
         tokens_BS, mask_BS = (None if x is None else x.detach().cpu().numpy() for x in (ids, mask))
         self._batches[-1].add(past, ids_TLK.reshape(B, -1, *ids_TLK.shape[1:]), tokens_BS, mask_BS)
+
+
+def _refuse_beams(*_: Any, **__: Any) -> None:
+    raise InputError("beam search exchanges sequences while they are recorded; generate with num_beams=1.")
 
 
 class _Batch:
@@ -151,10 +158,8 @@ class _Batch:
     def add(self, past: int, ids_BSLK: Array, tokens_BS: Array | None, mask_BS: Array | None) -> None:
         have = sum(ids.shape[1] for ids in self.ids)
         if past > have or (self.ids and len(ids_BSLK) != len(self.ids[0])):
-            sizes = (
-                f"{len(ids_BSLK)} sequences of {past} tokens, but {have} tokens were recorded of the {len(self.ids[0])} before"
-            )
-            raise InputError(f"a pass continues {sizes}; record whole batches, from the first pass on and without beams.")
+            what = f"{len(ids_BSLK)} sequences from token {past} on, after {have} tokens of {len(self.ids[0]) if self.ids else 0}"
+            raise InputError(f"a pass reads {what}; record whole batches, from their first pass on.")
         if past < have:  # drafted tokens that were not accepted
             self.ids = [np.concatenate(self.ids, axis=1)[:, :past]]
             self.tokens = [np.concatenate(self.tokens, axis=1)[:, :past]] if self.tokens else []

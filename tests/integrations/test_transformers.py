@@ -155,5 +155,11 @@ def test_what_cannot_be_recorded_is_refused():
         cache = model(input_ids=ids, use_cache=True).past_key_values
         with record(model), pytest.raises(InputError, match="a cache that was filled before"):
             model(input_ids=ids, cache=cache)
+        with record(model), pytest.raises(InputError, match="generate with num_beams=1"):
+            model.generate(input_ids=ids, num_beams=2, max_new_tokens=4, do_sample=False)
+        with record(model) as recorded, pytest.raises(InputError, match="2 sequences from token 3 on, after 3 tokens of 1"):
+            cache = model(input_ids=ids, use_cache=True).past_key_values
+            cache.batch_repeat_interleave(2)
+            model(input_ids=torch.as_tensor([[3], [4]]), cache=cache)
         with record(model), pytest.raises(InputError, match="an attention_mask of two axes alone"):
             model(input_ids=ids, attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool))
