@@ -10,7 +10,7 @@ from foremoe.advice.slots import SlotChoice, choose_slots
 from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
-from foremoe.base.tensor_file import kind_of
+from foremoe.base.tensor_file import header_of, kind_of
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, model_of, model_told, read_routing, read_trace
 from foremoe.cli.options import DEFAULT_MICRO_STEPS, DEFAULT_RANKS, DEFAULT_REGIME, DEFAULT_TOKENS_PER_RANK, CaseOptions
 from foremoe.cli.progress import Progress
@@ -193,11 +193,7 @@ def _dealt(
         sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
         held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
         raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
-    remarks = _remarks(work, options, trace)
-    if options.model is None and found.model != model.name:
-        remarks.append(
-            f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
-        )
+    remarks = [*_remarks(work, options, trace), *_of_other_model(found, model, options)]
     for remark in remarks:
         if progress is not None:
             progress.note(f"warning: {remark}")
@@ -226,6 +222,20 @@ def _counts(work: Workload, options: CaseOptions) -> Workload:
     if options.stage not in (None, work.stage):
         raise InputError(f"the workload file is of stage {work.stage}; leave --stage {options.stage} out.")
     return work if options.micro_steps is None else work[: options.micro_steps]
+
+
+def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseOptions) -> list[str]:
+    """What is to be said of a model that nobody named, or that is not the one of the files."""
+    if options.model is None:
+        guessed = f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
+        return [] if found.model == model.name else [guessed]
+    presets = {Model.preset_of(str(header_of(path).get("model") or "")) for path in options.traces} - {None, model.name}
+    others = [other for other in map(Model.preset, sorted(map(str, presets))) if other.expert_bytes != model.expert_bytes]
+    return [
+        f"the routing is of {other.name}, whose experts have {other.expert_bytes / 1e6:.1f} MB; those of {model.name} have"
+        f" {model.expert_bytes / 1e6:.1f} MB."
+        for other in others
+    ]
 
 
 def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -> list[str]:

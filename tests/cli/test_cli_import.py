@@ -119,3 +119,21 @@ def test_a_model_that_is_guessed_is_said(tmp_path: Path) -> None:
     said = "does not name its model and is taken for mixtral-8x7b by its shape: give --model if it is not"
     assert said in good(["plan", path, *dealing]).stderr
     assert "by its shape" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
+    named = str(tmp_path / "named.npz")
+    RoutingTrace.load(path, model="mixtral-8x7b").save(named)
+    dataclasses.replace(Model.preset("mixtral-8x7b"), name="wide", ffn_size=28672).to_toml(tmp_path / "wide.toml")
+    said = "the routing is of mixtral-8x7b, whose experts have 352.3 MB; those of wide have 704.6 MB"
+    assert said in good(["plan", named, *dealing, "--model", str(tmp_path / "wide.toml")]).stderr
+    assert "mixtral" not in good(["plan", named, *dealing]).stderr
+
+
+def test_a_trace_of_foremoe_is_imported_as_it_is(tmp_path: Path) -> None:
+    """What the header and the other arrays say is kept: which tokens are known, layers, model."""
+    for suffix in (".npz", ".safetensors"):
+        kept = RoutingTrace(
+            topk_TLK=random_ids(0, 12), num_experts=EXPERTS, seq_len_Q=[7, 5], known_T=np.arange(12) % 3 > 0, model="own",
+            moe_layer_L=[2, 5, 7], id="mine",
+        )  # fmt: skip
+        kept.save(tmp_path / f"kept{suffix}")
+        good(["import", str(tmp_path / f"kept{suffix}"), "-o", str(tmp_path / f"out{suffix}")])
+        assert (tmp_path / f"out{suffix}").read_bytes() == (tmp_path / f"kept{suffix}").read_bytes()
