@@ -1,6 +1,8 @@
 """The lines of docs/recording.md run, with stand-ins for what engines and trainers give, and end with a trace that is read."""
 
 import base64
+import dataclasses
+import importlib
 import io
 import json
 import re
@@ -16,6 +18,7 @@ from page_blocks import ROOT, blocks_of
 
 import foremoe
 from foremoe.cli.main import main
+from foremoe.integrations.settings import Settings
 
 PAGE = (ROOT / "docs" / "recording.md").read_text()
 MODEL = foremoe.Model.preset("qwen3-30b-a3b")
@@ -108,15 +111,21 @@ def test_the_lines_of_the_page_save_a_trace(at, surroundings):
     check_trace()
 
 
-def test_the_commands_of_the_page_save_a_trace(surroundings):
+def test_the_commands_of_the_page_save_a_trace(tmp_path, monkeypatch):
     """Those of foremoe itself, on the answers of the server; the first one is of every section's file."""
     texts = [text for kind, text in blocks_of("docs/recording.md") if kind == "bash" and text.startswith("foremoe")]
-    assert len(texts) == 2
+    assert {text.split()[1] for text in texts} == {"import", "plan"} and len(texts) == 3
+    monkeypatch.chdir(tmp_path)
+    Path("answers.jsonl").write_text("\n".join(vllm_answers()))
     for text in sorted(texts, key=lambda text: "import" not in text):
+        if ".pt" in text:
+            torch = pytest.importorskip("torch")
+            counts = torch.randint(1, 9, (2, len(MODEL.moe_layer_L), MODEL.num_experts))
+            torch.save({"rank": 0, "logical_count": counts}, "expert_distribution_recorder_1.5.pt")
         result = CliRunner().invoke(main, shlex.split(text)[1:])
         assert result.exit_code == 0, result.output
         check_trace()
-    assert foremoe.Plan.load("plan.safetensors").G == 16
+        assert "import" in text or foremoe.Plan.load("plan.safetensors").G == 16
 
 
 def test_a_model_of_transformers_is_recorded_by_the_lines_of_the_page(tmp_path, monkeypatch):
@@ -160,3 +169,16 @@ def test_every_engine_has_lines():
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
     assert all("```" in sections[name] for name in ("veRL", "vLLM", "SGLang", "slime", "NeMo-RL", "Transformers"))
     assert len(PYTHON) == 6
+
+
+def test_options_of_foremoe_in_the_command_of_verl_exist():
+    (text,) = [text for kind, text in blocks_of("docs/recording.md") if "verl.trainer" in text]
+    words = shlex.split(text.replace("\\\n", " "))
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert {word.partition("=")[0].rpartition("foremoe.")[2] for word in words if ".foremoe." in word.partition("=")[0]} == {
+        "dump"
+    }
+    assert "dump" in fields
+    (target,) = [word.partition("=")[2] for word in words if "_target_" in word]
+    package, _, name = target.rpartition(".")
+    assert name in importlib.import_module(package).__all__
