@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest test-triton dist audit test-megatron test-verl smoke-verl resolve fuzz nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2
@@ -60,6 +60,11 @@ audit: .venv/.test
 test-triton: .venv/.triton
 	@if [ -e .venv/.triton ]; then PYTHONPATH=.venv/triton $(BIN)/python -m pytest -rs tests/runtime/test_fused.py tests/runtime/test_activation.py; fi
 
+# Models that transformers builds, and parquet files: their sizes, their routing, and what is read. Seconds, once it is installed.
+test-transformers: .venv-transformers/.done
+	@if [ -e .venv-transformers/.done ]; then HF_HUB_OFFLINE=1 $(TIMED) .venv-transformers/bin/python -m pytest -rs \
+		tests/integrations/test_transformers.py tests/machine/test_hf_config.py tests/workload/test_recordings.py; fi
+
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
 	@if [ -e .venv/.megatron ]; then $(BIN)/python -m foremoe warm-up && $(TIMED) $(BIN)/python -m pytest $(TWO_FILES) tests/megatron; fi
@@ -82,8 +87,12 @@ fuzz: .venv/.test
 	$(BIN)/python -m tests.fuzz --inputs $${INPUTS:-1000000} --jobs $$(nproc)
 	PYTHONPATH=.:tests:tests/transfer $(BIN)/python -m mutated_runs --cases $${CASES:-2000}
 
+# Answers that the protocol classes of vLLM and SGLang write, from wheels of 400 MB, read by foremoe.
+engine-answers: .venv-transformers/.done
+	@if [ -e .venv-transformers/.done ]; then PYTHONPATH=. .venv-transformers/bin/python tests/routing/engine_answers.py; fi
+
 # Every night: 40 times the examples of `make test` for all property tests and all layouts for all laws, hours on few cores.
-nightly: fuzz
+nightly: fuzz engine-answers
 	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
 
 bench: .venv/.test
@@ -116,6 +125,15 @@ pictures: .venv/.docs
 	@if $(PIP) --no-deps --no-compile --upgrade --target .venv/triton triton==3.9.0; then touch $@; \
 		else echo "test-triton: skipped, triton cannot be installed here"; fi
 
+# An environment that also sees what .venv has, so that torch is not installed twice.
+.venv-transformers/.done: Makefile | .venv/.test
+	@test -e .venv-transformers/bin/python || $(PYTHON) -m venv .venv-transformers
+	@rm -f $@
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$(.venv-transformers/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/also.pth
+	@if .venv-transformers/bin/python -m pip install --disable-pip-version-check --quiet transformers==5.24.0 pyarrow==26.0.1; then touch $@; \
+		else echo "test-transformers: skipped, transformers cannot be installed here"; fi
+
 .venv/.docs: pyproject.toml | .venv/bin/python
 	@echo "docs: installing what the site is built with"
 	@rm -f $@
@@ -128,4 +146,4 @@ pictures: .venv/.docs
 		else echo "test-verl: skipped, verl cannot be installed here"; fi
 
 clean:
-	rm -rf .venv .venv-verl .venv-oldest .venv-dist .venv-audit dist docs/_build docs/_reference
+	rm -rf .venv .venv-verl .venv-transformers .venv-oldest .venv-dist .venv-audit dist docs/_build docs/_reference

@@ -15,10 +15,10 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; raises ValueError where there is none, NaN and infinities included."""
-    if len(text) > MAX_JSON_BYTES:
-        raise ValueError(f"{len(text)} bytes of JSON, more than {MAX_JSON_BYTES}")
+def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
+    """The value of a JSON text of at most `limit` bytes; raises ValueError where there is none, NaN and infinities included."""
+    if len(text) > limit:
+        raise ValueError(f"{len(text)} bytes of JSON, more than {limit}")
     try:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_constant=_refuse)
     except RecursionError:

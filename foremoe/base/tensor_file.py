@@ -57,14 +57,20 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
     return header, tensors
 
 
-def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind that a file's header tells, such as ``"plan"``; None where it tells none, for its reader to judge."""
+def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header of a file of foremoe, unchecked; empty where there is none, for its reader to judge."""
     open_regular(path).close()
     try:
-        with open_stored(Path(path), "a file of foremoe") as stored:
-            kind = json_header(stored.header).get("kind")
+        archive = os.fspath(path).lower().endswith(".npz")
+        with open_stored(Path(path), "a file of foremoe", archive=archive) as stored:
+            return json_header(stored.header)
     except InputError:
-        return None
+        return {}
+
+
+def kind_of(path: str | os.PathLike[str]) -> str | None:
+    """The kind that a file's header tells, such as ``"plan"``; None where it tells none."""
+    kind = header_of(path).get("kind")
     return kind if isinstance(kind, str) else None
 
 

@@ -4,7 +4,7 @@ import click
 import numpy as np
 
 from foremoe.base.errors import InputError, PlanError
-from foremoe.cli.files import file_name, layer_positions, read_trace
+from foremoe.cli.files import file_name, layer_positions, read_routing, read_trace
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import option
 from foremoe.levels import PackSolver
@@ -13,7 +13,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem
-from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.recordings import BY_RANK, SPREAD
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
@@ -77,12 +77,17 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
-    parts = [read_trace(path, head.model) for path in traces]
-    trace = parts[0] if len(parts) == 1 else RoutingTrace.concat(parts)
-    work = Workload.from_trace(
-        trace, num_ranks=plan.G, tokens_per_rank=head.dealt.tokens_per_rank, packer=dealing_packer(head.dealt.packer),
-        seed=head.dealt.seed, stage=head.key.stage, max_micro_steps=plan.M if head.dealt.dropped_micro_steps else None,
-    )  # fmt: skip
+    if head.dealt.packer in (SPREAD, BY_RANK):
+        counts = read_routing(traces, head.model, plan.G, head.dealt.tokens_per_rank, head.key.stage)
+        if not isinstance(counts, Workload):
+            raise InputError("the plan was made from counts, not from this trace; give the file of counts.")
+        work = counts[: plan.M]
+    else:
+        work = Workload.from_trace(
+            read_trace(traces, head.model), num_ranks=plan.G, tokens_per_rank=head.dealt.tokens_per_rank,
+            packer=dealing_packer(head.dealt.packer), seed=head.dealt.seed, stage=head.key.stage,
+            max_micro_steps=plan.M if head.dealt.dropped_micro_steps else None,
+        )  # fmt: skip
     if work.L == plan.L:
         return work
     # The plan may be of some layers only, those of a pipeline rank.

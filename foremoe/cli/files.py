@@ -2,21 +2,21 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 import numpy as np
 
-from foremoe.base import tensor_file
 from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError, printable
 from foremoe.calibrate.gate import require_taken
-from foremoe.cli.options import DEFAULT_RANKS
+from foremoe.cli.options import DEFAULT_RANKS, DEFAULT_TOKENS_PER_RANK
 from foremoe.cli.texts import require_known
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.routing.trace import RoutingTrace
+from foremoe.workload.recordings import open_recordings
 from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
@@ -36,8 +36,10 @@ def model_of(text: str) -> Model:
         if os.path.exists(text) or name.endswith((".toml", ".json")):
             is_config = name.endswith(".json") or os.path.isdir(text)
             return Model.from_hf(text) if is_config else Model.from_toml(text)
-    require_known(name, Model.preset_names(), "model preset")
-    return Model.preset(name)
+    found = Model.preset_of(name)
+    if found is None:
+        require_known(name, Model.preset_names(), "model preset")
+    return Model.preset(found or name)
 
 
 def cluster_of(
@@ -80,17 +82,41 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     raise InputError(f"no known model has {shape}; give {cure}.")
 
 
-def read_trace(path: str, model: Model | None = None) -> RoutingTrace:
-    """The trace in a file, without router weights; `model` is what it was recorded from."""
-    kind = kind_of(path)
-    if kind in ("plan", "workload"):
-        raise InputError(f"{file_name(path)!r} is a {kind} file; give a trace here.")
+# Cures that the library names as arguments and arrays, and what they are on the command line.
+_CURES = (
+    ("pass num_experts=", "give --model NAME or FILE.toml"),
+    ("give model, or num_experts: the largest expert in a payload would be a guess", "give --model NAME or config.json"),
+    ("give model, the one that was recorded", "give --model NAME or config.json, the one that was recorded"),
+    ("give num_ranks=", "give --ranks "),
+    ("ask for token ids, or give lengths, or start (0 if none was requested)", 'request "return_token_ids": true'),
+    (", or pass max_bytes= to trust it", ""),
+    ("mark such tokens unknown in known_T", "`foremoe import` marks such tokens unknown"),
+    ("or mark it unknown in known_T", "or write -1 and `foremoe import` it"),
+)
+
+
+def read_routing(
+    paths: Sequence[str], model: Model | None = None, ranks: int = DEFAULT_RANKS, tokens_per_rank: int = DEFAULT_TOKENS_PER_RANK,
+    stage: str = "update", strict: bool = True,
+) -> RoutingTrace | Workload:  # fmt: skip
+    """What files of any kind hold, a trace without router weights or counts; `model` is what was recorded."""
     try:
-        return RoutingTrace.load(path, model=model, weights=False)
+        return open_recordings(
+            paths, model=model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, stage=stage, strict=strict
+        )  # fmt: skip
     except InputError as error:
-        # The cure that the library names is an argument; here it is an option.
-        told = str(error).replace("pass num_experts=", "give --model NAME or FILE.toml")
-        raise InputError(told.replace(", or pass max_bytes= to trust it", "")) from None
+        told = str(error)
+        for argument, option in _CURES:
+            told = told.replace(argument, option)
+        raise InputError(told) from None
+
+
+def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace:
+    """As `read_routing`, of files that are not counts."""
+    found = read_routing(paths, model)
+    if isinstance(found, Workload):
+        raise InputError(f"{file_name(paths[0])!r} is a workload file, or one of counts; give a trace here.")
+    return found
 
 
 def layer_loads(trace: RoutingTrace) -> Iterator[Array]:
@@ -108,12 +134,11 @@ def trace_load(trace: RoutingTrace) -> Array:
 
 def history_load(path: str, work: Workload, model: Model | None) -> Array:
     """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
-    if kind_of(path) == "workload":
-        earlier = Workload.load(path)
+    earlier = read_routing([path], model)
+    if isinstance(earlier, Workload):
         history_LE, layer_L = earlier.load_MLE.sum(axis=0, dtype=np.int64), earlier.moe_layer_L
     else:
-        trace = read_trace(path, model)
-        history_LE, layer_L = trace_load(trace), trace.moe_layer_L
+        history_LE, layer_L = trace_load(earlier), earlier.moe_layer_L
     positions, lacking = layer_positions(layer_L, work.moe_layer_L)
     if history_LE.shape[1] != work.E or lacking:
         what = f"has no layer {lacking[0]}" if lacking else f"has {history_LE.shape[1]} experts, not {work.E}"
@@ -126,12 +151,6 @@ def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[in
     position = {number: at for at, number in enumerate(there_L.tolist())}
     wanted = wanted_L.tolist()
     return [position[number] for number in wanted if number in position], [n for n in wanted if n not in position]
-
-
-def kind_of(path: str) -> str:
-    """``"trace"``, ``"workload"`` or ``"plan"`` by a file's header; "trace" where it tells nothing, for its reader to judge."""
-    kind = tensor_file.kind_of(path)
-    return kind if kind in ("plan", "workload") else "trace"
 
 
 def file_name(path: str) -> str:

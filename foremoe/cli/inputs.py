@@ -10,7 +10,8 @@ from foremoe.advice.slots import SlotChoice, choose_slots
 from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
-from foremoe.cli.files import cluster_of, file_name, history_load, is_file, kind_of, model_of, model_told, read_trace
+from foremoe.base.tensor_file import header_of, kind_of
+from foremoe.cli.files import cluster_of, file_name, history_load, is_file, model_of, model_told, read_routing, read_trace
 from foremoe.cli.options import DEFAULT_MICRO_STEPS, DEFAULT_RANKS, DEFAULT_REGIME, DEFAULT_TOKENS_PER_RANK, CaseOptions
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import plural
@@ -26,6 +27,7 @@ from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload
 from foremoe.workload.packing import AsGiven
+from foremoe.workload.recordings import BY_RANK, SPREAD
 from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import Workload
 
@@ -172,11 +174,12 @@ def _dealt(
         return _Dealt(synthetic_workload(model, **asked, regime=regime, seed=options.seed, stage=stage), model, [])
     model = None if options.model is None else model_of(options.model)
     names, routed, trace = [file_name(path) for path in options.traces], None, None
-    if any(kind_of(path) == "workload" for path in options.traces):
-        work = _counts(options)
+    ranks = source_ranks(options)
+    found = read_routing(options.traces, model, ranks, tokens_per_rank, stage)
+    if isinstance(found, Workload):
+        work = _counts(found, options)
     else:
-        trace, model = _one_trace(options.traces, model)
-        ranks = source_ranks(options)
+        trace, model = _told(found, options.traces, model)
         require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
         packer = packer_of(AsGiven() if packer is None else packer, options.shuffle)
         work = Workload.from_trace(
@@ -190,33 +193,30 @@ def _dealt(
         sizes = f"{model.num_layers} layers with top-{model.num_topk} of {model.num_experts} experts"
         held = f"{names[0]} holds {work.L} layers with top-{work.num_topk} of {work.E}"
         raise InputError(f"model {model.name} has {sizes}, but {held}; name the model that was recorded.")
-    for remark in _remarks(work, options, trace):
+    remarks = [*_remarks(work, options, trace), *_of_other_model(found, model, options)]
+    for remark in remarks:
         if progress is not None:
             progress.note(f"warning: {remark}")
     return _Dealt(work, model, names, routed)
 
 
-def _one_trace(paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
-    """All traces as one, and the model they tell of where none is named."""
-    traces = [read_trace(path, model) for path in paths]
-    trace = traces[0] if len(traces) == 1 else RoutingTrace.concat(traces)
+def _told(trace: RoutingTrace, paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
+    """A trace and its model, the one that it tells of where none is named."""
     if model is not None:
         return trace, model
     model = model_told(trace.model, trace.L, trace.num_experts, trace.K)
     if model.num_layers == trace.L and (trace.moe_layer_L != model.moe_layer_L).any():
         # A recording without layer numbers takes the model's, exactly as if the model had been named.
-        return _one_trace(paths, model)
+        return read_trace(paths, model), model
     return trace, model
 
 
-def _counts(options: CaseOptions) -> Workload:
-    """The one workload file, with what was said about it compared to what it holds."""
-    if len(options.traces) > 1:
-        raise InputError("a workload file of counts stands alone; give one, or give traces.")
+def _counts(work: Workload, options: CaseOptions) -> Workload:
+    """Counts, with what was said about them compared to what they hold."""
+    dealt = work.dealt is None or work.dealt.packer not in (SPREAD, BY_RANK) or kind_of(options.traces[0]) == "workload"
     for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):
-        if value is not None:
+        if value is not None and (dealt or name == "--shuffle"):
             raise InputError(f"{name} deals a TRACE; a workload file is dealt already, so leave it out.")
-    work = Workload.load(options.traces[0])
     if options.ranks not in (None, work.G):
         raise InputError(f"the workload file was dealt to {work.G} ranks; leave --ranks {options.ranks} out or give {work.G}.")
     if options.stage not in (None, work.stage):
@@ -224,8 +224,25 @@ def _counts(options: CaseOptions) -> Workload:
     return work if options.micro_steps is None else work[: options.micro_steps]
 
 
+def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseOptions) -> list[str]:
+    """What is to be said of a model that nobody named, or that is not the one of the files."""
+    if options.model is None:
+        guessed = f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
+        return [] if found.model == model.name else [guessed]
+    presets = {Model.preset_of(str(header_of(path).get("model") or "")) for path in options.traces} - {None, model.name}
+    others = [other for other in map(Model.preset, sorted(map(str, presets))) if other.expert_bytes != model.expert_bytes]
+    return [
+        f"the routing is of {other.name}, whose experts have {other.expert_bytes / 1e6:.1f} MB; those of {model.name} have"
+        f" {model.expert_bytes / 1e6:.1f} MB."
+        for other in others
+    ]
+
+
 def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -> list[str]:
     remarks = []
+    recorded = work.dealt is not None and work.dealt.packer in (SPREAD, BY_RANK)
+    if work.dealt is not None and work.dealt.packer == SPREAD:
+        remarks.append(f"the counts do not tell source ranks: every rank has an equal share of every expert's, {work.G} ranks.")
     repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
     tokens = int(work.tokens_MG.sum())
     if repeats > _FEW * tokens:
@@ -243,7 +260,8 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
         most, empty = int(work.tokens_MG[m, g]), int((work.tokens_MG == 0).sum())
         here = f"; {empty} of {work.tokens_MG.size} places (a rank in a micro-step) have none" if empty else ""
         longest = f" and the longest has {int(trace.seq_len_Q.max()):,}" if trace is not None else ""
-        long = f"rank {g} has {most:,} tokens in micro-step {m}, since sequences are not cut{longest}{here}"
+        whole = "recorded steps" if recorded else "sequences"
+        long = f"rank {g} has {most:,} tokens in micro-step {m}, since {whole} are not cut{longest}{here}"
         remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:

@@ -5,13 +5,15 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError, printable
+from foremoe.base.tensor_file import kind_of
 from foremoe.cli.figures import dealing_text, plan_figures, trace_figures, trace_text, workload_figures, workload_text
-from foremoe.cli.files import file_name, kind_of, model_of, read_trace
+from foremoe.cli.files import file_name, model_of, read_routing
 from foremoe.cli.inputs import require_divides
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import COUNT, DEFAULT_TOKENS_PER_RANK, RANKS, option
+from foremoe.cli.options import COUNT, DEFAULT_RANKS, DEFAULT_TOKENS_PER_RANK, RANKS, option
 from foremoe.cli.texts import is_count
 from foremoe.plan.plan import Plan
+from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
 _HELP = """Says what FILE is (trace, workload or plan) and prints its figures.
@@ -42,25 +44,28 @@ def inspect(
     require_writable({"the JSON file": json_file}, [file])
     kind = kind_of(file)
     wrong: dict[str, object] = {} if kind == "plan" else {"--explain": explain}
-    if kind != "trace":
+    if kind in ("plan", "workload"):
         wrong |= {"--ranks": ranks, "--tokens-per-rank": tokens_per_rank, "--model": model}
     for name, value in wrong.items():
         if value is not None:
-            raise InputError(f"{file_name(file)!r} is a {kind} file, for which {name} means nothing; leave it out.")
+            raise InputError(f"{file_name(file)!r} is a {kind or 'trace'} file, for which {name} means nothing; leave it out.")
     if tokens_per_rank is not None and ranks is None:
         raise InputError("--tokens-per-rank needs --ranks; give both.")
-    if kind == "trace":
-        figures, lines = _trace(file, model, ranks, tokens_per_rank or DEFAULT_TOKENS_PER_RANK)
-    elif kind == "workload":
-        figures = workload_figures(Workload.load(file))
-        lines = workload_text(figures)
-    else:
+    if kind == "plan":
         figures, lines = _plan(file, explain)
+    else:
+        told, budget = None if model is None else model_of(model), tokens_per_rank or DEFAULT_TOKENS_PER_RANK
+        found = read_routing([file], told, ranks or DEFAULT_RANKS, budget)
+        if isinstance(found, Workload):
+            kind, figures = "workload", workload_figures(found)
+            lines = workload_text(figures)
+        else:
+            kind = "trace"
+            figures, lines = _trace(found, ranks, budget)
     emit(json_file, {"file": file_name(file), "kind": kind, **figures}, [f"{file_name(file)}: {lines[0]}", *lines[1:]])
 
 
-def _trace(file: str, model: str | None, ranks: int | None, tokens_per_rank: int) -> tuple[dict[str, Any], list[str]]:
-    trace = read_trace(file, None if model is None else model_of(model))
+def _trace(trace: RoutingTrace, ranks: int | None, tokens_per_rank: int) -> tuple[dict[str, Any], list[str]]:
     figures = trace_figures(trace)
     lines = trace_text(figures)
     if ranks is not None:

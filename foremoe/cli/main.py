@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "Strategies side by side: skew, copies, bytes, simulated stage.",
     "simulate": "Strategies side by side as simulated timelines.",
     "advise": "What to change next: slots, homes, dispatch, micro-step, recomputation, EP.",
+    "import": "Read what engines and recorders wrote, and write a trace or counts.",
     "inspect": "What a trace, workload or plan file holds.",
     "check": "Does a plan keep its laws, and belong to this routing?",
     "ablate": "What each level, redundant slot and kind of foresight is worth.",
@@ -80,7 +81,7 @@ class CommandLine(OneSentence, click.Group):
         """The command of that name, imported now."""
         if name not in COMMANDS:
             return None
-        name = name.replace("-", "_")
+        name = {"import": "import_"}.get(name, name.replace("-", "_"))  # a keyword is no name
         watched = sys.stderr.isatty()
         if watched:  # numpy and numba take a second or two
             click.echo("loading", err=True, nl=False)
@@ -112,8 +113,8 @@ def fail(sentence: str) -> NoReturn:
 
 _HELP = """Balances Mixture-of-Experts training with routing that rollout has already recorded.
 
-A TRACE holds the experts chosen for every token (.npz or .safetensors). Without one, plan, compare and ablate take
---synthetic MODEL.
+A TRACE holds the experts chosen for every token: .npz or .safetensors, or a file of a rollout engine or recorder that
+`foremoe import` reads. Without one, plan, compare and ablate take --synthetic MODEL.
 
 \b
 Start here:

@@ -19,7 +19,7 @@ DEFAULT_TOKENS_PER_RANK = 1024
 DEFAULT_MICRO_STEPS = 4
 MODELS = (
     "qwen3-30b-a3b, qwen3-235b-a22b, glm-4.5-air, deepseek-v3, gpt-oss-20b, "
-    "gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b, kimi-k2, glm-4.5"
+    "gpt-oss-120b, deepseek-v2-lite, mixtral-8x7b, kimi-k2, glm-4.5, qwen3-next-80b-a3b"
 )
 CLUSTERS = "8xh100, 8xh800, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72, 8xb300, gb300-nvl72"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-oss-math-like", "qwen3-like")

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.tensor_file import kind_of
 from foremoe.cli.check import dealt_again
-from foremoe.cli.files import file_name, history_load, kind_of, layer_positions
+from foremoe.cli.files import file_name, history_load, layer_positions
 from foremoe.cli.inputs import Case, build_case, require_one_source
 from foremoe.cli.options import CaseOptions
 from foremoe.cli.progress import Progress

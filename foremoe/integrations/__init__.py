@@ -2,6 +2,6 @@
 
 from foremoe.base.lazy import lazy
 
-__all__ = ["megatron", "nemo_rl", "slime", "verl"]
+__all__ = ["megatron", "nemo_rl", "slime", "transformers", "verl"]
 
 __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, ()))

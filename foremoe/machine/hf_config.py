@@ -10,6 +10,7 @@ from foremoe.base.fields import whole
 _FAMILIES: Mapping[str, tuple[str, str | None]] = {
     "qwen2_moe": ("moe_intermediate_size", "shared_expert_intermediate_size"),
     "qwen3_moe": ("moe_intermediate_size", None),
+    "qwen3_next": ("moe_intermediate_size", "shared_expert_intermediate_size"),
     "deepseek_v2": ("moe_intermediate_size", None),
     "deepseek_v3": ("moe_intermediate_size", None),
     "kimi_k2": ("moe_intermediate_size", None),
@@ -53,15 +54,30 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if "kv_lora_rank" not in config:
         width = size("head_dim", default=hidden // max(heads, 1))
         kv_heads = size("num_key_value_heads", default=heads)
-        return out | {
-            "qk_head_dim": width, "v_head_dim": width, "attention_params": 2 * hidden * width * (heads + kv_heads)
-        }  # fmt: skip
+        out |= {"qk_head_dim": width, "v_head_dim": width, "attention_params": 2 * hidden * width * (heads + kv_heads)}
+        return out | _with_linear_layers(config, size, out) if family == "qwen3_next" else out
     # Latent attention: queries and keys with values go through narrow matrices, whose widths are the ranks.
     rank, rope, nope, v = (size(n) for n in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
     q_rank, q_width = size("q_lora_rank", default=0), heads * (nope + rope)
     queries = hidden * q_rank + q_rank * q_width if q_rank else hidden * q_width
     keys_values = hidden * (rank + rope) + rank * heads * (nope + v)
     return out | {"qk_head_dim": nope + rope, "v_head_dim": v, "attention_params": queries + keys_values + heads * v * hidden}
+
+
+def _with_linear_layers(config: Mapping[str, Any], size: Callable[..., int], full: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention of a mean layer where only some have full attention, with gates as wide as their queries; others are linear."""
+    num_layers = size("num_hidden_layers")
+    kinds = config.get("layer_types") or []
+    interval = max(size("full_attention_interval", default=4), 1)
+    num_full = sum(kind == "full_attention" for kind in kinds) if isinstance(kinds, list) and kinds else num_layers // interval
+    key = size("linear_num_key_heads") * size("linear_key_head_dim")
+    value = size("linear_num_value_heads") * size("linear_value_head_dim")
+    hidden, heads = full["hidden_size"], full["num_heads"]
+    linear = hidden * (2 * key + 3 * value + 2 * size("linear_num_value_heads"))
+    gated = full["attention_params"] + hidden * heads * full["qk_head_dim"]
+    total = num_full * gated + (num_layers - num_full) * linear
+    # A linear layer's cost has no square of the length: fewer heads stand for the layers that have one.
+    return {"attention_params": total // num_layers, "num_heads": max(round(heads * num_full / num_layers), 1)}
 
 
 def _moe_layers(config: Mapping[str, Any], size: Callable[..., int]) -> tuple[int, int]:

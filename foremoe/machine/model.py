@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from foremoe.base.schema import MAX_JSON_BYTES, parse_json
 from foremoe.machine.hf_config import model_fields
 
 _FILE = "models.toml"
+# What a hub adds to the name of a model that was trained further, or stored otherwise.
+_VARIANT = re.compile(r"-(instruct|thinking|chat|base|fp8|bf16|int8|awq|v?\d+(\.\d+)*)$")
 # Plans number layers and experts with int16.
 _MAX_NUMBER = int(np.iinfo(np.int16).max)
 _CHECKS = (
@@ -139,6 +142,17 @@ class Model:
         return fields.preset_names(_FILE)
 
     @classmethod
+    def preset_of(cls, name: str) -> str | None:
+        """The preset that a hub's name stands for, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``; None where there is none."""
+        found = name.strip().lower().rpartition("/")[2]
+        while found not in cls.preset_names():
+            shorter = _VARIANT.sub("", found)
+            if shorter == found:
+                return None
+            found = shorter
+        return found
+
+    @classmethod
     def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Self]:
         """The presets with these counts: exactly one when a trace's shape tells its model."""
         models = (cls.preset(name) for name in cls.preset_names())
@@ -166,8 +180,9 @@ class Model:
     def from_hf(cls, path: str | os.PathLike[str]) -> Self:
         """The model of a Hugging Face `config.json`, or of the folder where it lies.
 
-        Reads Qwen2-MoE and Qwen3-MoE, DeepSeek-V2 and V3, Kimi-K2, GLM-4.5, gpt-oss, Mixtral and OLMoE. Weights are taken as
-        bf16, whatever the checkpoint has; layers of multi-token prediction are left out.
+        Reads Qwen2-MoE, Qwen3-MoE and Qwen3-Next (its attention as the mean of its layers), DeepSeek-V2 and V3, Kimi-K2, GLM-4.5,
+        gpt-oss, Mixtral and OLMoE. Weights are taken as bf16, whatever the checkpoint has; layers of multi-token prediction are
+        left out.
 
         Raises:
             InputError: There is no such file, it is of another family, or it lacks a size.

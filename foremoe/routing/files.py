@@ -86,6 +86,15 @@ def load_trace(
     return trace
 
 
+def holds_trace(path: str | os.PathLike[str]) -> bool:
+    """True for an ``.npz`` or ``.safetensors`` file with the experts of tokens, by the names of its arrays."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        return False
+    with open_stored(Path(path), f"a {suffix} file", archive=suffix == ".npz") as stored:
+        return not stored.names.isdisjoint(_NAMES["topk_TLK"])
+
+
 def _require_tokens_first(arrays: dict[str, Any], names: dict[str, str | None]) -> None:
     """Refuses routing whose first two axes are exchanged, which lengths that fit the second one give away."""
     shape, lengths = arrays["topk_TLK"].shape, arrays["seq_len_Q"]

@@ -37,6 +37,7 @@ def test_the_commands() -> None:
         "calibrate",
         "check",
         "compare",
+        "import",
         "inspect",
         "plan",
         "report",

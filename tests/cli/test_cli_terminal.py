@@ -52,6 +52,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
         ["calibrate", "--ranks", "0"],
         ["warm-up", "--nothing"],
+        ["import", trace, "-o", str(folder / "t.npz")],
         ["inspect", trace, "--ranks", "4"],
         ["inspect", plan, "--explain", "1,2"],
         ["check", plan, "--trace", trace],

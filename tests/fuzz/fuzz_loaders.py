@@ -27,7 +27,7 @@ from foremoe.plan.plan import Plan
 from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.routing.readers import sglang, vllm
 from foremoe.routing.trace import RoutingTrace
-from foremoe.workload import Workload, count_workload, from_routed_experts
+from foremoe.workload import Workload, count_workload, from_routed_experts, open_recordings
 
 LAYERS, EXPERTS, TOPK, RANKS = 3, 8, 2, 4
 MODEL = dataclasses.replace(
@@ -88,6 +88,25 @@ def recording() -> dict[str, np.ndarray]:
         "topk_ids": trace().topk_TLK, "seq_len": np.array(trace().seq_len_Q), "num_experts": np.array(EXPERTS),
         "known_T": np.array(trace().known_T), "topk_weights": np.array(trace().weight_TLK),
     }  # fmt: skip
+
+
+def counted() -> list[Any]:
+    """Counts of two steps, [steps, layers, experts]."""
+    return [[np.bincount(one.ravel(), minlength=EXPERTS).tolist() for one in ids(20, s).swapaxes(0, 1)] for s in (0, 1)]
+
+
+def statistics() -> dict[str, np.ndarray]:
+    """As TensorRT-LLM writes them."""
+    return {f"{s}_{at}": np.array(one) for s, step in enumerate(counted()) for at, one in enumerate(step)}
+
+
+def use_recorded(path: str) -> None:
+    for strict in (True, False):
+        found = open_recordings([path], model=MODEL, num_ranks=RANKS, tokens_per_rank=8, strict=strict)
+        if isinstance(found, Workload):
+            workload_text(workload_figures(found))
+        else:
+            trace_text(trace_figures(found))
 
 
 def use_plan(path: str) -> None:
@@ -168,6 +187,13 @@ PAYLOADS: list[Any] = [
     [[{"meta_info": {"routed_experts": RAW, "routed_experts_start_len": 4}}, {"routed_experts": NPY}]],
     ids(4).tolist(),
 ]
+RECORDED: list[Any] = [
+    {"logical_count": counted()},
+    *PAYLOADS,
+    [{"problem_id": 0, "layer": at, "token_idx": t, "experts": ids(4)[t, at].tolist()} for t in range(4) for at in range(LAYERS)],
+    [{"step": 0, "layer": at, "expert": e, "count": 3} for at in range(LAYERS) for e in range(EXPERTS)],
+    [{"tokens": [1] * 5, "selected_experts": ids(4).tolist()}],
+]
 
 
 def _valid_npz() -> bytes:
@@ -214,6 +240,19 @@ LOADERS: dict[str, Loader] = {
         lambda: json.dumps(PAYLOADS[0]).encode(),
     ),
     "header": of_tensors(work, use_header),
+    # What engines and recorders write: a tree of values, and arrays by iteration and layer.
+    "recorded": Loader(
+        ".json",
+        lambda rng: changes.changed_payload(rng.choice(RECORDED), rng),
+        use_recorded,
+        lambda: json.dumps(RECORDED[0]).encode(),
+    ),
+    "statistics": Loader(
+        ".safetensors",
+        lambda rng: changes.changed_tensors(None, statistics(), rng),
+        use_recorded,
+        lambda: changes.pack({}, statistics()),
+    ),
 }
 
 

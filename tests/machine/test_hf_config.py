@@ -1,5 +1,6 @@
 """Models of config.json files: the presets, whose figures come from the same files, and the models that transformers builds."""
 
+import dataclasses
 import json
 
 import pytest
@@ -62,6 +63,22 @@ def write(folder, config):
     return folder
 
 
+def test_full_attention_in_every_fourth_layer(tmp_path):
+    """The published config.json of Qwen3-Next says it by an interval, those that transformers writes by names of layers."""
+    config = QWEN3 | {
+        "model_type": "qwen3_next", "num_hidden_layers": 48, "num_experts": 512, "num_experts_per_tok": 10, "head_dim": 256,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    by_name = config | {"layer_types": ["linear_attention"] * 3 * 12 + ["full_attention"] * 12}
+    models = [Model.from_hf(write(tmp_path, some)) for some in (config, config | {"full_attention_interval": 4}, by_name)]
+    assert models[0] == models[1] == models[2] and models[0].num_heads == 4
+    linear, full = 2048 * (2 * 2048 + 3 * 4096 + 64), 2048 * 256 * (16 * 3 + 2 * 2)
+    assert models[0].attention_params == (3 * linear + full) // 4
+    preset = Model.preset("qwen3-next-80b-a3b")
+    assert dataclasses.replace(models[0], name=preset.name, source=preset.source) == preset
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_gives_the_figures_of_the_preset(name, tmp_path):
     found = Model.from_hf(write(tmp_path, CONFIGS[name]))
@@ -93,7 +110,7 @@ def test_what_is_no_config_is_refused(config, message, tmp_path):
         Model.from_hf(tmp_path / "none.json")
 
 
-FAMILIES = ["Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "GptOss", "Mixtral", "Olmoe"]
+FAMILIES = ["Qwen2Moe", "Qwen3Moe", "Qwen3Next", "DeepseekV2", "DeepseekV3", "Glm4Moe", "GptOss", "Mixtral", "Olmoe"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,6 +132,8 @@ def test_the_figures_are_those_of_the_model_that_transformers_builds(family, tmp
         small |= {"num_local_experts" if family in ("GptOss", "Mixtral") else "num_experts": 8}
     if family == "Olmoe":
         small.pop("head_dim")
+    elif family == "Qwen3Next":
+        small |= {"num_hidden_layers": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     config = getattr(transformers, f"{family}Config")(**small)
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(config)
@@ -129,8 +148,12 @@ def test_the_figures_are_those_of_the_model_that_transformers_builds(family, tmp
 
     mlp = layers[moe[-1]].mlp
     assert weights(mlp.experts) == model.num_experts * model.expert_params
-    assert weights(layers[-1].self_attn) == model.attention_params
+    mixers = [part for layer in layers for name, part in layer.named_children() if name in ("self_attn", "linear_attn")]
+    convolved = sum(p.numel() for part in mixers for name, p in part.named_parameters() if "conv1d" in name)
+    assert (sum(map(weights, mixers)) - convolved) // len(layers) == model.attention_params
     shared = [weights(part) for name, part in mlp.named_children() if name in ("shared_expert", "shared_experts")]
     assert sum(shared) == model.shared_params
+    if family == "Qwen3Next":
+        assert model.num_heads == 1  # two of eight layers have the four heads of full attention
     if moe[0]:
         assert weights(layers[0].mlp) == 3 * model.hidden_size * model.dense_ffn_size

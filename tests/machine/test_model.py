@@ -23,6 +23,7 @@ NAMES = (
     "mixtral-8x7b",
     "kimi-k2",
     "glm-4.5",
+    "qwen3-next-80b-a3b",
 )
 SMALL = {
     "name": "small",
@@ -88,6 +89,20 @@ def test_preset_names():
     for name in NAMES:
         assert Model.preset(name).name == name
         assert Model.preset(name) == Model.preset(f" {name.upper()}")
+
+
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", "qwen3-next-80b-a3b"), ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"), ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"), ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"), ("zai-org/GLM-4.5V", None), ("deepseek-ai/DeepSeek-V3-Lite", None), ("", None),
+    ],
+)  # fmt: skip
+def test_names_of_a_hub(hub, name):
+    assert Model.preset_of(hub) == name
 
 
 @pytest.mark.parametrize(

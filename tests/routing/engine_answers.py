@@ -1,18 +1,24 @@
-"""Answers of rollout engines as their own protocol classes write them: makes `engine_answers.json` from the engines' wheels.
+"""Answers of rollout engines as their own protocol classes write them, read by foremoe: `make engine-answers`.
 
-    cd tests/routing; python engine_answers.py vllm-0.33.0-*.whl sglang-0.5.9-*.whl sglang-0.5.23-*.whl > engine_answers.json
+    python tests/routing/engine_answers.py                       # downloads the wheels of VERSIONS, without dependencies
+    python tests/routing/engine_answers.py --write *.whl         # makes engine_answers.json, the test data of every run
 
 Nothing of a wheel is installed or imported: a class runs from its own source, with Any for what other modules define. What the
-classes are given is what the engines' servers give them, `serving*.py` beside each `protocol.py`.
+classes are given is what the engines' servers give them, `serving*.py` beside each `protocol.py`. One line for each endpoint of
+each version says how many answers were read as what went in, and how many refused with the cure.
 """
 
+import argparse
 import ast
 import base64
 import builtins
 import io
 import json
+import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 import time
 import typing
 import zipfile
@@ -22,6 +28,9 @@ import numpy as np
 # Letters: T tokens, L MoE layers, K top-k.
 
 NUM_EXPERTS, MOE_LAYERS, NUM_TOPK = 8, (1, 2), 2
+MODEL = {"num_experts": NUM_EXPERTS, "num_topk": NUM_TOPK, "moe_layer_L": MOE_LAYERS}
+DATA = pathlib.Path(__file__).with_suffix(".json")
+VERSIONS = ("vllm==0.33.0", "sglang==0.5.9", "sglang==0.5.23")
 
 
 def routing_of(sequence, num_tokens, num_experts=NUM_EXPERTS):
@@ -128,6 +137,8 @@ def vllm(engine):
             yield f"{kind} from token {start} on", {**cut, "routed_experts_prompt_start": start}, [[0, 9, start, 8]]
         lost = answer(kind, [choice(kind, 0, 4, 9, routed_experts=None, finish_reason="abort")], (4, 5), **prompt)
         yield f"{kind} aborted", lost, [[0, 9, 0, 0]]
+        cut = answer(kind, [choice(kind, 0, 4, 9, routed_experts=rows(0, 9)[:-16])], (4, 5), **prompt)
+        yield f"{kind} truncated", cut, "but 22 follow it; send the whole file"
     two = [choice(text, 0, 4, 9), choice(text, 1, 3, 7, index=1)]
     yield f"{text} of two prompts", answer(text, two, (4, 5), (3, 4)), both
 
@@ -164,6 +175,8 @@ def sglang(engine):
         cut = answer(kind, [choice(kind)], (4, 5), sglext={"routed_experts": rows(0, 9, 3)})
         yield f"{kind} from token 3 on, unsaid", cut, "do not make 9 or 8 rows .* start"
         yield f"{kind} from token 3 on", {**cut, "routed_experts_start_len": 3}, [[0, 9, 3, 8]]
+        cut = answer(kind, [choice(kind)], (4, 5), sglext={"routed_experts": rows(0, 9)[:-16]})
+        yield f"{kind} truncated", cut, "the payload is truncated"
         yield f"{kind} without routing", answer(kind, [choice(kind)], (4, 5)), "needs routed_experts"
     if engine.version == "0.5.9":
         return
@@ -181,13 +194,97 @@ def sglang(engine):
     yield f"{chat} with meta_info", answer(chat, infos, (4, 5), (0, 3)), [[0, 9, 0, 8], [1, 7, 0, 6]]
 
 
-def main(paths):
-    cases = []
-    for engine in map(Engine, paths):
-        for what, answer, expected in {"vllm": vllm, "sglang": sglang}[engine.name](engine):
-            cases.append({"engine": engine.name, "version": engine.version, "what": what, "expected": expected, "answer": answer})
-    print("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]")
+def cases_of(path):
+    engine = Engine(path)
+    for what, answer, expected in {"vllm": vllm, "sglang": sglang}[engine.name](engine):
+        yield {"engine": engine.name, "version": engine.version, "what": what, "expected": expected, "answer": answer}
+
+
+def read(case, **options):
+    """What foremoe reads of a case's answer."""
+    from foremoe.routing.readers import sglang, vllm
+    from foremoe.workload import from_routed_experts
+
+    payloads = (vllm if case["engine"] == "vllm" else sglang).payloads(case["answer"])
+    num_layers = None if case["engine"] == "vllm" else MOE_LAYERS[-1] + 1
+    return from_routed_experts(payloads, **MODEL, num_layers=num_layers, **options)
+
+
+def check(found, sequences):
+    """Asserts that a trace and its report are of these sequences."""
+    trace, report = found
+    assert trace.seq_len_Q.tolist() == [T for _, T, _, _ in sequences]
+    want_TLK = np.concatenate([routing_of(q, T) for q, T, _, _ in sequences])
+    known_T = np.concatenate([(first <= np.arange(T)) & (np.arange(T) < end) for _, T, first, end in sequences])
+    got_T = np.ones(trace.T, bool) if trace.known_T is None else trace.known_T
+    assert got_T.tolist() == known_T.tolist() and report.num_padding_rows == 0
+    assert (trace.topk_TLK[known_T] == want_TLK[known_T]).all()
+
+
+def fault(case):
+    """What is wrong with how a case is read; None: nothing."""
+    from foremoe.base.errors import InputError
+
+    expected = case["expected"]
+    try:
+        found = read(case)
+        if isinstance(expected, str):
+            return f"read, where {expected!r} should be refused"
+        check(found, expected)
+    except InputError as error:
+        return None if isinstance(expected, str) and re.search(expected, str(error)) else f"refused: {error}"
+    except AssertionError as error:
+        return f"read as something else: {error}"
+    return None
+
+
+def download(folder):
+    """Paths of the wheels; None where there is no index that has them."""
+    for version in VERSIONS:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            folder,
+            version,
+        ]
+        if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+            return None
+    return sorted(map(str, pathlib.Path(folder).glob("*.whl")), key=lambda path: ("sglang" in path, len(path)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheels", nargs="*", help="wheels of vLLM and SGLang; none: those of VERSIONS are downloaded")
+    parser.add_argument("--write", action="store_true", help=f"write {DATA.name} instead of reading the answers")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        wheels = asked.wheels or download(folder)
+        if wheels is None:
+            print("engine-answers: skipped, the engines' wheels cannot be downloaded here")
+            return 0
+        cases = [case for path in wheels for case in cases_of(path)]
+    if asked.write:
+        DATA.write_text("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
+        return 0
+    endpoints, faults = {}, []
+    for case in cases:
+        wrong = fault(case)
+        faults += [] if wrong is None else [f"{case['engine']} {case['version']} {case['what']}: {wrong}"]
+        key = f"{case['engine']} {case['version']} {re.split('[ ,]', case['what'])[0]}"
+        right = "refused" if isinstance(case["expected"], str) else "read"
+        endpoints.setdefault(key, []).append(right if wrong is None else "wrong")
+    for key, ends in endpoints.items():
+        told = f"{key}: {ends.count('read')} answers read, {ends.count('refused')} refused with the cure"
+        print(told + (f", {ends.count('wrong')} WRONG" if "wrong" in ends else ""))
+    print("\n".join(faults) or "all as they should be")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main())

@@ -1,35 +1,15 @@
 """Answers that the protocol classes of vLLM and SGLang wrote, read as what they were given or refused with a cure."""
 
 import json
-import pathlib
 
-import numpy as np
 import pytest
-from engine_answers import MOE_LAYERS, NUM_EXPERTS, NUM_TOPK, routing_of
+from engine_answers import DATA, check, fault, read
 
 from foremoe.base.errors import InputError
 from foremoe.routing.readers import sglang, vllm
-from foremoe.workload import from_routed_experts
 
-CASES = json.loads((pathlib.Path(__file__).parent / "engine_answers.json").read_text())
+CASES = json.loads(DATA.read_text())
 READ = {"vllm": vllm.payloads, "sglang": sglang.payloads}
-MODEL = {"num_experts": NUM_EXPERTS, "num_topk": NUM_TOPK, "num_layers": MOE_LAYERS[-1] + 1, "moe_layer_L": MOE_LAYERS}
-VLLM = {**MODEL, "num_layers": None}
-
-
-def read(case, **options):
-    model = VLLM if case["engine"] == "vllm" else MODEL
-    return from_routed_experts(READ[case["engine"]](case["answer"]), **model, **options)
-
-
-def check(found, sequences):
-    trace, report = found
-    assert trace.seq_len_Q.tolist() == [T for _, T, _, _ in sequences]
-    want_TLK = np.concatenate([routing_of(q, T) for q, T, _, _ in sequences])
-    known_T = np.concatenate([(first <= np.arange(T)) & (np.arange(T) < end) for _, T, first, end in sequences])
-    got_T = np.ones(trace.T, bool) if trace.known_T is None else trace.known_T
-    assert got_T.tolist() == known_T.tolist() and report.num_padding_rows == 0
-    assert (trace.topk_TLK[known_T] == want_TLK[known_T]).all()
 
 
 def named(what, engine="vllm", version=None):
@@ -38,11 +18,7 @@ def named(what, engine="vllm", version=None):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['engine']} {case['version']} {case['what']}")
 def test_what_engines_answer_is_read_or_refused(case):
-    if isinstance(case["expected"], str):
-        with pytest.raises(InputError, match=case["expected"]):
-            read(case)
-    else:
-        check(read(case), case["expected"])
+    assert fault(case) is None
 
 
 def test_who_requested_no_start_may_say_so():

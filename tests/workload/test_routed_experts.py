@@ -349,3 +349,16 @@ def test_readers_import_neither_torch_nor_an_engine():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_resumed_sequence_is_read_from_its_requests():
+    """An engine that resumes sends the routing of the prompt again, which then holds what was generated before."""
+    whole = distinct(np.random.default_rng(3), (9, 3), 8, 2).astype(np.int32)
+    first, second = whole[:4], whole[:8]  # each without its last token
+    requests = [
+        {"prompt_token_ids": [1] * 2, "choices": [{"token_ids": [2] * 3, "routed_experts": first}]},
+        {"prompt_token_ids": [1] * 5, "choices": [{"token_ids": [2] * 4, "routed_experts": second}]},
+    ]
+    for answer in (requests, requests[1:]):
+        trace, report = from_routed_experts(vllm.payloads([answer]), num_experts=8)
+        assert trace.T == 9 and report.num_missing_tokens == 1 and (trace.topk_TLK[:8] == whole[:8]).all()

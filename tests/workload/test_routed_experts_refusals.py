@@ -55,6 +55,7 @@ GARBAGE = {
     "bytes of 384 experts": (I32.astype(np.uint8).tobytes(), {**FLAT, "num_experts": 384, "dtype": "uint8"}, "uint8 ends at 255"),
     "bytes of 384 experts without dtype": (bytes(24), {**FLAT, "num_experts": 384, "lengths": 4}, "do not make 4 or 3 rows"),
     "garbage beside -1": (np.where(changed(-1) == -1, -1, 99), {}, "lists expert 99"),
+    "a resumed sequence twice": (np.concatenate([I32[:2], I32]), {"lengths": 4}, "6 rows .* routing, .* in a list in the list"),
     "floats": (I32.astype(np.float32), {}, "whole numbers; got float32"),
     "bools": (I32 > 3, {}, "whole numbers; got bool"),
     "objects": (objects(), {}, r"whole numbers; got object .*to_pylist\(\)"),

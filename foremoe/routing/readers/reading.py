@@ -118,6 +118,11 @@ class Reader:
             )
             raise InputError(f"{rows} {lack}; {cure}, or correct lengths.")
         used = min(num_rows, length - start)
+        if (rows_TLK[used:] != rows_TLK[used : used + 1]).any():
+            # Padding repeats one row; a request that was resumed may send the rows of its first part again before the others.
+            found = f"{num_rows} rows from token {start} on for {length} tokens, and those beyond are routing, not padding"
+            cure = "of a sequence that was resumed give each request's routing as a segment of its own, in a list in the list"
+            raise InputError(f"{found}; {cure}, or correct lengths.")
         pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))
         return Read(length, pieces, num_rows - used)
 

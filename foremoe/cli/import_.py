@@ -1,0 +1,49 @@
+"""``foremoe import``: files of engines and recorders as a trace, or as counts."""
+
+import click
+
+from foremoe.base.errors import InputError
+from foremoe.cli.figures import trace_figures, trace_text, workload_figures, workload_text
+from foremoe.cli.files import file_name, model_of, read_routing
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.options import COUNT, DEFAULT_RANKS, DEFAULT_TOKENS_PER_RANK, RANKS, option
+from foremoe.workload.workload import Workload
+
+_HELP = """Reads FILEs of one recording, and writes a trace (.npz or .safetensors) or counts (.safetensors).
+
+JSON lines of answers of vLLM and SGLang; chosen experts of tokens as JSON lines, parquet, .pt or .npz; counts of SGLang's
+recorder, of TensorRT-LLM's statistics and of tables. Every other command takes such files, too. Tokens that a file does not
+know, or gives an expert twice, are unknown. Counts that do not tell source ranks are spread evenly over --ranks.
+
+\b
+Examples:
+  foremoe import answers.jsonl --model qwen3-30b-a3b -o rollout.npz
+  foremoe import recorded.pt --model deepseek-v3 -o counts.safetensors
+"""
+
+
+@click.command("import", cls=JsonCommand, help=_HELP)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@option("-o", "--output", metavar="FILE", required=True, help="Where to write the trace or the counts.")
+@option("--model", metavar="NAME|config.json|FILE.toml", help="The model that was recorded.  [default: what the files say]")
+@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="Counts: source ranks that they are spread over.")
+@option(
+    "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
+    help="Counts: recorded steps are joined until they have N tokens for each rank.",
+)  # fmt: skip
+@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="Counts: the stage that they stand for.")
+def import_(
+    files: tuple[str, ...], output: str, model: str | None, ranks: int, tokens_per_rank: int, stage: str, json_file: str | None
+) -> None:
+    """The command ``foremoe import``."""
+    require_writable({"the output": output, "the JSON file": json_file}, [*files, model])
+    told = None if model is None else model_of(model)
+    found = read_routing(files, told, ranks, tokens_per_rank, stage, strict=False)
+    if isinstance(found, Workload) and not output.lower().endswith(".safetensors"):
+        raise InputError(f"the files hold counts, which are written as .safetensors; give another name than {output!r}.")
+    found.save(output)
+    is_counts = isinstance(found, Workload)
+    figures = workload_figures(found) if isinstance(found, Workload) else trace_figures(found)
+    lines = workload_text(figures) if is_counts else trace_text(figures)
+    payload = {"file": file_name(output), "kind": "workload" if is_counts else "trace", **figures}
+    emit(json_file, payload, [f"{file_name(output)}: {lines[0]}", *lines[1:]])
