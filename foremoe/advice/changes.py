@@ -14,6 +14,7 @@ from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
+from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.lpt import Lpt
@@ -96,6 +97,8 @@ class Advice:
 
 
 RECOMPUTE = "turn on activation recomputation"
+KEPT = 4
+"""Resident slots per rank and layer that are tried: with fewer there is little room for what stays."""
 
 
 def advise(
@@ -105,8 +108,8 @@ def advise(
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time, each by a simulated sample of its stage planned by the default planner.
 
-    Tried are: other numbers of redundant slots, homes of experts by `Anneal` and by `Lpt` with every move of weights and
-    optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
+    Tried are: other numbers of redundant slots, resident slots, homes of experts by `Anneal` and by `Lpt` with every move of
+    weights and optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
 
     Args:
         problem: The case as it is.
@@ -180,6 +183,11 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
             size = gigabytes(option.buffer_bytes)
             changed = dataclasses.replace(problem, redundant=option.redundant, resident_LGS=None)
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
+    most = min(KEPT, problem.B)
+    if isinstance(problem.slots, SharedSlots) and problem.M > 1 and most:
+        changed = dataclasses.replace(problem, slots=ResidentSlots(), redundant=most)
+        size = gigabytes(buffer_bytes(changed, most))
+        yield f"resident slots, R = {most}", f"{size} GB a rank for buffers", Case(changed, trainer)
     for solver in (Lpt(), Anneal()):
         home_LE = solver.solve(problem)
         moved = _moved(problem, home_LE)

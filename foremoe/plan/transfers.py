@@ -47,8 +47,9 @@ class TransferList(ArrayValue):
     own copy arrives before it is passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over:
     no record may land on it with an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
 
-    The gradient of a replica goes home after backward of (micro-step, layer); it has no record of its own. It takes the link
-    between the two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
+    The gradient of a replica goes home after the backward that completes it (`foremoe.plan.replicas.Lives`); it has no record of
+    its own. It takes the link between the two ranks, peer or RDMA, also where the weights came from the host store or a relay:
+    gradients are not relayed.
     """
 
     micro_step_C: Array = array(np.int32)

@@ -30,10 +30,11 @@ class SharedSlots:
 
 @dataclass(frozen=True, slots=True)
 class ResidentSlots:
-    """Buffers of their own for every layer: more memory, and a replica can stay from one micro-step to the next.
+    """Buffers of their own for every layer: more memory, and replicas that stay from one micro-step to the next.
 
-    A rank has ``redundant * copies`` buffers per layer. Under 1F1B a later forward overwrites what an earlier backward still
-    needs unless ``copies`` covers the micro-steps in flight; with fewer, weights are sent again.
+    A replica that stays is sent once, and its gradient is summed in its slot and goes home once. A rank has
+    ``redundant * copies`` buffers per layer. Under 1F1B a later forward overwrites what an earlier backward still needs unless
+    ``copies`` covers the micro-steps in flight; with fewer, weights are sent again.
 
     Example:
         >>> resident = foremoe.Problem.of(work, cluster, redundant=1, slots=foremoe.ResidentSlots())
