@@ -40,7 +40,7 @@ class ResidentSlots:
         >>> resident = foremoe.Problem.of(work, cluster, redundant=1, slots=foremoe.ResidentSlots())
         >>> kept, _ = foremoe.Planner().plan(resident)
         >>> len(kept.transfers), len(plan.transfers)
-        (78, 111)
+        (38, 111)
     """
 
     copies: int = 1
