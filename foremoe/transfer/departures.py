@@ -54,11 +54,13 @@ class Departures:
                     spoil(self._buffers.slot(buffer))
         self._carrier.start(position + 1)
 
-    def send_rest(self) -> None:
-        """Starts gradients that later backwards were to add to, where the stage ends before them."""
+    def finish(self) -> None:
+        """Brings all gradients home, also those that later backwards were to add to, where the stage ends before them."""
+        self.launch()
         programme = self._carrier.programme
         for position in sorted(programme.returns) if self._added else ():
             self._send(programme.uses[position][0], position)
+        self.settle()
 
     def _send_gradients(self) -> None:
         if self._unsent is not None:

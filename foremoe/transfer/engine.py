@@ -206,9 +206,7 @@ class Engine:
             raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
         try:
-            self._departures.launch()
-            self._departures.send_rest()
-            self._departures.settle()
+            self._departures.finish()
             self._carrier.finish()
             if self._watch is not None:
                 self._watch.check()

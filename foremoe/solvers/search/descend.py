@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
-from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
+from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, Traffic, settle
 from foremoe.problem.rows import empty_of, nothing_held, row_of
 from foremoe.solvers.rows import Placed, assign, bare_homes, clean_row, copy_of
 from foremoe.solvers.rows import row_of as estimated_row
@@ -87,6 +88,22 @@ def _descend(effort, s):
         undo(s)
 
 
+class Memory(NamedTuple):
+    """Memory of a thread that searches rows one after the other."""
+
+    t: Traffic  # empty between rows
+    pairs_G: Array
+    held_EG: Array  # bool, what ranks hold from earlier rows
+    own: tuple[Array, ...]  # of a `State`
+
+
+@kernel
+def empty_memory(rows, num_slots):
+    """Ranks hold nothing."""
+    G = rows.ranks.node_G.size
+    return Memory(empty_of(rows), np.empty(G), nothing_held(rows), empty_arrays(G, rows.num_base, num_slots))
+
+
 @kernel
 def _kept_start(row, s, tried):
     """Overwrites `tried`, a placement, with replicas that ranks hold from earlier rows, the experts with most load first, and
@@ -108,11 +125,11 @@ def _kept_start(row, s, tried):
 
 
 @kernel
-def search_row(n, rows, estimated, choice, t, pairs_G, held_EG, own, best):
+def search_row(n, rows, estimated, choice, memory, best):
     """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start, nor than its experts at
-    home. `t` is an empty traffic, `own` the memory of a `State`, `held_EG` what ranks hold from earlier rows."""
-    G, S = best.expert_GS.shape
-    num_base = rows.num_base
+    home."""
+    (G, S), num_base = best.expert_GS.shape, rows.num_base
+    t, pairs_G, held_EG, own = memory
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
     row, w = row_of(rows, n, pairs_G, held_EG), rows.window_N3[n]
     windows = Windows(w[0], w[1], w[2])
@@ -153,10 +170,9 @@ def search_row(n, rows, estimated, choice, t, pairs_G, held_EG, own, best):
 def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
     """`search_row` on rows [low, high) that hold nothing from earlier ones."""
     G, S = expert_NGS.shape[1:]
-    t, pairs_G, held_EG, own = empty_of(rows), np.empty(G), nothing_held(rows), empty_arrays(G, rows.num_base, S - rows.num_base)
+    memory = empty_memory(rows, S - rows.num_base)
     for n in range(low, high):
-        best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
-        search_row(n, rows, estimated, choice, t, pairs_G, held_EG, own, best)
+        search_row(n, rows, estimated, choice, memory, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
 
 
 @kernel

@@ -8,10 +8,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rows import empty_of, nothing_held
 from foremoe.solvers.rows import Placed
-from foremoe.solvers.search.descend import search_row
-from foremoe.solvers.search.state import empty_arrays
+from foremoe.solvers.search.descend import empty_memory, search_row
 
 # Letters: M micro-steps, L layers, N rows, G ranks, S slots per rank, E experts, P buffers of a rank.
 
@@ -70,13 +68,13 @@ def search_layers(low, high, rows, estimated, choice, start_LGP, expert_NGS, quo
     """
     G, S = expert_NGS.shape[1:]
     num_base, L = rows.num_base, start_LGP.shape[0]
-    t, pairs_G, held_EG, own = empty_of(rows), np.empty(G), nothing_held(rows), empty_arrays(G, num_base, S - num_base)
+    memory = empty_memory(rows, S - num_base)
     for layer in range(low, high):
         buffers = Buffers(start_LGP[layer].copy(), np.full(start_LGP[layer].shape, -1, np.int64))
         for m in range(expert_NGS.shape[0] // L):
             n = m * L + layer
-            _mark(True, buffers.expert_GP, held_EG)
+            _mark(True, buffers.expert_GP, memory.held_EG)
             best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
-            search_row(n, rows, estimated, choice, t, pairs_G, held_EG, own, best)
-            _mark(False, buffers.expert_GP, held_EG)
+            search_row(n, rows, estimated, choice, memory, best)
+            _mark(False, buffers.expert_GP, memory.held_EG)
             use_buffers(m, num_base, best.expert_GS, best.quota_GS, buffers)
