@@ -52,6 +52,7 @@ class Programme:
     frees: dict[int, list[int]]  # position -> buffers here whose contents are not needed after it, until a copy lands
     returns: dict[int, list[Return]]  # position -> gradients that leave or reach this rank after it
     sums: dict[int, list[int]]  # position -> keys of the returns that its backward adds to
+    owed_N: Array  # position after which the last gradient that a row adds to has left, on any rank; -1: it adds to none
     relays: Relays
 
     @staticmethod
@@ -72,11 +73,11 @@ class Programme:
         round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
         in_order = mine_C[np.lexsort((mine_C, round_C[mine_C], need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
-        returns, sums = _returns(plan, rank)
+        returns, sums, owed_N = _returns(plan, rank)
         return Programme(
             uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,
             starts=_group(start_C[in_order], in_order), arrivals=_group(need_C[here_C], here_C),
-            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=returns, sums=sums,
+            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=returns, sums=sums, owed_N=owed_N,
         )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
@@ -120,11 +121,13 @@ def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
     return groups
 
 
-def _returns(plan: Plan, rank: int) -> tuple[dict[int, list[Return]], dict[int, list[int]]]:
-    """The `returns` and `sums` of `rank`; those of a position by expert, then replica rank."""
+def _returns(plan: Plan, rank: int) -> tuple[dict[int, list[Return]], dict[int, list[int]], Array]:
+    """The `returns` and `sums` of `rank`, those of a position by expert, then replica rank; `owed_N`."""
+    owed_N = np.full(plan.N, -1, np.int64)
     if not plan.header.schedule.trains:
-        return {}, {}
+        return {}, {}, owed_N
     replicas, at_Z, end_Z = Lives.of(plan)
+    np.maximum.at(owed_N, replicas.row_Z, at_Z[end_Z])
     ends_Z = end_Z == np.arange(len(end_Z))
     order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, at_Z))
     key_Z = np.zeros(len(end_Z), np.int64)
@@ -136,7 +139,7 @@ def _returns(plan: Plan, rank: int) -> tuple[dict[int, list[Return]], dict[int, 
     returns: dict[int, list[Return]] = {}
     for u, *row in zip(at_Z[due_I].tolist(), *(column_Z[due_I].tolist() for column_Z in columns), strict=True):
         returns.setdefault(u, []).append(Return(*row))
-    return returns, _group(at_Z[mine_I], key_Z[end_Z[mine_I]])
+    return returns, _group(at_Z[mine_I], key_Z[end_Z[mine_I]]), owed_N
 
 
 def _turns(u_Z: Array, home_Z: Array, order_I: Array) -> Array:

@@ -104,7 +104,7 @@ class Engine:
         self._departures = Departures(self._carrier, self._returns, self.buffers, self._slots, debug=self.settings.debug)
         self._plan, self._next, self._open, self._returned = plan, 0, None, False
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
-        self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
+        self._owed: dict[tuple[int, int], int] = {}  # row that ran on replicas -> position after which its gradients have left
         self._homes_only = plan.header.schedule.trains and self._backends.return_backend() < 0
         if self._contents is not None:
             self._contents.spoil_free(self._slots.expert_of)
@@ -153,7 +153,7 @@ class Engine:
         """All ranks agreed that this row runs at home placement, in forward and in backward."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
-        self._in_flight.discard((micro_step, layer))
+        self._owed.pop((micro_step, layer), None)
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
@@ -162,7 +162,6 @@ class Engine:
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
         self._returned = True
-        self._in_flight.discard((micro_step, layer))
         self._departures.hold_gradients(micro_step, position, added=(micro_step, layer) not in self._fell_back)
 
     def settle(self, layer: int | None = None) -> None:
@@ -253,15 +252,15 @@ class Engine:
             if self._homes_only:
                 return dataclasses.replace(use, complete=False)
             if plan.header.schedule.trains:
-                self._in_flight.add((m, layer))
+                self._owed[m, layer] = int(self._programme.owed_N[m * plan.L + layer])
         return use
 
     def _agree(self, plan: Plan, position: int) -> None:
         """A pass boundary: rows run at home from here on if no backend is left to bring gradients home."""
         lost = self._carrier.agree(position, self._returns.settle)
         if lost and plan.header.schedule.trains and self._backends.return_backend() < 0:
-            if self._in_flight:
-                rows = f"{len(self._in_flight)} rows that already ran on replicas"
+            if owed := sum(until >= position for until in self._owed.values()):
+                rows = f"{owed} rows that already ran on replicas"
                 lack = f"no two-sided backend is left to bring home the gradients of {rows}"
                 cure = "end the job, for no rank may take this optimizer step, and give the engine a second two-sided backend"
                 raise TransferError(f"{', '.join(lost)} failed and {lack}; {cure}.")

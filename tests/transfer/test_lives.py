@@ -1,0 +1,122 @@
+"""Replicas that stay in resident slots: their gradients are summed there and come home once, whatever fails meanwhile."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from engine_util import ToyBuffers, a_plan, check_grads, gradient, run_uses
+from flaky import Flaky, Second
+
+import foremoe
+from foremoe.base.errors import TransferError
+from foremoe.plan.plan import Plan
+from foremoe.plan.replicas import Lives
+from foremoe.problem.schedule import Phase
+from foremoe.testing.ranks import run_threads
+from foremoe.transfer.engine import Engine
+from foremoe.transfer.local import Local
+
+RANKS, MICRO_STEPS = 3, 5
+
+
+def lasting() -> Plan:
+    """A plan whose rows have the replicas and quotas of the first micro-step; those of the last have others."""
+    plan = a_plan(ranks=RANKS, micro_steps=MICRO_STEPS, slots=foremoe.ResidentSlots())
+    like_M = np.array([0] * (MICRO_STEPS - 1) + [1])
+    columns = {name: getattr(plan, name)[like_M] for name in ("expert_MLGS", "quota_MLGS", "load_MLE")}
+    cost_ML = plan.cost_ML.reshape(plan.N)
+    cost_N = (like_M[:, None] * plan.L + np.arange(plan.L)).ravel()
+    cost = type(cost_ML)(**{name: part[cost_N] for name, part in cost_ML.parts().items()})
+    bounds = {name: getattr(plan, name)[like_M] for name in ("bound_ML", "load_bound_ML", "stop_ML")}
+    return dataclasses.replace(plan, **columns, **bounds, cost_ML=cost.reshape(plan.M, plan.L)).rederived()
+
+
+PLAN = lasting()
+
+
+class Falls:
+    """An engine whose `prepare` says of some rows that they lack a replica."""
+
+    def __init__(self, engine: Engine, rows: set[tuple[int, int]]) -> None:
+        self.engine, self.rows = engine, rows
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    def prepare(self, m: int, layer: int, phase: int) -> bool:
+        return self.engine.prepare(m, layer, phase) and (m, layer) not in self.rows
+
+
+def test_a_gradient_comes_home_once_for_all_micro_steps() -> None:
+    def run(group):
+        buffers = ToyBuffers(PLAN, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(PLAN)
+        run_uses(engine, PLAN, group)
+        timeline = engine.end()
+        engine.close()
+        check_grads(PLAN, buffers)
+        return sum(e.kind == "gradient" for e in timeline.events)
+
+    returned = len(Lives.of(PLAN).returned().row_Z)
+    assert sum(run_threads(run, RANKS)) == returned < PLAN.num_replicas / 2
+
+
+@pytest.mark.parametrize("rows", [{(0, 0)}, {(1, 0), (2, 1)}, {(3, 0), (3, 1)}, {(m, 0) for m in range(4)}], ids=str)
+def test_rows_that_fall_back_leave_the_sums_of_the_others_right(rows: set[tuple[int, int]]) -> None:
+    def run(group):
+        buffers = ToyBuffers(PLAN, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(PLAN)
+        assert set(run_uses(Falls(engine, rows), PLAN, group)) == rows
+        engine.end()
+        engine.close()
+        check_grads(PLAN, buffers, fell_back=rows)
+
+    run_threads(run, RANKS)
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2, 3])
+def test_a_stage_that_ends_early_brings_home_what_was_summed(micro_steps: int) -> None:
+    def run(group):
+        buffers = ToyBuffers(PLAN, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),))
+        engine.begin(PLAN)
+        run_uses(engine, PLAN, group, stop=2 * PLAN.L * micro_steps)
+        engine.end(partial=True)
+        engine.close()
+        for (layer, e), grads in buffers.grads.items():
+            want = 0.0
+            for m, g in np.ndindex(micro_steps, PLAN.G):
+                for s in np.flatnonzero(PLAN.expert_MLGS[m, layer, g] == e):
+                    want += gradient(m, layer, e, g) * (s < PLAN.B or PLAN.quota_MLGS[m, layer, g, s] > 0)
+            assert all((grad == want).all() for grad in grads), (layer, e)
+
+    uses = PLAN.header.schedule.uses(PLAN.L)
+    assert uses.phase_U[2 * PLAN.L - 1] == Phase.BACKWARD and uses.micro_step_U[2 * PLAN.L] == 1
+    run_threads(run, RANKS)
+
+
+@pytest.mark.parametrize("others", [(), (Second(),)], ids=["no way home", "a second way"])
+def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tuple[object, ...]) -> None:
+    """Never a gradient that is lost in silence."""
+
+    def run(group, starts):
+        buffers = ToyBuffers(PLAN, group.rank)
+        engine = Engine(buffers, group=group, backends=(Flaky(1, starts), *others), timeout_s=0.5 if not others else 3.0)
+        try:
+            engine.begin(PLAN)
+            fell_back = run_uses(engine, PLAN, group)
+            engine.end()
+        finally:
+            engine.close()
+        check_grads(PLAN, buffers, fell_back=fell_back)
+        return fell_back
+
+    ends = set()
+    for starts in range(8):
+        results = run_threads(lambda group, n=starts: run(group, n), RANKS, errors=True)
+        ended = [isinstance(result, TransferError) for result in results]
+        assert all(ended) or not any(isinstance(result, BaseException) for result in results), results
+        ends.add(all(ended))
+    assert ends == {True, False}
