@@ -15,20 +15,19 @@ from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
+from foremoe.transfer.pinned_host import PinnedHost
 
 RANKS, MICRO_STEPS = 3, 5
 
 
 def lasting() -> Plan:
-    """A plan whose rows have the replicas and quotas of the first micro-step; those of the last have others."""
+    """A plan whose layers change their replicas once, each in another micro-step."""
     plan = a_plan(ranks=RANKS, micro_steps=MICRO_STEPS, slots=foremoe.ResidentSlots())
-    like_M = np.array([0] * (MICRO_STEPS - 1) + [1])
-    columns = {name: getattr(plan, name)[like_M] for name in ("expert_MLGS", "quota_MLGS", "load_MLE")}
-    cost_ML = plan.cost_ML.reshape(plan.N)
-    cost_N = (like_M[:, None] * plan.L + np.arange(plan.L)).ravel()
-    cost = type(cost_ML)(**{name: part[cost_N] for name, part in cost_ML.parts().items()})
-    bounds = {name: getattr(plan, name)[like_M] for name in ("bound_ML", "load_bound_ML", "stop_ML")}
-    return dataclasses.replace(plan, **columns, **bounds, cost_ML=cost.reshape(plan.M, plan.L)).rederived()
+    like_ML = np.array([[0, 0], [0, 0], [0, 1], [0, 1], [1, 1]])
+    at = like_ML, np.arange(plan.L)
+    names = ("expert_MLGS", "quota_MLGS", "load_MLE", "bound_ML", "load_bound_ML", "stop_ML")
+    cost_ML = type(plan.cost_ML)(**{name: part[at] for name, part in plan.cost_ML.parts().items()})
+    return dataclasses.replace(plan, **{name: getattr(plan, name)[at] for name in names}, cost_ML=cost_ML).rederived()
 
 
 PLAN = lasting()
@@ -97,13 +96,15 @@ def test_a_stage_that_ends_early_brings_home_what_was_summed(micro_steps: int) -
     run_threads(run, RANKS)
 
 
-@pytest.mark.parametrize("others", [(), (Second(),)], ids=["no way home", "a second way"])
-def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tuple[object, ...]) -> None:
+@pytest.mark.parametrize("others", [(), (Second,), (PinnedHost,)], ids=["no other", "a second way", "no other way home"])
+def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tuple[type, ...]) -> None:
     """Never a gradient that is lost in silence."""
 
     def run(group, starts):
         buffers = ToyBuffers(PLAN, group.rank)
-        engine = Engine(buffers, group=group, backends=(Flaky(1, starts), *others), timeout_s=0.5 if not others else 3.0)
+        engine = Engine(
+            buffers, group=group, backends=(Flaky(1, starts), *(b() for b in others)), timeout_s=3.0 if others else 0.5
+        )
         try:
             engine.begin(PLAN)
             fell_back = run_uses(engine, PLAN, group)
