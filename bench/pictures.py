@@ -62,9 +62,10 @@ def number(cell: str) -> float:
 
 def example() -> tuple[foremoe.Problem, foremoe.Plan]:
     """The README's example."""
-    trace = foremoe.synthetic_trace("qwen3-30b-a3b", seed=0)
-    work = foremoe.Workload.from_trace(trace, num_ranks=16, tokens_per_rank=1024)
-    problem = foremoe.choose_slots(foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16))).problem
+    trace = foremoe.synthetic_trace("qwen3-30b-a3b", regime="qwen3-like", seed=0)
+    work = foremoe.Workload.from_trace(trace, num_ranks=16, tokens_per_rank=2048)
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=16, dispatch="node")
+    problem = foremoe.choose_slots(foremoe.Problem.of(work, cluster)).problem
     return problem, foremoe.Planner().plan(problem)[0]
 
 

@@ -1,4 +1,4 @@
-"""The README's example prints exactly what the README shows, and its solver recipe works."""
+"""The README's example prints exactly what the README shows, and the solver recipe works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from page_blocks import blocks_of, run_blocks, run_pytest
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = blocks_of("README.md")
-PYTHON = [text for kind, text in BLOCKS if kind == "python"]
+RECIPE = [text for kind, text in blocks_of("docs/add-a-solver.md") if kind == "python"]
 
 
 def test_the_example_prints_what_the_readme_shows():
@@ -27,8 +27,8 @@ def test_the_example_prints_what_the_readme_shows():
 @pytest.mark.heavy
 def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     """What a reader would do: put the solver and its three-line test into files and run pytest on them."""
-    (tmp_path / "recipe.py").write_text(PYTHON[1])
-    (tmp_path / "test_recipe.py").write_text("from recipe import HalveHottest\n" + PYTHON[2])
+    (tmp_path / "recipe.py").write_text(RECIPE[0])
+    (tmp_path / "test_recipe.py").write_text("from recipe import HalveHottest\n" + RECIPE[1])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     run_pytest(tmp_path, env)
     case = [

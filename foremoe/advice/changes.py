@@ -96,7 +96,7 @@ class Advice:
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
 
 
-RECOMPUTE = "turn on activation recomputation"
+RECOMPUTE, KEEP = "turn on activation recomputation", "turn off activation recomputation"
 KEPT = 4
 """Resident slots per rank and layer that are tried: with fewer there is little room for what stays."""
 
@@ -137,7 +137,7 @@ def advise(
     may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
-        fits = _fits(other) or not (may_fit or name == RECOMPUTE)
+        fits = _fits(other) or not (may_fit or name in (RECOMPUTE, KEEP))
         changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
@@ -205,8 +205,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         again = dataclasses.replace(schedule, reforward=not schedule.reforward, block_L=None)
         changed = dataclasses.replace(problem, schedule=again)
         peak = gigabytes(fit(changed, changed.static(), trainer=trainer).peak_bytes)
-        name = "turn off activation recomputation" if schedule.reforward else RECOMPUTE
-        yield name, f"{peak} GB a rank at home", Case(changed, trainer)
+        yield KEEP if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
 
 
 def _moved(problem: Problem, home_LE: Array) -> float:

@@ -221,7 +221,8 @@ class Cluster(ArrayValue):
     def standing(self) -> str:
         """What the figures are, in words that stand beside every time: calibrated or not, and the residual of their fit."""
         if self.residual is None:
-            return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, ±{100 * TYPICAL_ERROR:.0f} %"
+            error = f"median error {100 * TYPICAL_ERROR:.0f} %"
+            return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, {error}"
         return f"{'calibrated' if self.calibrated else 'fitted, not calibrated'}, residual {self.residual:.0%}"
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 import foremoe
 from foremoe.advice import Case, advise, choose_slots
-from foremoe.advice.changes import RECOMPUTE, stage_seconds
+from foremoe.advice.changes import KEEP, RECOMPUTE, stage_seconds
 from foremoe.advice.sample import sample, whole_stage
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
@@ -79,6 +79,15 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
     told = advise(dataclasses.replace(problem, cluster=tight))
     assert not told.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
+
+
+def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
+    problem = posed("mid")
+    problem = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
+    peak = int(foremoe.problem.memory.peak_bytes(problem, problem.static()).max())
+    small = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=peak // 2))
+    found = next(change for change in advise(small).changes if change.name == KEEP)
+    assert found.speedup > 1.0 and not found.fits
 
 
 def test_a_sample_of_a_small_problem_is_the_problem_and_tells_its_whole_stage() -> None:

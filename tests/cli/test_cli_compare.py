@@ -41,7 +41,7 @@ def test_one_row_per_strategy_in_the_table_order(trace: str, dealing: list[str])
         line.split()[0] for line in lines[3:] if line.split() and line.split()[0] in STRATEGIES and ":" not in line.split()[0]
     ]
     assert names == [name for name in STRATEGIES if name != "exact"]
-    assert "uncalibrated, ±12 %" in result.stdout
+    assert "uncalibrated, median error 12 %" in result.stdout
     left_out = "micro-step 0 has no history and is left out of every figure but the simulated ones; give --history TRACE"
     assert f"eplb-history, laer: {left_out}" in result.stdout
     assert "homes move" in result.stdout

@@ -103,7 +103,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
 
 def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
     text = good(["simulate", trace, *dealing, "--planners", "static,foremoe,force-balanced"]).stdout
-    assert "simulated; constants: uncalibrated, ±12 %" in text
+    assert "simulated; constants: uncalibrated, median error 12 %" in text
     assert "4 GPUs = EP 4 x DP 1 x PP 1" in text and "homes move" not in text
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["static", "foremoe", "force-balanced"]
 
