@@ -21,6 +21,7 @@ from foremoe.cli.tables import seconds
 from foremoe.cli.texts import planners_of, split_list, whole_numbers
 from foremoe.report import run_stage, write_report
 from foremoe.report import what_if as plan_again
+from foremoe.simulate import Gain
 
 NOTHING, WHAT_IF = "none", "0,1,2,4"
 
@@ -121,7 +122,9 @@ def report(
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
             posed=shown.posed, moves_s=shown.moves_s, trainer=trainer, advice=advice,
         )  # fmt: skip
-    lines = [shown.plan.summary(), plan_line(shown.problem, shown.plan, trainer)]
+    found = {name: runs.gains()[name] for name in ("static_s", "planned_s", "balanced_s")}
+    gained = str(Gain(**found, standing=shown.problem.cluster.standing))
+    lines = [shown.plan.summary(), gained, f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:
         lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
     emit(None, {}, [*lines, wrote(output)])

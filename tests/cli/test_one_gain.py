@@ -60,6 +60,7 @@ def test_texts_say_it_too(gain: foremoe.Gain, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
     made = CliRunner().invoke(main, ["report", *CASE, "--planners", "none", "--what-if", "none", "-o", str(page)])
     assert made.exit_code == 0, made.stderr
+    assert str(gain) in made.stdout and "\nadvice: " in made.stdout
     assert f"{gain.speedup:.2f}x as fast as with experts at home" in page.read_text()
     # A plan file and a plan's own text give no seconds: they come from the planner's estimate of rows.
     assert not re.search(r"\d m?s\b", foremoe.resolve("static").plan(_small())[0].summary())
