@@ -122,11 +122,26 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip
-    line = _line(record, len(model.moe_layer_L), chosen)
+    notes = [*_notes(options, record), *([] if chosen is None else [str(chosen)])]
+    line = "\n".join([*_lines(record, len(model.moe_layer_L)), *notes])
     return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=line, slots=chosen)
 
 
-def _line(record: dict[str, Any], model_layers: int, chosen: SlotChoice | None) -> str:
+def _notes(options: CaseOptions, record: dict[str, Any]) -> list[str]:
+    """What readers of the figures should know of the case."""
+    notes, per_rank = [], record["tokens_per_rank"]
+    room = record["ranks"] * (per_rank or 0)
+    if record["micro_steps"] == 1 and record["tokens"] < 0.8 * room:
+        filled = f"the routing fills {record['tokens'] / room:.0%} of one micro-step of {record['ranks']} x {per_rank:,} tokens"
+        notes.append(f"note: {filled}; record more, or lower --tokens-per-rank")
+    if record["nodes"] > 1 and options.dispatch is None and not is_file(options.cluster):
+        notes.append(
+            "note: a plain all-to-all is assumed; for DeepEP or HybridEP (Megatron's flex dispatcher) give --dispatch node"
+        )
+    return notes
+
+
+def _lines(record: dict[str, Any], model_layers: int) -> list[str]:
     source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
     layers = plural(record["layers"], "layer")
     if record["layers"] < model_layers:
@@ -138,7 +153,7 @@ def _line(record: dict[str, Any], model_layers: int, chosen: SlotChoice | None) 
     if record["layers"] < model_layers and record["layer_range"] is None:
         held = f"the routing has {record['layers']} of the {model_layers} MoE layers of {record['model']}"
         lines.append(f"note: {held}; if it is another model's, name that with --model")
-    return "\n".join(lines if chosen is None else [*lines, str(chosen)])
+    return lines
 
 
 def require_one_source(options: CaseOptions) -> None:

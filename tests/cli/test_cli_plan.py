@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cli_runs import EXPERTS, LAYERS, bad, good, run, write_trace
 
+import foremoe
 from foremoe.plan.plan import Plan
 from foremoe.workload.workload import Workload
 
@@ -177,3 +178,27 @@ def test_inspect_a_workload_without_load(tmp_path: Path) -> None:
     assert json.loads(good(["inspect", path, "--json"]).stdout)["static_skew"] == {"mean": 1.0, "p99": 1.0}
     Workload.from_counts(np.zeros((2, 2, 3, 8), np.int32), num_topk=2).save(path)
     assert "do not" in good(["inspect", path]).stdout
+
+
+def test_a_case_says_what_it_assumes(tmp_path: Path) -> None:
+    few = [
+        "--synthetic",
+        "gpt-oss-20b",
+        "--ranks",
+        "16",
+        "--tokens-per-rank",
+        "256",
+        "--micro-steps",
+        "1",
+        "--layers",
+        "0:1",
+        "--redundant",
+        "1",
+    ]
+    assumed = "note: a plain all-to-all is assumed"
+    assert assumed in good(["plan", *few]).stdout and assumed not in good(["plan", *few, "--dispatch", "node"]).stdout
+    trace = tmp_path / "short.npz"
+    foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, mean_length=50.0, num_layers=1, seed=0).save(trace)
+    dealt = ["plan", str(trace), "--model", "gpt-oss-20b", "--ranks", "8", "--redundant", "1", "--tokens-per-rank"]
+    assert "of one micro-step of 8 x 1,024 tokens; record more" in good([*dealt, "1024"]).stdout
+    assert "record more" not in good([*dealt, "16"]).stdout
