@@ -42,8 +42,8 @@ def test_one_step_equals_the_program_without_foremoe(pool, case):
         # The first step counts and compares, the second goes by what is known.
         assert verdict.known == (0, verdict.skew_ML[1].size)
     assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
-    # Every replica's gradient comes home once; the ranks of an EP group have the same plan.
-    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
+    # Every gradient of a replica comes home once; the ranks of an EP group have the same plan.
+    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.lives for v in verdicts)
     assert all((verdict.cross_node > 0) == (case.nodes > 1) for verdict in verdicts)
 
 
