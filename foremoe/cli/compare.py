@@ -88,10 +88,11 @@ def compare(
     look.require(COLUMNS)
     chosen = planners_of(split_list(planners, "--planners"))
     trainer = case_options.trainer.of()
-    with Progress(tasks=sum(bool(planner.rank) for planner in chosen.values())) as progress:
+    num_tasks = 1 + (case_options.redundant is None) + sum(bool(planner.rank) for planner in chosen.values())
+    with Progress(tasks=num_tasks) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
-        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress)
+        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice"))
         rows = comparison.compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,

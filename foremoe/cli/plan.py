@@ -51,7 +51,7 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
-        told = advise(planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress)
+        told = advise(planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress.within("advice"))
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),

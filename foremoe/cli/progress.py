@@ -4,6 +4,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 import click
@@ -67,6 +68,10 @@ class Progress:
                 self._draw()
                 if share == 1.0 and not self.tasks:  # nothing may come that would clear it
                     self._clear()
+
+    def within(self, task: str) -> Callable[[str, int, int], None]:
+        """A callback whose tasks count as parts of one."""
+        return lambda _, done, total: self(task, done, total)
 
     def note(self, text: str) -> None:
         """One line that stays."""

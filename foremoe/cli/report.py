@@ -98,7 +98,9 @@ def report(
         emit(None, {}, report_job(case_options, planner_name or "foremoe", (ep, pp, vpp), compared, threads, output, command))
         return
     trainer = case_options.trainer.of()
-    num_tasks = int(plan_file is None) + len(redundant) + (len(compared) + 1 if compared else 0)
+    num_tasks = 1 + len(redundant) + (len(compared) + 1 if compared else 0)  # advice is one
+    if plan_file is None:
+        num_tasks += 1 + (case_options.redundant is None)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
             case, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
@@ -116,7 +118,7 @@ def report(
                 num_threads=threads, progress=progress,
             )  # fmt: skip
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
-        advice = str(advise(shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress))
+        advice = str(advise(shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress.within("advice")))
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,

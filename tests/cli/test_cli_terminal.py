@@ -138,7 +138,7 @@ def test_numbers_are_whole(typed: dict[str, str]) -> None:
 
 def test_life_comes_before_numpy(typed: dict[str, str]) -> None:
     first = typed[next(iter(typed))]
-    assert first.startswith("loading\r") and "elapsed" in first and "of 3)" in first
+    assert first.startswith("loading\r") and "elapsed" in first and "of 5)" in first
 
 
 def test_the_best_line_has_a_colour_unless_nobody_wants_one(typed: dict[str, str], tmp_path: Path) -> None:
