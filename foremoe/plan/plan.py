@@ -19,6 +19,7 @@ from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
+from foremoe.problem.slots import SharedSlots
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
@@ -223,11 +224,13 @@ class Plan(ArrayValue, Checked):
         """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default links.
 
         Args:
-            plans: In order; all of the same key, layers, homes, model, cluster and slots.
+            plans: In order; all of the same key, layers, homes, model, cluster and shared slots.
             schedule: The passes of all micro-steps; default: the plans' schedules one after the other.
         """
-        if not plans:
-            raise InputError("there are no plans to join.")
+        if not plans or not isinstance(plans[0].header.slots, SharedSlots):
+            raise InputError(
+                "there are no plans to join." if not plans else "rows of resident slots depend on those before them."
+            )
         first = plans[0]
         for plan in plans[1:]:
             same = np.array_equal(plan.home_LE, first.home_LE)

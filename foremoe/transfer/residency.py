@@ -31,13 +31,16 @@ class SlotContents:
 
     def drop(self, buffer: int) -> None:
         """The buffer's contents are not known any more."""
-        self.buffer_of.pop(self.expert_of.pop(buffer, (-1, -1)), None)
+        key = self.expert_of.pop(buffer, (-1, -1))
+        if self.buffer_of.get(key) == buffer:  # a later copy may lie in another buffer
+            del self.buffer_of[key]
 
     def take(self, t: TransferList, copies: Iterable[int], missing: Container[int]) -> None:
         """Copies to this rank have arrived in their buffers, all but the missing."""
         for c in copies:
             buffer, key = int(t.buffer_C[c]), (int(t.layer_C[c]), int(t.expert_C[c]))
             self.drop(buffer)
+            self.buffer_of.pop(key, None)  # from here on the plan counts on this copy
             if c not in missing:
                 self.expert_of[buffer], self.buffer_of[key] = key, buffer
 

@@ -92,6 +92,9 @@ class Program:
         if layout.overlap_grad:
             syncs = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = syncs if layout.vpp else syncs[0]
+            # As trainers set it: later pipeline ranks then reduce after the last backward, all at once.
+            starts = [chunk.start_grad_sync for chunk in self.chunks]
+            self.config.grad_sync_func = starts if layout.vpp else starts[0]
         # With a small eps Adam turns a gradient that is zero but for rounding into a full step, and noise into weights.
         options = OptimizerConfig(
             optimizer="adam", lr=1e-2, adam_eps=1e-4, use_distributed_optimizer=layout.distributed, clip_grad=1.0,

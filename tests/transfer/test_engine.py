@@ -13,6 +13,7 @@ from profiles import examples
 
 import foremoe
 from foremoe.base.errors import InputError
+from foremoe.plan.replicas import Lives
 from foremoe.problem.schedule import Phase
 from foremoe.testing import describe, plans, problems
 from foremoe.testing.ranks import run_threads
@@ -52,7 +53,7 @@ def test_uses_find_their_replicas_and_gradients_get_home(data):
     assert copies == len(plan.transfers)
     if problem.schedule.trains:
         returned = sum(e.kind == "gradient" for _, t in results for e in t.events)
-        assert returned == plan.num_replicas
+        assert returned == len(Lives.of(plan).returned().row_Z)
 
 
 @examples(25)

@@ -11,8 +11,10 @@ import foremoe
 from foremoe.base.errors import TransferError
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Lives
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
+from foremoe.testing.samples import plan_of
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
@@ -121,3 +123,41 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
         assert all(ended) or not any(isinstance(result, BaseException) for result in results), results
         ends.add(all(ended))
     assert ends == {True, False}
+
+
+def sent_again(rows: list[tuple[int, int, int, int]]) -> Plan:
+    """A lawful plan of one layer whose rank 0 holds a replica of experts 2, 2, 3, 2; rows: use, expert, buffer, use before it."""
+    seq, model = [2, 2, 3, 2], dataclasses.replace(PLAN.header.model, num_layers=1, num_experts=4)
+    work = foremoe.Workload.from_counts(np.full((4, 1, 2, 4), 20), num_topk=1, stage="update")
+    cluster = foremoe.Cluster.preset("8xh100", num_ranks=2)
+    problem = foremoe.Problem.of(work, cluster, model=model, redundant=1, slots=foremoe.ResidentSlots(2))
+    expert_NGS, quota_NGS = problem.static().expert_NGS.copy(), problem.static().quotas_NGS.copy()
+    for m, e in enumerate(seq):
+        expert_NGS[m, 0, 2], quota_NGS[m, 0, 2] = e, 10
+        quota_NGS[m, 1, e - 2] -= 10
+    plan = plan_of(problem, foremoe.Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS))
+    need, expert, buffer, after = (np.array(column) for column in zip(*rows, strict=True))
+    uses, zero = plan.header.schedule.uses(1), np.zeros(len(rows))
+    transfers = TransferList(
+        micro_step_C=uses.micro_step_U[need], layer_C=zero, phase_C=uses.phase_U[need], expert_C=expert, src_C=zero + 1,
+        dst_C=zero, slot_C=zero + 2, link_C=zero + int(Link.PEER), buffer_C=buffer, need_C=need, after_C=after,
+    )  # fmt: skip
+    return dataclasses.replace(plan, transfers=transfers)
+
+
+@pytest.mark.parametrize("again", [(2, 2, 1, -1), (2, 2, 0, 1)], ids=["into a second buffer", "into its own"])
+def test_an_expert_that_is_sent_although_it_is_there(again: tuple[int, int, int, int]) -> None:
+    """Uses 0 to 7 are forward and backward of four micro-steps; expert 3 comes over the first buffer, or into the other."""
+    plan = sent_again([(0, 2, 0, -1), again, (4, 3, 1 - again[2], 1 if again[2] else -1)])
+    assert plan.violations() == []
+
+    def run(group):
+        buffers = ToyBuffers(plan, group.rank)
+        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
+        engine.begin(plan)
+        assert run_uses(engine, plan, group) == []
+        engine.end()
+        engine.close()
+        check_grads(plan, buffers)
+
+    run_threads(run, 2)

@@ -24,10 +24,14 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
     """Calls `end` before Megatron reduces gradients; what is returned puts the configs back.
 
+    Until then the configs have no `grad_sync_func`: with it, later pipeline ranks reduce all at once after the last backward,
+    before `end`. Without it they reduce as the last backward goes on, as the first pipeline rank does.
+
     Args:
         end: Returns the error, the same on all ranks, for which none of them may go on.
     """
     own = [config.finalize_model_grads_func for config in configs]
+    syncs = [getattr(config, "grad_sync_func", None) for config in configs]
 
     def end_first(config: Any, finalize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         error = end()
@@ -44,9 +48,15 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]
         if finalize is not None:
             config.finalize_model_grads_func = partial(end_first, config, finalize)
 
+    for config, sync in zip(configs, syncs, strict=True):
+        if sync is not None:
+            config.grad_sync_func = None
+
     def restore() -> None:
-        for config, finalize in zip(configs, own, strict=True):
+        for config, finalize, sync in zip(configs, own, syncs, strict=True):
             config.finalize_model_grads_func = finalize
+            if sync is not None:
+                config.grad_sync_func = sync
 
     return restore
 
