@@ -1,6 +1,7 @@
 """Replicas that stay in resident slots: their gradients are summed there and come home once, whatever fails meanwhile."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from foremoe.transfer.pinned_host import PinnedHost
 RANKS, MICRO_STEPS = 3, 5
 
 
+@functools.cache
 def lasting() -> Plan:
     """A plan whose layers change their replicas once, each in another micro-step."""
     plan = a_plan(ranks=RANKS, micro_steps=MICRO_STEPS, slots=foremoe.ResidentSlots())
@@ -30,9 +32,6 @@ def lasting() -> Plan:
     names = ("expert_MLGS", "quota_MLGS", "load_MLE", "bound_ML", "load_bound_ML", "stop_ML")
     cost_ML = type(plan.cost_ML)(**{name: part[at] for name, part in plan.cost_ML.parts().items()})
     return dataclasses.replace(plan, **{name: getattr(plan, name)[at] for name in names}, cost_ML=cost_ML).rederived()
-
-
-PLAN = lasting()
 
 
 class Falls:
@@ -50,29 +49,29 @@ class Falls:
 
 def test_a_gradient_comes_home_once_for_all_micro_steps() -> None:
     def run(group):
-        buffers = ToyBuffers(PLAN, group.rank)
+        buffers = ToyBuffers(lasting(), group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(PLAN)
-        run_uses(engine, PLAN, group)
+        engine.begin(lasting())
+        run_uses(engine, lasting(), group)
         timeline = engine.end()
         engine.close()
-        check_grads(PLAN, buffers)
+        check_grads(lasting(), buffers)
         return sum(e.kind == "gradient" for e in timeline.events)
 
-    returned = len(Lives.of(PLAN).returned().row_Z)
-    assert sum(run_threads(run, RANKS)) == returned < PLAN.num_replicas / 2
+    returned = len(Lives.of(lasting()).returned().row_Z)
+    assert sum(run_threads(run, RANKS)) == returned < lasting().num_replicas / 2
 
 
 @pytest.mark.parametrize("rows", [{(0, 0)}, {(1, 0), (2, 1)}, {(3, 0), (3, 1)}, {(m, 0) for m in range(4)}], ids=str)
 def test_rows_that_fall_back_leave_the_sums_of_the_others_right(rows: set[tuple[int, int]]) -> None:
     def run(group):
-        buffers = ToyBuffers(PLAN, group.rank)
+        buffers = ToyBuffers(lasting(), group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(PLAN)
-        assert set(run_uses(Falls(engine, rows), PLAN, group)) == rows
+        engine.begin(lasting())
+        assert set(run_uses(Falls(engine, rows), lasting(), group)) == rows
         engine.end()
         engine.close()
-        check_grads(PLAN, buffers, fell_back=rows)
+        check_grads(lasting(), buffers, fell_back=rows)
 
     run_threads(run, RANKS)
 
@@ -80,21 +79,21 @@ def test_rows_that_fall_back_leave_the_sums_of_the_others_right(rows: set[tuple[
 @pytest.mark.parametrize("micro_steps", [1, 2, 3])
 def test_a_stage_that_ends_early_brings_home_what_was_summed(micro_steps: int) -> None:
     def run(group):
-        buffers = ToyBuffers(PLAN, group.rank)
+        buffers = ToyBuffers(lasting(), group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        engine.begin(PLAN)
-        run_uses(engine, PLAN, group, stop=2 * PLAN.L * micro_steps)
+        engine.begin(lasting())
+        run_uses(engine, lasting(), group, stop=2 * lasting().L * micro_steps)
         engine.end(partial=True)
         engine.close()
         for (layer, e), grads in buffers.grads.items():
             want = 0.0
-            for m, g in np.ndindex(micro_steps, PLAN.G):
-                for s in np.flatnonzero(PLAN.expert_MLGS[m, layer, g] == e):
-                    want += gradient(m, layer, e, g) * (s < PLAN.B or PLAN.quota_MLGS[m, layer, g, s] > 0)
+            for m, g in np.ndindex(micro_steps, lasting().G):
+                for s in np.flatnonzero(lasting().expert_MLGS[m, layer, g] == e):
+                    want += gradient(m, layer, e, g) * (s < lasting().B or lasting().quota_MLGS[m, layer, g, s] > 0)
             assert all((grad == want).all() for grad in grads), (layer, e)
 
-    uses = PLAN.header.schedule.uses(PLAN.L)
-    assert uses.phase_U[2 * PLAN.L - 1] == Phase.BACKWARD and uses.micro_step_U[2 * PLAN.L] == 1
+    uses = lasting().header.schedule.uses(lasting().L)
+    assert uses.phase_U[2 * lasting().L - 1] == Phase.BACKWARD and uses.micro_step_U[2 * lasting().L] == 1
     run_threads(run, RANKS)
 
 
@@ -103,17 +102,17 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
     """Never a gradient that is lost in silence."""
 
     def run(group, starts):
-        buffers = ToyBuffers(PLAN, group.rank)
+        buffers = ToyBuffers(lasting(), group.rank)
         engine = Engine(
             buffers, group=group, backends=(Flaky(1, starts), *(b() for b in others)), timeout_s=3.0 if others else 0.5
         )
         try:
-            engine.begin(PLAN)
-            fell_back = run_uses(engine, PLAN, group)
+            engine.begin(lasting())
+            fell_back = run_uses(engine, lasting(), group)
             engine.end()
         finally:
             engine.close()
-        check_grads(PLAN, buffers, fell_back=fell_back)
+        check_grads(lasting(), buffers, fell_back=fell_back)
         return fell_back
 
     ends = set()
@@ -127,7 +126,7 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
 
 def sent_again(rows: list[tuple[int, int, int, int]]) -> Plan:
     """A lawful plan of one layer whose rank 0 holds a replica of experts 2, 2, 3, 2; rows: use, expert, buffer, use before it."""
-    seq, model = [2, 2, 3, 2], dataclasses.replace(PLAN.header.model, num_layers=1, num_experts=4)
+    seq, model = [2, 2, 3, 2], dataclasses.replace(lasting().header.model, num_layers=1, num_experts=4)
     work = foremoe.Workload.from_counts(np.full((4, 1, 2, 4), 20), num_topk=1, stage="update")
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=2)
     problem = foremoe.Problem.of(work, cluster, model=model, redundant=1, slots=foremoe.ResidentSlots(2))
