@@ -19,7 +19,7 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
-from foremoe.problem.slots import ResidentSlots, resident_fault
+from foremoe.problem.slots import ResidentSlots, SharedSlots, resident_fault
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
@@ -126,15 +126,15 @@ def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
     """Costs and bounds are those of the problem, with weights sent as the copies say."""
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
     load_bound_N, bound_N = load_bound(problem), row_bound(problem)
+    alone = not plan.header.keeps_homes or isinstance(plan.header.slots, SharedSlots)
     # Copies that break a law do not say what is sent.
-    sent = None if found.errors else plan.transfers
-    cost = price_as_sent(problem, placement, sent) if plan.header.keeps_homes else price(problem, placement)
+    cost = price(problem, placement) if alone or found.errors else price_as_sent(problem, placement, plan.transfers)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
     def apart_N(name: str, part_N: Array) -> Array:
         return np.abs(have.parts()[name] - part_N) > _CLOSE * total_N
 
-    for name, part_N in cost.parts().items():
+    for name, part_N in cost.parts().items() if alone or not found.errors else ():
         found.mask(
             "cost", apart_N(name, part_N), "N",
             lambda i, name=name, part_N=part_N: f"{name} is {have.parts()[name][i[0]]:.6g} s; it comes to {part_N[i[0]]:.6g} s",  # type: ignore[misc]

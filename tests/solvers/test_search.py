@@ -104,9 +104,9 @@ def test_reads_back_from_its_repr():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"cost": foremoe.CostModel(objective="balance")}, {"slots": foremoe.ResidentSlots()}, {"load_MLGE": None},
+        {"cost": foremoe.CostModel(objective="balance")}, {"load_MLGE": None},
     ],
-    ids=["balance", "resident slots", "unknown sources"],
+    ids=["balance", "unknown sources"],
 )  # fmt: skip
 def test_what_it_does_not_search_is_started_all_the_same(changes):
     problem = dataclasses.replace(case(), **changes)
