@@ -140,6 +140,23 @@ def _of_pairs(model):
     return of_pairs / (16 + of_pairs)
 
 
+def leaves(plan, uses, u, g, s):
+    """Whether the gradient of a slot goes home after use `u`: no later backward adds to it before its expert is sent again."""
+    if isinstance(plan.header.slots, SharedSlots):
+        return True
+    t, layer = plan.transfers, int(uses.layer_U[u])
+    row = int(plan.order_M[uses.micro_step_U[u]]) * plan.L + layer
+    e = plan.expert_NGS[row, g, s]
+    for later in range(u + 1, len(uses.use_U)):
+        if ((t.need_C == later) & (t.dst_C == g) & (t.layer_C == layer) & (t.expert_C == e)).any():
+            return True
+        if uses.layer_U[later] == layer and uses.phase_U[later] == Phase.BACKWARD:
+            n = int(plan.order_M[uses.micro_step_U[later]]) * plan.L + layer
+            if ((plan.expert_NGS[n, g] == e) & (plan.quota_NGS[n, g] > 0)).any():
+                return False
+    return True
+
+
 def stage_seconds(problem, plan, prefetch, known, plan_s):
     """Seconds of the stage, and (start, end) of every copy."""
     cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
@@ -247,7 +264,8 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         compute_G += cluster.slot_overhead_s * busy_G
         needed = [c for c in in_order if t.need_C[c] == u]
         own_G = {g: [c for c in needed if t.dst_C[c] == g] for g in range(G)}
-        away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
+        served = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
+        away = [(g, s) for g, s in served if leaves(plan, uses, u, g, s)]
 
         def begin_of(g, dispatched, phase=phase, own_G=own_G, away=away, l=l):  # noqa: E741
             """When the first products of a rank may begin: its weights are there, its gradient buffers have been left."""
