@@ -92,7 +92,7 @@ def slots_line(name: Name, problem: Problem) -> str:
 
 
 def whole_s(case: Case, of: Problem) -> float:
-    """Seconds of the whole simulated stage with a change, for which every row is planned."""
+    """Returns the seconds of the whole simulated stage with a change; every row is planned."""
     judge = Judge.of(of if case.problem.load_MLE is of.load_MLE else case.problem, case.trainer)
     return float(judge(case.problem, foremoe.Planner().plan(case.problem)[0])["simulated_stage_s"])
 

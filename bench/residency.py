@@ -1,4 +1,4 @@
-"""What resident slots save over shared ones: simulated stages, each kind of slots with its best number of them.
+"""Compares resident slots with shared ones in simulated stages, each kind with its best number of slots.
 
     python -m bench.residency [--layers 8] [--out bench/results/residency_HARDWARE_DATE.md]
 

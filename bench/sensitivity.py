@@ -1,4 +1,4 @@
-"""Changes every constant of the cluster by x 0.7 and x 1.3, and what is assumed of load, machine and systems.
+"""Varies every constant of the cluster (x 0.7, x 1.3) and the assumptions on load, machine and systems.
 
     python -m bench.sensitivity [--out bench/results/sensitivity_HARDWARE_DATE.md]
 

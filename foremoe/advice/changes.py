@@ -96,8 +96,8 @@ class Advice:
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
 
 
-RECOMPUTE, KEEP = "turn on activation recomputation", "turn off activation recomputation"
-KEPT = 4
+RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
+RESIDENT = 4
 """Resident slots per rank and layer that are tried: with fewer there is little room for what stays."""
 
 
@@ -137,7 +137,7 @@ def advise(
     may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
-        fits = _fits(other) or not (may_fit or name in (RECOMPUTE, KEEP))
+        fits = _fits(other) or not (may_fit or name in (RECOMPUTE, DO_NOT_RECOMPUTE))
         changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
@@ -183,7 +183,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
             size = gigabytes(option.buffer_bytes)
             changed = dataclasses.replace(problem, redundant=option.redundant, resident_LGS=None)
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
-    most = min(KEPT, problem.B)
+    most = min(RESIDENT, problem.B)
     if isinstance(problem.slots, SharedSlots) and problem.M > 1 and most:
         changed = dataclasses.replace(problem, slots=ResidentSlots(), redundant=most)
         size = gigabytes(buffer_bytes(changed, most))
@@ -205,7 +205,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         again = dataclasses.replace(schedule, reforward=not schedule.reforward, block_L=None)
         changed = dataclasses.replace(problem, schedule=again)
         peak = gigabytes(fit(changed, changed.static(), trainer=trainer).peak_bytes)
-        yield KEEP if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
+        yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
 
 
 def _moved(problem: Problem, home_LE: Array) -> float:

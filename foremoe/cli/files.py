@@ -99,7 +99,7 @@ def read_routing(
     paths: Sequence[str], model: Model | None = None, ranks: int = DEFAULT_RANKS, tokens_per_rank: int = DEFAULT_TOKENS_PER_RANK,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """What files of any kind hold, a trace without router weights or counts; `model` is what was recorded."""
+    """Reads files of any kind: a trace without router weights, or counts; `model` is the one that was recorded."""
     try:
         return open_recordings(
             paths, model=model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, stage=stage, strict=strict
@@ -112,7 +112,7 @@ def read_routing(
 
 
 def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace:
-    """As `read_routing`, of files that are not counts."""
+    """Reads a trace as `read_routing` does; files of counts are refused."""
     found = read_routing(paths, model)
     if isinstance(found, Workload):
         raise InputError(f"{file_name(paths[0])!r} is a workload file, or one of counts; give a trace here.")

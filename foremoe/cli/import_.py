@@ -39,11 +39,14 @@ def import_(
     require_writable({"the output": output, "the JSON file": json_file}, [*files, model])
     told = None if model is None else model_of(model)
     found = read_routing(files, told, ranks, tokens_per_rank, stage, strict=False)
-    if isinstance(found, Workload) and not output.lower().endswith(".safetensors"):
-        raise InputError(f"the files hold counts, which are written as .safetensors; give another name than {output!r}.")
+    if isinstance(found, Workload):
+        if not output.lower().endswith(".safetensors"):
+            raise InputError(f"the files hold counts, which are written as .safetensors; give another name than {output!r}.")
+        kind, figures = "workload", workload_figures(found)
+        lines = workload_text(figures)
+    else:
+        kind, figures = "trace", trace_figures(found)
+        lines = trace_text(figures)
     found.save(output)
-    is_counts = isinstance(found, Workload)
-    figures = workload_figures(found) if isinstance(found, Workload) else trace_figures(found)
-    lines = workload_text(figures) if is_counts else trace_text(figures)
-    payload = {"file": file_name(output), "kind": "workload" if is_counts else "trace", **figures}
+    payload = {"file": file_name(output), "kind": kind, **figures}
     emit(json_file, payload, [f"{file_name(output)}: {lines[0]}", *lines[1:]])

@@ -128,7 +128,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
 
 
 def _notes(options: CaseOptions, record: dict[str, Any]) -> list[str]:
-    """What readers of the figures should know of the case."""
+    """Notes on the case for readers of its figures."""
     notes, per_rank = [], record["tokens_per_rank"]
     room = record["ranks"] * (per_rank or 0)
     if record["micro_steps"] == 1 and record["tokens"] < 0.8 * room:
@@ -240,7 +240,7 @@ def _counts(work: Workload, options: CaseOptions) -> Workload:
 
 
 def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseOptions) -> list[str]:
-    """What is to be said of a model that nobody named, or that is not the one of the files."""
+    """Remarks on a model that was guessed, or that is not the one in the files."""
     if options.model is None:
         guessed = f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
         return [] if found.model == model.name else [guessed]

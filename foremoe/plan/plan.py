@@ -227,10 +227,10 @@ class Plan(ArrayValue, Checked):
             plans: In order; all of the same key, layers, homes, model, cluster and shared slots.
             schedule: The passes of all micro-steps; default: the plans' schedules one after the other.
         """
-        if not plans or not isinstance(plans[0].header.slots, SharedSlots):
-            raise InputError(
-                "there are no plans to join." if not plans else "rows of resident slots depend on those before them."
-            )
+        if not plans:
+            raise InputError("there are no plans to join.")
+        if not isinstance(plans[0].header.slots, SharedSlots):
+            raise InputError("rows of resident slots depend on those before them; plan all micro-steps at once.")
         first = plans[0]
         for plan in plans[1:]:
             same = np.array_equal(plan.home_LE, first.home_LE)

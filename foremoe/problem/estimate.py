@@ -45,7 +45,7 @@ def problem_rates(problem: Problem) -> Rates:
         peer_pair_s=peer_s, rdma_pair_s=rdma_s, copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s,
         gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
-        replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s), contention=contention,
+        replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s),
         sends_backward=sends_backward, returns_gradients=bool(backward),
     )  # fmt: skip
     return problem.cost.adjust(rates)
@@ -102,7 +102,7 @@ def least_rates(problem: Problem) -> Rates:
         fixed_s=2.0 * comm_passes * cluster.exchange_latency_s * (problem.G > 1),
         peer_pair_s=2.0 * comm_passes * peer_s, rdma_pair_s=2.0 * comm_passes * rdma_s, copy_peer_s=0.0, copy_rdma_s=0.0,
         gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=share * slowed_s[0], replica_rdma_s=share * slowed_s[1],
-        contention=0.0, sends_backward=False, returns_gradients=False,
+        sends_backward=False, returns_gradients=False,
     )  # fmt: skip
 
 

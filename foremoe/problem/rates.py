@@ -17,9 +17,8 @@ class Rates(NamedTuple):
     ``replica_*_s`` per replica, plus what of `busiest_s` does not hide under ``hide_forward_s`` and ``hide_backward_s``.
 
     ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for
-    exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top. Of
-    ``replica_*_s``, ``contention`` times ``copy_*_s`` is for each time that weights are sent. The two ``hide_*_s`` differ by
-    row: zero until `row_rates` sets them.
+    exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top. The two
+    ``hide_*_s`` differ by row: zero until `row_rates` sets them.
     """
 
     hide_forward_s: float
@@ -37,7 +36,6 @@ class Rates(NamedTuple):
     gradient_rdma_s: float
     replica_peer_s: float
     replica_rdma_s: float
-    contention: float
     sends_backward: bool
     returns_gradients: bool
 

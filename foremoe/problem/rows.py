@@ -56,10 +56,11 @@ def nothing_held(rows):
 
 
 @inner_kernel
-def _mark(value, expert_GS, kept_GS, held_EG):
+def mark_held(value, expert_GS, marked_GS, held_EG):
+    """Sets in `held_EG` whether ranks hold the experts in marked slots, or buffers."""
     for g in range(expert_GS.shape[0]):
         for s in range(expert_GS.shape[1]):
-            if kept_GS[g, s]:
+            if marked_GS[g, s]:
                 held_EG[expert_GS[g, s], g] = value
 
 
@@ -69,9 +70,9 @@ def price_rows(low, high, rows, expert_NGS, quota_NGS, kept_NGS, out_N5):
     t, pairs_G, held_EG = empty_of(rows), np.empty(rows.ranks.node_G.size), nothing_held(rows)
     for n in range(low, high):
         row = row_of(rows, n, pairs_G, held_EG)
-        _mark(True, expert_NGS[n], kept_NGS[n], held_EG)
+        mark_held(True, expert_NGS[n], kept_NGS[n], held_EG)
         fill_traffic(expert_NGS[n], quota_NGS[n], rows.num_base, row, t)
-        _mark(False, expert_NGS[n], kept_NGS[n], held_EG)
+        mark_held(False, expert_NGS[n], kept_NGS[n], held_EG)
         all_s, forward_s, backward_s = rows.window_N3[n, 0], rows.window_N3[n, 1], rows.window_N3[n, 2]
         seconds = row_seconds(rows.prices, Windows(all_s, forward_s, backward_s), row, t)
         out_N5[n, 0], out_N5[n, 1], out_N5[n, 2] = seconds.compute_s, seconds.exchange_s, seconds.forward_s

@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 import pytest
 from complete_plan import complete_plan
+from eplb_policy import PUBLISHED_LOAD, PUBLISHED_PLACES
 from hypothesis import given
 from hypothesis import strategies as st
 from page_blocks import blocks_of
@@ -19,15 +20,6 @@ import foremoe
 from foremoe.solvers.published.eplb import Eplb
 
 # Letters: M micro-steps, L layers, P physical experts, E logical experts, X most copies of one.
-
-PUBLISHED_LOAD = [
-    [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
-    [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
-]
-PUBLISHED_PHY2LOG = [
-    [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
-    [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
-]
 
 
 def plan_of(load_MLGE, *, per_node, redundant, planner=None) -> foremoe.Plan:
@@ -43,9 +35,9 @@ def test_the_published_example():
     load_MLGE = np.zeros((1, 2, 4, 12), np.int32)
     load_MLGE[0, :, 0] = PUBLISHED_LOAD
     plan = plan_of(load_MLGE, per_node=2, redundant=1, planner=foremoe.Planner(rank=(Eplb(num_groups=4),)))
-    plan = dataclasses.replace(plan, expert_MLGS=np.array(PUBLISHED_PHY2LOG).reshape(1, 2, 4, 4))
+    plan = dataclasses.replace(plan, expert_MLGS=np.array(PUBLISHED_PLACES).reshape(1, 2, 4, 4))
     phy2log, log2phy, logcnt = plan.to_eplb()
-    assert phy2log.tolist() == PUBLISHED_PHY2LOG
+    assert phy2log.tolist() == PUBLISHED_PLACES
     assert logcnt.tolist() == [[1, 2, 1, 1, 2, 2, 1, 1, 1, 1, 2, 1], [1, 2, 1, 1, 1, 2, 2, 1, 2, 1, 1, 1]]
     assert log2phy[0].tolist() == [
         [12, -1], [13, 15], [11, -1], [6, -1], [5, 7], [0, 2], [1, -1], [3, -1], [4, -1], [9, -1], [8, 10], [14, -1],

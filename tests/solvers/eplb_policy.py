@@ -4,6 +4,16 @@ import numpy as np
 
 # Letters: L layers, P physical slots, E experts, X copies; I items and K packs of a packing, C groups of experts.
 
+# Its published example: loads, and the expert in every slot.
+PUBLISHED_LOAD = [
+    [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+    [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
+]
+PUBLISHED_PLACES = [
+    [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
+    [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
+]
+
 
 def rebalance(load_LE, num_physical, num_groups, num_nodes, num_ranks):
     """Replicates hot experts and packs the copies onto ranks, layer by layer.

@@ -2,22 +2,13 @@
 
 import numpy as np
 import pytest
-from eplb_policy import rebalance
+from eplb_policy import PUBLISHED_LOAD, PUBLISHED_PLACES, rebalance
 from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import loads, make_problem, problems, require_valid
 
 from foremoe.base.errors import InputError
 from foremoe.solvers.published.eplb import Eplb, place_row
-
-PUBLISHED_LOAD = [
-    [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
-    [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
-]
-PUBLISHED_PLACES = [
-    [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
-    [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
-]
 
 
 @st.composite

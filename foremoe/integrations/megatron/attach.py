@@ -286,15 +286,15 @@ class Attached:
         """Brings all gradients home and takes stock, once: the error of all ranks for which none may take the step, or None."""
         if not self._running:
             return None
-        error, stage = None, self._stage
-        if stage is not None:
-            planned = self._planned
-            timeline = stage.end(partial=False)
-            if self._moves is not None and planned.plan.header.schedule.trains:
-                self._moves.gradients_back()
-            slot_bytes = self._buffers.num_bytes + stage.sum_bytes
-            self.report = summary_of(planned, stage, timeline, slot_bytes, self._trust.counted)
-            error = self._trust.end(planned, stage.known, bool(stage.fell_back))
-        error = self.job.agree(error)
-        self._running = False
+        error, self._running = self.job.agree(self._take_stock()), False
         return error
+
+    def _take_stock(self) -> InputError | None:
+        """Ends the stage of this EP group and reports it; returns the error for which its ranks may not step, or None."""
+        if (stage := self._stage) is None:
+            return None
+        planned, timeline = self._planned, stage.end(partial=False)
+        if self._moves is not None and planned.plan.header.schedule.trains:
+            self._moves.gradients_back()
+        self.report = summary_of(planned, stage, timeline, self._buffers.num_bytes + stage.sum_bytes, self._trust.counted)
+        return self._trust.end(planned, stage.known, bool(stage.fell_back))

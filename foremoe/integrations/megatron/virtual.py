@@ -79,7 +79,7 @@ def runtime_experts(
 
 
 def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base: int, alignment: int) -> float:
-    """The least ``moe_expert_rank_capacity_factor`` with which every rank has room for what it serves; inf: none has.
+    """Returns the least ``moe_expert_rank_capacity_factor`` that gives every rank enough room; infinity if none does.
 
     A rank has ``tokens * topk * factor`` places, and at least one per pair of its own plus a block less one for each of its 2B
     experts; the pairs of an expert fill whole blocks.
@@ -101,7 +101,7 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VirtualSummary:
-    """What one stage did on one rank.
+    """Summary of one stage on one rank.
 
     Attributes:
         plan: What was run.
@@ -222,7 +222,7 @@ class VirtualLayer:
         setattr(stage.module, FUNCTION, stage)
 
     def leave(self) -> None:
-        """The layer is as it was; safe to call twice."""
+        """Restores the layer; safe to call twice."""
         self._manager.__dict__.pop("plan_dispatch", None)
         if self._stage is not None:
             setattr(self._stage.module, FUNCTION, self._stage.own)

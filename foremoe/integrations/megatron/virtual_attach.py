@@ -92,22 +92,20 @@ class VirtualAttached(Attached):
             )
             raise InputError(f"the plan does not fit into moe_expert_rank_capacity_factor={factor:g}; {cure}.")
 
-    def _end(self) -> InputError | None:
-        if not self._running:
+    def _take_stock(self) -> InputError | None:
+        virtual = self._virtual
+        if virtual is None:
             return None
-        error, virtual = None, self._virtual
-        if virtual is not None:
-            planned = self._planned
-            self.report = VirtualSummary(
-                plan=planned.plan, drift=virtual.drift, fell_back=virtual.fell_back, factor=self._factor, plan_s=planned.plan_s,
-                share_s=planned.share_s,
-            )  # fmt: skip
-            if fault := first_fault(self.group.gather(virtual.rows.fault())):
-                self._holds[planned.plan.header.schedule.trains] = False
-                error = InputError(
-                    f"{fault}, and planned slots may hold gradients of another step: drop this step on all ranks; Megatron's "
-                    "planner runs the next one."
-                )
-        error = self.job.agree(error)
-        self._running = False
-        return error
+        planned = self._planned
+        self.report = VirtualSummary(
+            plan=planned.plan, drift=virtual.drift, fell_back=virtual.fell_back, factor=self._factor, plan_s=planned.plan_s,
+            share_s=planned.share_s,
+        )  # fmt: skip
+        fault = first_fault(self.group.gather(virtual.rows.fault()))
+        if not fault:
+            return None
+        self._holds[planned.plan.header.schedule.trains] = False
+        return InputError(
+            f"{fault}, and planned slots may hold gradients of another step: drop this step on all ranks; Megatron's planner "
+            "runs the next one."
+        )

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.rows import mark_held
 from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.descend import empty_memory, search_row
 
@@ -52,14 +53,6 @@ def use_buffers(time, num_base, expert_GS, quota_GS, buffers):
             buffer_GP[g, victim], last_GP[g, victim] = expert_GS[g, s], time
 
 
-@inner_kernel
-def _mark(value, buffer_GP, held_EG):
-    for g in range(buffer_GP.shape[0]):
-        for p in range(buffer_GP.shape[1]):
-            if buffer_GP[g, p] >= 0:
-                held_EG[buffer_GP[g, p], g] = value
-
-
 @kernel
 def search_layers(low, high, rows, estimated, choice, start_LGP, expert_NGS, quota_NGS):
     """Starts and searches all rows of layers [low, high), in place, micro-step by micro-step.
@@ -73,8 +66,9 @@ def search_layers(low, high, rows, estimated, choice, start_LGP, expert_NGS, quo
         buffers = Buffers(start_LGP[layer].copy(), np.full(start_LGP[layer].shape, -1, np.int64))
         for m in range(expert_NGS.shape[0] // L):
             n = m * L + layer
-            _mark(True, buffers.expert_GP, memory.held_EG)
+            held_GP = buffers.expert_GP
+            mark_held(True, held_GP, held_GP >= 0, memory.held_EG)
             best = Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64))
             search_row(n, rows, estimated, choice, memory, best)
-            _mark(False, buffers.expert_GP, memory.held_EG)
+            mark_held(False, held_GP, held_GP >= 0, memory.held_EG)
             use_buffers(m, num_base, best.expert_GS, best.quota_GS, buffers)
