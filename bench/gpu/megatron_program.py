@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def with_options(example: Any, options: dict[str, Any]) -> None:
     """Replaces what the example builds by what trainers build."""
-    names = "TransformerConfig GPTModel DistributedDataParallelConfig DistributedDataParallel OptimizerConfig".split()
+    names = ["TransformerConfig", "GPTModel", "DistributedDataParallelConfig", "DistributedDataParallel", "OptimizerConfig"]
     built = {name: getattr(example, name) for name in names}
     overlap, dtype = options.get("overlap", 0), torch.bfloat16 if options.get("bf16") else torch.float32
     extra: dict[str, Any] = {"params_dtype": dtype, "pipeline_dtype": dtype, "bf16": bool(options.get("bf16"))}
