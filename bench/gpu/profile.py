@@ -72,7 +72,7 @@ def measure(sizes: Sizes) -> None:
             "counted": lambda: layer.step(x_TH, weight_TK, layer.counted_route(topk))}  # fmt: skip
     forward = {"known": lambda: layer.forward(x_TH, weight_TK, layer.route(0)),
                "counted": lambda: layer.forward(x_TH, weight_TK, layer.counted_route(topk))}  # fmt: skip
-    seconds, seconds_forward = median_s(runs), median_s(forward)
+    seconds, seconds_forward, alone = median_s(runs, ahead=True), median_s(forward, ahead=True), median_s(runs)
     print(f"{sizes.tokens} tokens, top-{sizes.topk}, {sizes.experts} + 1 slots, hidden {sizes.hidden}, ffn {sizes.ffn}; bf16.\n")
     rows, longest = [], []
     for name, run in runs.items():
@@ -82,7 +82,7 @@ def measure(sizes: Sizes) -> None:
             us[kind_of(kernel)] += time_us  # type: ignore[assignment]
         parts = " | ".join(f"{us[kind]:.0f} ({num[kind]})" for kind in (*KINDS, "other"))
         total = f"{len(found)} | {len(kernels(forward[name]))} | {seconds[name] * 1e3:.3f} | {seconds_forward[name] * 1e3:.3f}"
-        rows.append(f"{name} | {total} | {host_s(run) * 1e3:.3f} | {parts}")
+        rows.append(f"{name} | {total} | {alone[name] * 1e3:.3f} | {host_s(run) * 1e3:.3f} | {parts}")
         by_name = Counter[str]()
         for kernel, time_us in found:
             by_name[kernel] += time_us  # type: ignore[assignment]
@@ -90,7 +90,7 @@ def measure(sizes: Sizes) -> None:
         longest += [
             f"{name} | `{kernel[:90]}` | {times[kernel]} | {total_us:.0f}" for kernel, total_us in by_name.most_common(12)
         ]
-    head = "routing | kernels | of them forward | both ms | forward ms | host ms"
+    head = "routing | kernels | of them forward | both ms | forward ms | both, host not ahead, ms | host ms"
     table(f"{head} | {' | '.join(f'{kind}, us (kernels)' for kind in (*KINDS, 'other'))}", *rows)
     print()
     table("routing | kernel | times | us", *longest)

@@ -56,6 +56,8 @@ def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: in
     x_YH = torch.randn(int(quota_GS.sum(axis=1).max()), hidden, device=DEVICE).bfloat16()
 
     def run(row: Row) -> None:
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream())
         # The next row's replicas come while this one is computed, into slots of their own.
         for _ in range(sum(num > 0 for num in row.num_S[num_base:])):
             with torch.cuda.stream(side):
@@ -66,7 +68,7 @@ def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: in
             torch.cuda.current_stream().wait_stream(side)
 
     rows = (rank.row(num_S, SwiGLU()) for num_S in quota_GS.tolist())
-    return [median_s({"rank": partial(run, row)}, REPEATS)["rank"] for row in rows]
+    return [median_s({"rank": partial(run, row)}, REPEATS, ahead=True)["rank"] for row in rows]
 
 
 def main() -> int:
