@@ -194,7 +194,7 @@ def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
     # Hosts vary, so that no point counts less for being far off.
     host_s = float(nonnegative(layers_N1, _off_links(layer, link), seconds_N, np.ones(len(layer)))[0])
     host = _Units(once_F, back_F, _seconds_per_unit(layer_back, link) / _COUNTED_RATIO, _COUNTED_RATIO, host_s)
-    worst, by_host = (float(np.abs(_off(layer, link, units)).max()) for units in (device, host))
+    worst, by_host = (float(np.abs(_off([*layer, *layer_back], link, units)).max()) for units in (device, host))
     return host if worst > MOST_RESIDUAL and by_host < worst else device
 
 
