@@ -238,8 +238,10 @@ def test_what_an_h200_measured_is_calibrated():
 
 
 def test_a_host_that_is_slower_with_every_forward_is_no_long_layer():
-    """On an H100 with a slower host, all forwards of layers take as long as their launches, and backwards do not."""
+    """On an H100 with a slower host, all forwards of layers take as long as their launches, whose times spread by 19 %."""
     found = of_a_gpu("h100")
-    assert [fault.names for fault in found.faults] == ["copy_contention"]  # its repeats spread
-    assert found.cluster.host_layer_s > 1e-3 and found.cluster.layer_overhead_s < 5e-4
-    assert 0.3 < found.cluster.attention_efficiency < 1.0
+    assert found.cluster.calibrated and not found.faults
+    assert found.cluster.host_layer_s > 1e-3 and found.cluster.layer_overhead_s < 2e-4
+    assert 0.5 < found.cluster.attention_efficiency < 0.7
+    constants = {constant.name: constant for constant in found.constants}
+    assert constants["host_layer_s"].spread > 0.1 > constants["attention_efficiency"].spread
