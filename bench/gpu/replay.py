@@ -26,7 +26,7 @@ from foremoe.runtime.experts import Row, SwiGLU
 # Letters: G ranks, S slots of a rank, Y pairs of a rank, H hidden size.
 
 MODEL = "qwen3-30b-a3b"
-NUM_RANKS, TOKENS, ROWS, REPEATS = 64, 8192, 3, 3
+NUM_RANKS, TOKENS, ROWS, REPEATS = 64, 8192, 3, 7
 PLANS = Path(__file__).with_name("replay_plans.json")
 
 
