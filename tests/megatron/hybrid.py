@@ -1,7 +1,7 @@
 """Chunks of `HybridModel`, which takes the place of GPTModel from Megatron-Core 0.19 on; no part of foremoe.
 
-Its layers stand in a pattern: ``*`` attention, ``E`` experts, ``-`` a dense layer, ``|`` between model chunks, ``/`` before a layer
-of multi-token prediction. State-space layers need kernels for GPUs.
+Its layers stand in a pattern: ``*`` is attention, ``E`` experts, ``-`` a dense layer; ``|`` ends a model chunk, and ``/`` comes
+before a layer of multi-token prediction. State-space layers need kernels for GPUs.
 """
 
 import importlib.util

@@ -241,8 +241,8 @@ def model_config(layout):
     if layout.dispatcher != "alltoall":
         dispatcher = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": layout.dispatcher}
     options = dict(
-        num_layers=per_layer * layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
-        num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
+        num_layers=per_layer * layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN,
+        moe_ffn_hidden_size=FFN, num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
         **dispatcher,
         moe_aux_loss_coeff=0.0, moe_enable_routing_replay=True, moe_grouped_gemm=layout.grouped,
         moe_layer_freq=1 if layout.hybrid else [int(i not in layout.dense) for i in range(layout.num_layers)],

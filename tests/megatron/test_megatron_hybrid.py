@@ -24,9 +24,13 @@ def hybrid(case, **changes):
 HYBRID = [hybrid(case) for case in few(1)]
 PREDICTED = [
     Case(2, Layout(options=PREDICTING)),
-    Case(4, Layout(pp=2, num_layers=4, dense=(1,), recompute="full", options=PREDICTING)),
+    Case(4, Layout(pp=2, num_layers=6, dense=(1, 2), recompute="full", options=PREDICTING)),
     Case(4, Layout(pp=2, vpp=2, num_layers=4, tp=2, overlap_grad=True, options=PREDICTING)),
 ]
+
+
+# A layer of prediction that runs forward again pops its router's replay once more for the stack of layers inside.
+AGAIN = Case(4, Layout(pp=2, num_layers=6, dense=(1, 2), recompute="selective", options=PREDICTING))
 
 
 def check(pool, case):
@@ -59,6 +63,6 @@ def test_routing_has_a_layer_more_where_a_model_predicts(pool, case):
 
 
 @needs_hybrid
-@pytest.mark.parametrize("case", PREDICTED[:2], ids=str)
+@pytest.mark.parametrize("case", [PREDICTED[0], AGAIN], ids=str)
 def test_routing_has_a_layer_more_where_a_hybrid_model_predicts(pool, case):
     check(pool, hybrid(case))
