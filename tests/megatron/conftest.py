@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import ran
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,8 @@ def pool():
 
     with forked_from(Path(__file__).with_name("loaded_once.py")) as pools:
         yield pools
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Writes what ran, if a file is named for it."""
+    ran.write(terminalreporter.stats)

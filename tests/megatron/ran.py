@@ -1,12 +1,9 @@
 """What of Megatron's suite ran, as a file: ``make test-megatron-newest RAN=bench/results/NAME_HARDWARE_DATE.md``."""
 
 import os
-import sys
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))
 
 from stages import machine
 
@@ -14,45 +11,40 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 PACKAGES = ("megatron-core", "torch", "triton")
 
 
-def table(stats, installed):
-    """Markdown: outcomes in all and by file.
+def report(stats, command):
+    """Markdown: outcomes by file and in all, and why tests were skipped.
 
     Args:
-        stats: pytest's outcomes, each with its reports.   installed: (package, version) pairs.
+        stats: pytest's outcomes, each with its reports.   command: what ran the tests.
     """
-    found = Counter()
+    of_file, reasons = {}, Counter()
     for outcome in OUTCOMES:
-        for report in stats.get(outcome, ()):
-            found[report.nodeid.split("::")[0], outcome] += 1
-    versions = ", ".join(f"{package} {number}" for package, number in installed)
-    files = sorted({file for file, _ in found})
-    row = lambda name, counts: f"| {name} | " + " | ".join(str(counts[o]) for o in OUTCOMES) + " |"  # noqa: E731
-    total = {outcome: sum(found[file, outcome] for file in files) for outcome in OUTCOMES}
-    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in stats.get("skipped", ()))
-    lines = [f"{versions}; {machine()}", "", f"| file | {' | '.join(OUTCOMES)} |", "| --- |" + " ---: |" * len(OUTCOMES)]
-    lines += [row(f"`{file}`", {outcome: found[file, outcome] for outcome in OUTCOMES}) for file in files]
-    lines += [row("in all", total), ""]
-    lines += (
-        ["| skipped | because |", "| ---: | --- |", *(f"| {num} | {why} |" for why, num in reasons.items())] if reasons else []
-    )
+        for each in stats.get(outcome, ()):
+            of_file.setdefault(each.nodeid.split("::")[0], Counter())[outcome] += 1
+            if outcome == "skipped":
+                reasons[str(each.longrepr[2]).removeprefix("Skipped: ")] += 1
+    rows = [(f"`{file}`", of_file[file]) for file in sorted(of_file)] + [("in all", sum(of_file.values(), Counter()))]
+    lines = ["# What ran of tests/megatron", "", f"`{command}` with {versions()}, on {machine()}", ""]
+    lines += [f"| file | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * len(OUTCOMES)]
+    lines += [f"| {name} | " + " | ".join(str(found[outcome]) for outcome in OUTCOMES) + " |" for name, found in rows]
+    if reasons:
+        lines += ["", "| skipped | because |", "|---:|---|", *(f"| {num} | {why} |" for why, num in reasons.items())]
     return "\n".join(lines) + "\n"
 
 
-def installed():
-    """(package, version) of what is there of `PACKAGES`."""
-    import importlib.util
-
-    return [
-        (package, version(package))
-        for package in PACKAGES
-        if importlib.util.find_spec(package.replace("megatron-core", "megatron.core"))
-    ]
+def versions():
+    """Those of `PACKAGES` that are installed."""
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
 
 
 def write(stats):
-    """Writes the table to the file that the environment names."""
+    """Writes the report to the file that the environment names, if it does."""
     path = os.environ.get("RAN")
     if path:
-        Path(path).write_text(
-            f"# What ran of tests/megatron\n\n`{os.environ.get('RAN_BY', 'pytest')}` on {table(stats, installed())}"
-        )
+        Path(path).write_text(report(stats, os.environ.get("RAN_BY", "pytest tests/megatron")))
