@@ -166,9 +166,10 @@ class HybridEPBuffer:
     ):  # fmt: skip
         """(hidden [Y, H], probs [Y] or None, None, tokens per local expert, handle); with a handle, along the same ways.
 
-        With `num_permuted_tokens` there are as many rows, and those behind the pairs' mean nothing.
+        With `pad_multiple` an expert's rows fill whole blocks; with `num_permuted_tokens` there are as many rows, of which the last
+        ones mean nothing.
         """
-        assert pad_multiple is None and scaling_factor is None
+        assert scaling_factor is None
         assert not non_blocking or num_permuted_tokens >= 0, "The num_permuted_tokens is required for non-blocking mode."
         G, rank = self.group.size(), self.group.rank()
         if handle is None:
@@ -180,19 +181,29 @@ class HybridEPBuffer:
             first = rank * num_of_experts_per_rank
             local = self._gather(routing_map)[:, first : first + num_of_experts_per_rank]
             expert_Y, token_Y = local.t().nonzero().unbind(1)
+            block, counts = pad_multiple or 1, local.sum(0)
+            filled = -(-counts // block) * block
+            before = (filled.cumsum(0) - filled) - (counts.cumsum(0) - counts)  # rows that blocks have left empty so far
+            row_Y = torch.arange(len(token_Y)) + before[expert_Y]
             overflow_flag = torch.zeros(1, dtype=torch.int32)
-            handle = token_Y, expert_Y + first, local.sum(0), routing_map.shape, lengths, overflow_flag
-        token_Y, expert_Y, counts, shape, _, _ = handle
-        num_rows = len(token_Y) if num_permuted_tokens is None else int(num_permuted_tokens)
-        assert len(hidden) == shape[0] and len(token_Y) <= num_rows, "pairs would be dropped"
-        out = None if probs is None else self._filled(self._gather(probs)[token_Y, expert_Y], num_rows)
-        return self._filled(self._gather(hidden)[token_Y], num_rows), out, None, counts, handle
+            handle = token_Y, expert_Y + first, row_Y, filled, routing_map.shape, lengths, overflow_flag
+        token_Y, expert_Y, row_Y, filled, shape, _, _ = handle
+        num_filled = int(filled.sum())
+        num_rows = num_filled if num_permuted_tokens is None else int(num_permuted_tokens)
+        assert len(hidden) == shape[0] and num_filled <= num_rows, "pairs would be dropped"
+
+        def placed(rows_Y):
+            rows = rows_Y.new_zeros(num_rows, *rows_Y.shape[1:])
+            rows[num_filled:] = torch.nan
+            return rows.index_copy(0, row_Y, rows_Y)
+
+        out = None if probs is None else placed(self._gather(probs)[token_Y, expert_Y])
+        return placed(self._gather(hidden)[token_Y]), out, None, filled, handle
 
     def combine_with_unpermute(self, *, hidden, probs=None, handle=None, pad_multiple=None, fuse_unpermute_combine=False):
         """Sums over the experts of a token, in float32: (hidden [T, H], probs [T, E] or None)."""
-        assert pad_multiple is None
-        token_Y, expert_Y, _, (T, E), lengths, _ = handle
-        hidden, probs = hidden[: len(token_Y)], None if probs is None else probs[: len(token_Y)]
+        token_Y, expert_Y, row_Y, _, (T, E), lengths, _ = handle
+        hidden, probs = hidden[row_Y], None if probs is None else probs[row_Y]
         first, num_tokens = sum(lengths[: self.group.rank()]), sum(lengths)
         mine = slice(first, first + T)
 
@@ -206,11 +217,6 @@ class HybridEPBuffer:
         if probs is not None:
             weights = reduced(torch.zeros(num_tokens, E).index_put_((token_Y, expert_Y), probs))
         return reduced(out).to(hidden.dtype), weights
-
-    @staticmethod
-    def _filled(rows, num_rows):
-        """With rows that mean nothing behind."""
-        return torch.cat([rows, rows.new_full((num_rows - len(rows), *rows.shape[1:]), torch.nan)])
 
     def _lengths(self, rows):
         """Rows of every rank."""

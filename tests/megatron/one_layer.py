@@ -21,6 +21,15 @@ class OneLayer(torch.nn.Module):
         return self.decoder.layers[0].mlp(x)[0]
 
 
+def layer_of(config):
+    """A MoE layer as Megatron's local spec has it."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
+    mlp = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False).submodules.mlp
+    return MoELayer(config, mlp.submodules) if hasattr(mlp, "submodules") else mlp(config=config)  # a function from 0.18 on
+
+
 def layers_of(num_ranks, dispatcher, number=2, options=()):
     """MoE layers of all ranks as one EP group, the same for each dispatcher.
 
@@ -30,9 +39,7 @@ def layers_of(num_ranks, dispatcher, number=2, options=()):
     import cpu
     import process_groups
     from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.moe.moe_layer import MoELayer
 
     cpu.run_on_cpu()
     process_groups.take_down(parallel_state, parallel_state.destroy_model_parallel)
@@ -42,8 +49,7 @@ def layers_of(num_ranks, dispatcher, number=2, options=()):
     config = model_config(Layout(ep=num_ranks, dispatcher=dispatcher, options=options))
     layers = []
     for i in range(number):
-        mlp = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False).submodules.mlp
-        layers.append(mlp(config=config) if not hasattr(mlp, "submodules") else MoELayer(config, mlp.submodules))
+        layers.append(layer_of(config))
         layers[-1].set_layer_number(i + 1)
     return layers
 

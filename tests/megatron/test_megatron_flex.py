@@ -152,6 +152,24 @@ def test_the_stand_in_takes_equal_numbers_of_tokens_as_hybridep_does(pool):
     pool.run(gives_different_numbers, num_ranks=2)
 
 
+def in_blocks(group):
+    """Rows of the two local experts in blocks of four, where each token of two has all four experts, and what comes back."""
+    deepep.install()
+    buffer = deepep.HybridEPBuffer(dist.group.WORLD, 16, 64, 2)
+    hidden, probs_TE = torch.full((2, 16), group.rank + 1.0), torch.full((2, 4), 0.5)
+    rows, probs, _, counts, handle = buffer.dispatch_with_permute(
+        hidden=hidden, routing_map=torch.ones(2, 4, dtype=torch.bool), probs=probs_TE, num_of_experts_per_rank=2,
+        pad_multiple=4, num_permuted_tokens=12, non_blocking=True,
+    )  # fmt: skip
+    back, _ = buffer.combine_with_unpermute(hidden=rows * probs[:, None], handle=handle, pad_multiple=4)
+    return rows[:8, 0].tolist(), len(rows), counts.tolist(), bool((back == 2 * hidden).all())
+
+
+def test_the_stand_in_fills_blocks_and_rows_in_advance(pool):
+    for rows, num_rows, counts, same in pool.run(in_blocks, num_ranks=2):
+        assert rows == [1.0, 1.0, 2.0, 2.0] * 2 and num_rows == 12 and counts == [4, 4] and same
+
+
 def plain_step(_group, layout):
     """Losses and gradients of a step without foremoe."""
     program = Program(layout)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import virtual_experts as stand_in
 from layouts import Case
 from logged import logged
+from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantization
 from one_layer import OneLayer, choices, layers_of, run_layers
 from program import Layout, Program
 
@@ -204,7 +206,9 @@ def test_with_no_redundant_slots_megatron_plans_and_foremoe_watches(pool):
 
 
 def test_a_plan_that_needs_more_room_names_the_factor(pool):
-    for _, _, error, _, calls, _ in pool.run(one_model, [(8, 400)], False, {}, 1.0, num_ranks=2):
+    config = SimpleNamespace(use_transformer_engine_op_fuser=True, fp8=None, fp4=None)
+    tokens = 8, 25 * get_align_size_for_quantization(config)  # more than blocks leave free
+    for _, _, error, _, calls, _ in pool.run(one_model, [tokens], False, {}, 1.0, num_ranks=2):
         assert "does not fit into moe_expert_rank_capacity_factor=1; set moe_expert_rank_capacity_factor=" in error and calls == 0
 
 
