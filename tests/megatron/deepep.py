@@ -166,8 +166,8 @@ class HybridEPBuffer:
     ):  # fmt: skip
         """(hidden [Y, H], probs [Y] or None, None, tokens per local expert, handle); with a handle, along the same ways.
 
-        With `pad_multiple` an expert's rows fill whole blocks; with `num_permuted_tokens` there are as many rows, of which the last
-        ones mean nothing.
+        With `pad_multiple` an expert's rows fill whole blocks; with `num_permuted_tokens` there are as many rows, and the last of
+        them may mean nothing.
         """
         assert scaling_factor is None
         assert not non_blocking or num_permuted_tokens >= 0, "The num_permuted_tokens is required for non-blocking mode."

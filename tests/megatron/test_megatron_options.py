@@ -139,11 +139,11 @@ class Newer(TransformerConfig):
 
 
 def test_options_of_no_release_are_warned_of_where_they_are_used():
-    sizes = dict(num_layers=1, hidden_size=16, num_attention_heads=2, num_moe_experts=4)
-    used = dict(
-        moe_use_grouped_tensor=True, moe_dispatch_fwd_dtype="mxfp8", moe_combine_bwd_dtype="mxfp8",
-        gtp_remat_opt_in_modules=["moe_latent_proj"], moe_hybridep_pad_variable_tokens=True,
-    )  # fmt: skip
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_moe_experts": 4}
+    used = {
+        "moe_use_grouped_tensor": True, "moe_dispatch_fwd_dtype": "mxfp8", "moe_combine_bwd_dtype": "mxfp8",
+        "gtp_remat_opt_in_modules": ["moe_latent_proj"], "moe_hybridep_pad_variable_tokens": True,
+    }  # fmt: skip
     with patch.object(options, "TransformerConfig", Newer), logged() as said:
         warn_once.cache_clear()
         for values in ({}, used, used):
