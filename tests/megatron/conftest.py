@@ -15,6 +15,7 @@ def pool():
         yield pools
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Writes what ran, if a file is named for it."""
-    ran.write(terminalreporter.stats)
+def pytest_terminal_summary(terminalreporter, config):
+    """Writes what ran, if a file is named for it; processes that run a part of it write nothing."""
+    if not hasattr(config, "workerinput"):
+        ran.write(terminalreporter.stats)
