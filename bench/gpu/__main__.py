@@ -40,7 +40,7 @@ class Part(NamedTuple):
 DRY_LIMIT_S = 600.0
 
 RIGHT = {
-    "layer": Part("A layer in bf16 against float64", "bench.gpu.layer_right", 180),
+    "layer": Part("A layer in bf16 against float64", "bench.gpu.layer_right", 300),
     "ranks": Part("Two ranks on one GPU: weights by NCCL, copy engines and the host store", "bench.gpu.two_ranks", 300),
     "transfer": Part("Conformance of pinned_host and cupy_peer", "bench.gpu.suites transfer", 300),
     "runtime": Part("The runtime's equality tests, all ranks on the GPU", "bench.gpu.suites runtime", 300),

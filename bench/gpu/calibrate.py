@@ -1,4 +1,4 @@
-"""`foremoe calibrate` with one rank on this GPU: its constants and residuals, and a plan priced with the file that it wrote."""
+"""`foremoe calibrate` with one rank on this GPU: its constants and residuals, and the file, which `replay` reads after it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from bench.gpu.measure import DRY
 
+FILE = Path(tempfile.gettempdir()) / "foremoe-bench-gpu.toml"
 SIZES = ["--hidden", "64", "--ffn", "32", "--experts", "8", "--topk", "2", "--tokens", "256", "--seconds", "3"]
 SIZES = SIZES if DRY else ["--model", "qwen3-30b-a3b", "--tokens", "8192", "--seconds", "25"]
 
 
 def main() -> int:
     """Prints the command's own report, and the file."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "here.toml"
-        command = [sys.executable, "-m", "foremoe", "calibrate", "--ranks", "1", *SIZES, "-o", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        print(f"```\n{(done.stdout + done.stderr).strip()}\n```\n", flush=True)
-        if done.returncode == 0:
-            print(f"```toml\n{out.read_text().strip()}\n```")
-        return done.returncode
+    FILE.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "foremoe", "calibrate", "--ranks", "1", *SIZES, "-o", str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(f"```\n{(done.stdout + done.stderr).strip()}\n```\n", flush=True)
+    if done.returncode == 0:
+        print(f"```toml\n{FILE.read_text().strip()}\n```")
+    return done.returncode
 
 
 if __name__ == "__main__":

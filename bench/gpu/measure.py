@@ -21,6 +21,7 @@ from bench.output import hardware
 
 DRY = "--dry-run" in sys.argv
 DEVICE = torch.device("cpu" if DRY else "cuda")
+AHEAD_CYCLES = 12_000_000  # of the device's clock: six milliseconds or so
 REPEATS, WARM_UP = (3, 1) if DRY else (30, 5)
 
 
@@ -29,24 +30,30 @@ def table(head: str, *rows: str) -> None:
     print(f"| {head} |\n|{' --- |' * (head.count('|') + 1)}", *(f"| {row} |" for row in rows), sep="\n", flush=True)
 
 
-def median_s(arms: Mapping[str, Callable[[], Any]], repeats: int = REPEATS) -> dict[str, float]:
-    """Seconds on the current stream, by arm: medians over repeats in which the arms take turns."""
+def median_s(arms: Mapping[str, Callable[[], Any]], repeats: int = REPEATS, ahead: bool = False) -> dict[str, float]:
+    """Seconds on the current stream, by arm: medians over repeats in which the arms take turns.
+
+    Args:
+        ahead: Keep the device busy before each, so that the host launches ahead, as in a step that waits for the device.
+    """
     times: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(WARM_UP + repeats):
         for name, run in arms.items():
-            seconds = _seconds(run)
+            seconds = _seconds(run, ahead)
             if repeat >= WARM_UP:
                 times[name].append(seconds)
     return {name: statistics.median(of) for name, of in times.items()}
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Callable[[], Any], ahead: bool) -> float:
     if DRY:
         begin_s = time.perf_counter()
         run()
         return time.perf_counter() - begin_s
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    if ahead:
+        torch.cuda._sleep(AHEAD_CYCLES)
     begin.record()
     run()
     end.record()

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.layer import Layer, Sizes
 from bench.gpu.measure import DEVICE, DRY, median_s, table
 
-SIZES = Sizes(64, 4, 16, 64, 32) if DRY else Sizes(8192, 8, 16, 2048, 768)
+SIZES = (Sizes(64, 4, 16, 64, 32),) if DRY else (Sizes(8192, 8, 16, 2048, 768), Sizes(1024, 8, 16, 2048, 768))
 # What a kernel's name gives away, in the order in which it is asked.
 KINDS = {
     "products": ("gemm", "cutlass", "xmma", "nvjet", "wgmma", "cublas", "grouped", "splitk", "mm"),
@@ -54,17 +54,26 @@ def host_s(run: Callable[[], Any]) -> float:
     return min(found)
 
 
-def main() -> int:
-    """Prints kernels by kind, and the longest ones."""
-    layer = Layer(SIZES)
+def host_operations(run: Callable[[], Any]) -> list[str]:
+    """The operations on which the host spends most of a call: name, calls, microseconds of its own; profiling slows all down."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        run()
+    longest = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:12]
+    return [f"`{event.key[:60]}` | {event.count} | {event.self_cpu_time_total:.0f}" for event in longest]
+
+
+def measure(sizes: Sizes) -> None:
+    """Prints kernels by kind and the longest ones, and where the host's time goes."""
+    layer = Layer(sizes)
     x_TH, weight_TK = layer.tokens()
     topk = layer.topk[0].to(DEVICE)
     runs = {"known": lambda: layer.step(x_TH, weight_TK, layer.route(0)),
             "counted": lambda: layer.step(x_TH, weight_TK, layer.counted_route(topk))}  # fmt: skip
     forward = {"known": lambda: layer.forward(x_TH, weight_TK, layer.route(0)),
                "counted": lambda: layer.forward(x_TH, weight_TK, layer.counted_route(topk))}  # fmt: skip
-    seconds, seconds_forward = median_s(runs), median_s(forward)
-    print(f"{SIZES.tokens} tokens, top-{SIZES.topk}, {SIZES.experts} + 1 slots, hidden {SIZES.hidden}, ffn {SIZES.ffn}; bf16.\n")
+    seconds, seconds_forward, alone = median_s(runs, ahead=True), median_s(forward, ahead=True), median_s(runs)
+    print(f"{sizes.tokens} tokens, top-{sizes.topk}, {sizes.experts} + 1 slots, hidden {sizes.hidden}, ffn {sizes.ffn}; bf16.\n")
     rows, longest = [], []
     for name, run in runs.items():
         found = kernels(run)
@@ -73,7 +82,7 @@ def main() -> int:
             us[kind_of(kernel)] += time_us  # type: ignore[assignment]
         parts = " | ".join(f"{us[kind]:.0f} ({num[kind]})" for kind in (*KINDS, "other"))
         total = f"{len(found)} | {len(kernels(forward[name]))} | {seconds[name] * 1e3:.3f} | {seconds_forward[name] * 1e3:.3f}"
-        rows.append(f"{name} | {total} | {host_s(run) * 1e3:.3f} | {parts}")
+        rows.append(f"{name} | {total} | {alone[name] * 1e3:.3f} | {host_s(run) * 1e3:.3f} | {parts}")
         by_name = Counter[str]()
         for kernel, time_us in found:
             by_name[kernel] += time_us  # type: ignore[assignment]
@@ -81,10 +90,19 @@ def main() -> int:
         longest += [
             f"{name} | `{kernel[:90]}` | {times[kernel]} | {total_us:.0f}" for kernel, total_us in by_name.most_common(12)
         ]
-    head = "routing | kernels | of them forward | both ms | forward ms | host ms"
+    head = "routing | kernels | of them forward | both ms | forward ms | both, host not ahead, ms | host ms"
     table(f"{head} | {' | '.join(f'{kind}, us (kernels)' for kind in (*KINDS, 'other'))}", *rows)
     print()
     table("routing | kernel | times | us", *longest)
+    print()
+    table("operation of the host, known routing | calls | us of its own", *host_operations(runs["known"]))
+    print()
+
+
+def main() -> int:
+    """Measures a large and a small micro-step."""
+    for sizes in SIZES:
+        measure(sizes)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Rank replay: the expert loads of every rank of a row, one rank after the other on this GPU, while its replicas arrive.
 
-The slowest rank that is measured is what the row would wait for on as many GPUs. Beside it stands what the cost model says.
+The slowest rank that is measured is what the row would wait for on as many GPUs. Beside it stands what the cost model says: with
+the constants of preset 8xh100, and with those that `foremoe calibrate` has just fitted on this GPU, if it ran before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 import foremoe
+from bench.gpu.calibrate import FILE
 from bench.gpu.experts import Rank
 from bench.gpu.measure import DEVICE, DRY, median_s, table
 from foremoe.base.arrays import Array
@@ -24,19 +26,28 @@ from foremoe.runtime.experts import Row, SwiGLU
 # Letters: G ranks, S slots of a rank, Y pairs of a rank, H hidden size.
 
 MODEL = "qwen3-30b-a3b"
-NUM_RANKS, TOKENS, ROWS, REPEATS = 64, 8192, 3, 3
+NUM_RANKS, TOKENS, ROWS, REPEATS = 64, 8192, 3, 7
 PLANS = Path(__file__).with_name("replay_plans.json")
 
 
 def plan_rows() -> dict[str, Any]:
-    """Quotas [rows, G, S] and predicted seconds [rows] of each strategy: made on a CPU, so that no GPU waits for a planner."""
+    """Quotas [rows, G, S] of each strategy: made on a CPU, so that no GPU waits for a planner."""
     work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
     found: dict[str, Any] = {"base": problem.B, "sizes": [problem.model.hidden_size, problem.model.ffn_size]}
     for name in ("static", "foremoe"):
         plan = STRATEGIES[name].plan(problem)[0]
-        found[name] = {"quota_LGS": plan.quota_MLGS[0].tolist(), "compute_L": plan.cost_ML.compute_s[0].tolist()}
+        found[name] = plan.quota_MLGS[0].tolist()
     return found
+
+
+def predicted_s(cluster: foremoe.Cluster, quota_GS: Array) -> float:
+    """Forward and backward of the slowest rank's experts by a cluster's constants."""
+    model = foremoe.Model.preset(MODEL)
+    gemm_G = quota_GS.sum(axis=1) * model.flops_per_pair / cluster.expert_flops_per_s
+    busy_G = (quota_GS > 0).sum(axis=1)
+    slots_G = busy_G * (cluster.slot_overhead_s + cluster.backward_slot_s)
+    return float((gemm_G * (1.0 + cluster.backward_ratio) + slots_G).max())
 
 
 def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: int) -> list[float]:
@@ -45,6 +56,8 @@ def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: in
     x_YH = torch.randn(int(quota_GS.sum(axis=1).max()), hidden, device=DEVICE).bfloat16()
 
     def run(row: Row) -> None:
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream())
         # The next row's replicas come while this one is computed, into slots of their own.
         for _ in range(sum(num > 0 for num in row.num_S[num_base:])):
             with torch.cuda.stream(side):
@@ -55,7 +68,7 @@ def replay(rank: Rank, staged: list[torch.Tensor], quota_GS: Array, num_base: in
             torch.cuda.current_stream().wait_stream(side)
 
     rows = (rank.row(num_S, SwiGLU()) for num_S in quota_GS.tolist())
-    return [median_s({"rank": partial(run, row)}, REPEATS)["rank"] for row in rows]
+    return [median_s({"rank": partial(run, row)}, REPEATS, ahead=True)["rank"] for row in rows]
 
 
 def main() -> int:
@@ -67,25 +80,36 @@ def main() -> int:
     base = plans.pop("base")
     sizes = (64, 32) if DRY else plans["sizes"]
     del plans["sizes"]
-    quotas = {name: np.array(plan["quota_LGS"]) // (1024 if DRY else 1) for name, plan in plans.items()}
+    quotas = {name: np.array(plan) // (1024 if DRY else 1) for name, plan in plans.items()}
     rank = Rank(sizes[0], sizes[1], quotas["static"].shape[2])
     staged = [torch.randn(*weight.shape).bfloat16() for weight in rank.spare]
     staged = staged if DRY else [tensor.pin_memory() for tensor in staged]
     print(f"{MODEL}, {NUM_RANKS} ranks, {TOKENS} tokens a rank, forward and backward in bf16; medians of {REPEATS}.\n")
-    head = "row | strategy | busiest rank, pairs | slowest rank ms | mean rank ms | x static, measured | by the cost model"
-    table(head)
+    preset = foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS)
+    fitted = foremoe.Cluster.from_toml(FILE) if FILE.exists() else None
+    head = "row | strategy | busiest rank, pairs | slowest rank ms | mean rank ms | fitted model, slowest ms | error"
+    table(head + " | x static, measured | fitted model | preset 8xh100")
     for layer in range(1 if DRY else ROWS):
         even = np.full((1, base), int(quotas["static"][layer].sum()) // (NUM_RANKS * base))
-        slowest, predicted = {}, {}
-        for name, plan in plans.items():
-            times = replay(rank, staged, quotas[name][layer], base)
-            slowest[name], predicted[name] = max(times), plan["compute_L"][layer]
-            busiest, mean_ms = int(quotas[name][layer].sum(axis=1).max()), 1e3 * sum(times) / len(times)
-            ratios = f"{slowest['static'] / slowest[name]:.2f} | {predicted['static'] / predicted[name]:.2f}"
-            print(f"| {layer} | {name} | {busiest} | {1e3 * slowest[name]:.2f} | {mean_ms:.2f} | {ratios} |", flush=True)
-        (even_s,) = replay(rank, staged, even, base)
-        print(f"| {layer} | force-balanced | {even.sum()} | {1e3 * even_s:.2f} | {1e3 * even_s:.2f} "
-              f"| {slowest['static'] / even_s:.2f} | |", flush=True)  # fmt: skip
+        slowest = {}
+        for name, quota_GS in {**{name: quota_LGS[layer] for name, quota_LGS in quotas.items()}, "even": even}.items():
+            times = replay(rank, staged, quota_GS, base)
+            slowest[name] = max(times)
+            cells = [
+                layer,
+                name,
+                quota_GS.sum(axis=1).max(),
+                f"{1e3 * slowest[name]:.2f}",
+                f"{1e3 * sum(times) / len(times):.2f}",
+            ]
+            model_s = [None if cluster is None else predicted_s(cluster, quota_GS) for cluster in (fitted, preset)]
+            static_s = [
+                None if cluster is None else predicted_s(cluster, quotas["static"][layer]) for cluster in (fitted, preset)
+            ]
+            cells += ["-", "-"] if model_s[0] is None else [f"{1e3 * model_s[0]:.2f}", f"{model_s[0] / slowest[name] - 1.0:+.1%}"]
+            cells.append(f"{slowest['static'] / slowest[name]:.2f}")
+            cells += ["-" if a is None or b is None else f"{b / a:.2f}" for a, b in zip(model_s, static_s, strict=True)]
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     return 0
 
 

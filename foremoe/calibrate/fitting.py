@@ -36,6 +36,7 @@ _ROWS = (
     ("flops_per_s", "FLOP/s", ""), ("compute_efficiency", "share of peak", "experts"),
     ("slot_overhead_s", "s per busy slot", "experts"), ("attention_efficiency", "share of peak", "layer"),
     ("layer_overhead_s", "s per layer", "layer"), ("pair_overhead_s", "s per pair", "layer"),
+    ("host_layer_s", "s per layer", "launches"),
     ("backward_ratio", "backward / forward", "experts backward"),
     ("slot_backward_s", "s per busy slot", "experts backward"),
     ("attention_backward_ratio", "backward / forward", "layer backward"), ("peer_bytes_per_s", "bytes/s", "peer"),
@@ -116,6 +117,8 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
         host_layer_s=_host_layer_s(compute, exchange, units), source=source,
     )  # fmt: skip
     bases = {**_by_group(compute, exchange, units), "copying": off_copying}
+    if units.host_s:  # forward told of the host alone, and backward of the device
+        bases |= {"launches": bases["layer"], "layer": bases["layer backward"]}
     bases |= {link: fitted.basis for link, fitted in links.items() if fitted is not None}
     constants = tuple(constant(row, float(getattr(cluster, row)), unit, bases.get(key)) for row, unit, key in _ROWS)
     checks, kept = copy_checks(points, cluster), tuple(_LINK_WORDS[link] for link, fitted in links.items() if fitted is None)
@@ -194,7 +197,7 @@ def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
     # Hosts vary, so that no point counts less for being far off.
     host_s = float(nonnegative(layers_N1, _off_links(layer, link), seconds_N, np.ones(len(layer)))[0])
     host = _Units(once_F, back_F, _seconds_per_unit(layer_back, link) / _COUNTED_RATIO, _COUNTED_RATIO, host_s)
-    worst, by_host = (float(np.abs(_off(layer, link, units)).max()) for units in (device, host))
+    worst, by_host = (float(np.abs(_off([*layer, *layer_back], link, units)).max()) for units in (device, host))
     return host if worst > MOST_RESIDUAL and by_host < worst else device
 
 

@@ -218,15 +218,30 @@ def test_forwards_that_the_host_is_slower_with_say_what_the_host_takes(host_s):
     assert found.attention_flops_per_s == pytest.approx(BASE.attention_flops_per_s, rel=0.02)
 
 
-def test_what_an_h200_measured_is_calibrated():
-    """Busy slots take 2.3 us in forward and 17 us in backward there, and the host is slower than short layers."""
-    table = json.loads((Path(__file__).parent / "h200_points.json").read_text())
+def of_a_gpu(name):
+    """The fit of what was measured on a GPU."""
+    table = json.loads((Path(__file__).parent / f"{name}_points.json").read_text())
     points = tuple(Point(**p) for p in table["points"])
     measured = Measured(
         points=points, flops_per_s=table["flops_per_s"], memory_bytes=table["memory_bytes"], node_of_rank=(0,),
         hardware=table["hardware"], versions={},
     )  # fmt: skip
-    found = fit(measured, Model.preset("qwen3-30b-a3b"), name="h200", source="test")
+    return fit(measured, Model.preset("qwen3-30b-a3b"), name=name, source="test")
+
+
+def test_what_an_h200_measured_is_calibrated():
+    """Busy slots take 2.3 us in forward and 17 us in backward there, and the host is slower than short layers."""
+    found = of_a_gpu("h200")
     assert found.cluster.calibrated and not found.faults
     assert found.cluster.slot_overhead_s < 3e-6 and 1.5e-5 < found.cluster.slot_backward_s < 2e-5
     assert 8e-4 < found.cluster.host_layer_s < 9e-4
+
+
+def test_a_host_that_is_slower_with_every_forward_is_no_long_layer():
+    """On an H100 with a slower host, all forwards of layers take as long as their launches, whose times spread by 19 %."""
+    found = of_a_gpu("h100")
+    assert found.cluster.calibrated and not found.faults
+    assert found.cluster.host_layer_s > 1e-3 and found.cluster.layer_overhead_s < 2e-4
+    assert 0.5 < found.cluster.attention_efficiency < 0.7
+    constants = {constant.name: constant for constant in found.constants}
+    assert constants["host_layer_s"].spread > 0.1 > constants["attention_efficiency"].spread
