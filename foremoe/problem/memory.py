@@ -84,11 +84,14 @@ class Fit(NamedTuple):
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
     def text(self) -> str:
-        """One line, such as ``does not fit: 179 of 80 GB; with re-forward 23 GB``."""
-        verdict = f"{'fits' if self.fits else 'does not fit'}: {gigabytes(self.peak_bytes)} of {gigabytes(self.memory_bytes)} GB"
+        """One line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
+        peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
+        if peak == memory and not self.fits:  # as whole numbers
+            peak = f"{self.peak_bytes / 1e9:.2f}"
+        verdict = f"{'fits' if self.fits else 'does not fit'}: {peak} of {memory} GB"
         if self.fits or self.reforward_bytes is None:
             return verdict
-        return f"{verdict}; with re-forward {gigabytes(self.reforward_bytes)} GB"
+        return f"{verdict}; with activation recomputation {gigabytes(self.reforward_bytes)} GB"
 
 
 def gigabytes(num_bytes: float) -> str:

@@ -167,7 +167,8 @@ def test_the_verdict_says_what_reforward_would_make_of_it() -> None:
 @pytest.mark.parametrize(
     ("verdict", "text"),
     [
-        (Fit(179_400_000_000, 23_000_000_000, 80_000_000_000), "does not fit: 179 of 80 GB; with re-forward 23 GB"),
+        (Fit(179_400_000_000, 23_000_000_000, 80_000_000_000), "does not fit: 179 of 80 GB; with activation recomputation 23 GB"),
+        (Fit(80_240_000_000, None, 80_000_000_000), "does not fit: 80.24 of 80 GB"),
         (Fit(179_400_000_000, None, 80_000_000_000), "does not fit: 179 of 80 GB"),
         (Fit(3_140_000_000, 2, 80_000_000_000), "fits: 3.14 of 80 GB"),
     ],
