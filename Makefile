@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
 
 demo: .venv/.test
-	$(BIN)/python -m examples.grpo --ranks 2
+	$(BIN)/python -m examples.grpo --ranks 2 --pages build/demo
 
 # Types and tests at once: mypy takes one core, and tests leave cores idle where ranks wait for each other.
 test: lint

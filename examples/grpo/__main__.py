@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
@@ -24,7 +25,7 @@ class _Command(OneSentence, JsonCommand):
 @click.option(
     "--ranks", type=click.IntRange(2, 32), default=2, show_default=True, help="Processes; the experts are spread over them."
 )
-@click.option("--steps", type=click.IntRange(1, 10_000), default=12, show_default=True, help="GRPO steps.")
+@click.option("--steps", type=click.IntRange(1, 10_000), default=5, show_default=True, help="GRPO steps.")
 @click.option(
     "--redundant",
     metavar="R",
@@ -34,9 +35,21 @@ class _Command(OneSentence, JsonCommand):
 @click.option(
     "--seed", type=click.IntRange(0), default=SIZES["default"].seed, show_default=True, help="Of everything that is drawn."
 )
+@click.option(
+    "--pages", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="Leave a report page and a trace there."
+)
 @click.option("--size", type=click.Choice(["default", "tiny"]), default="default", hidden=True)
 @click.pass_context
-def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed: int, size: str, json_file: str | None) -> None:
+def main(
+    ctx: click.Context,
+    ranks: int,
+    steps: int,
+    redundant: int | None,
+    seed: int,
+    pages: Path | None,
+    size: str,
+    json_file: str | None,
+) -> None:
     """Pre-trains a small MoE language model on puzzles, then improves it by GRPO, on processes of this machine (CPU).
 
     In every step the recorded routing is replayed in the recompute and update stages, three times from the same parameters: with
@@ -44,7 +57,7 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed
 
     \b
     Example:
-      python -m examples.grpo --ranks 2 --steps 12
+      python -m examples.grpo --ranks 2 --steps 12 --pages demo
     """
     require_writable({"the JSON file": json_file})
 
@@ -62,16 +75,18 @@ def main(ctx: click.Context, ranks: int, steps: int, redundant: int | None, seed
 
     from examples.grpo.compiling import compile_kernels
     from examples.grpo.launch import launch
+    from examples.grpo.pages import REPORT, TRACE
     from examples.grpo.table import report
 
     compile_kernels(settings, ranks, lambda line: click.echo(line, err=True))
     click.echo(f"starting {ranks} ranks", err=True)
     try:
-        figures = launch(settings, num_ranks=ranks, num_steps=steps, redundant=redundant)
+        figures = launch(settings, num_ranks=ranks, num_steps=steps, redundant=redundant, pages=pages)
     except TransferError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         ctx.exit(FAILED)
-    emit(json_file, figures, report(figures))
+    opened = [] if pages is None else [f"Open {pages / REPORT} in a browser, and {pages / TRACE} at ui.perfetto.dev."]
+    emit(json_file, figures, report(figures) + opened)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from examples.grpo.planning import StagePlan
 from examples.grpo.policy import Policy
 from foremoe.base.arrays import Array
 from foremoe.runtime.runtime import Runtime
+from foremoe.transfer.timeline import Timeline
 
 # Letters: M micro-steps, L layers, A answer tokens of a micro-step on this rank; 2: forward, backward.
 
@@ -49,6 +50,7 @@ class Arms:
     def __init__(self, policy: Policy, runtime: Runtime, clock: ClockedSwiGLU, plans: dict[str, StagePlan]) -> None:
         self.policy, self.runtime, self.clock, self.plans = policy, runtime, clock, plans
         self._planned_before = False
+        self.timelines: dict[str, Timeline] = {}  # by stage, of the foremoe arm
 
     def recompute(self, arm: str, batches: Sequence[Batch]) -> tuple[StageRun, list[torch.Tensor]]:
         """Forward only; also the old log-probabilities of the rank's answer tokens by micro-step."""
@@ -103,6 +105,8 @@ class Arms:
         report = self.runtime.end()
         self.runtime.group.barrier()
         wall_s = time.perf_counter() - begin_s
+        if arm == "foremoe":
+            self.timelines[stage] = report.timeline
         return StageRun(
             wall_s=wall_s,
             cpu_s_ML2=self.clock.seconds_ML2(planned.workload.M, planned.workload.L),

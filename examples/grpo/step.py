@@ -24,6 +24,7 @@ from foremoe.base.arrays import Array
 from foremoe.distributed.group import Group
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
+from foremoe.transfer.timeline import Timeline
 
 # Letters: Q sequences, A answer tokens of a micro-step on this rank.
 
@@ -101,6 +102,7 @@ class Trainer:
     ) -> None:
         self.policy, self.bank, self.runtime, self.optimizer = policy, bank, runtime, optimizer
         self.clock, self.redundant = clock, redundant
+        self.last: tuple[StagePlan, Timeline] | None = None  # the last update by a plan
         for param_group in optimizer.param_groups:
             param_group["lr"] = policy.settings.learning_rate
         # Adam's scales are as good for GRPO as for pre-training; its momentum points where pre-training was going.
@@ -170,6 +172,7 @@ class Trainer:
                 p.grad = None
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
+        self.last = plans["update"], arms.timelines["update"]
         sum_over_ranks(self.policy.parameters())
         clip_gradients(self.policy.parameters(), self.bank.parameters())
         self.optimizer.step()

@@ -68,12 +68,13 @@ def report(figures: dict[str, Any]) -> list[str | Table]:
 
 def _in_short(update: dict[str, Any], loss_differs: float) -> str:
     """The run in one sentence."""
-    gain = f"expert compute was {TOO_NOISY} to be compared"
-    if readable(update, "cpu_s"):
-        static_s, foremoe_s = update["static_cpu_s"], update["foremoe_cpu_s"]
-        gain = f"expert compute {seconds(static_s)} -> {seconds(foremoe_s)} ({static_s / foremoe_s:.2f}x)"
+    gains = []
+    for name, what in (("s", "wall clock"), ("cpu_s", "expert compute")):
+        static_s, foremoe_s = update[f"static_{name}"], update[f"foremoe_{name}"]
+        gain = f"{seconds(static_s)} -> {seconds(foremoe_s)} ({static_s / foremoe_s:.2f}x)"
+        gains.append(f"{what} {gain if readable(update, name) else f'was {TOO_NOISY} to be compared'}")
     skew = f"skew {update['skew_before']:.2f} -> {update['skew_after']:.2f}"
-    return f"In short, the update with foremoe: {skew}, {gain}, losses the same to {loss_differs:.0e}."
+    return f"In short, the update with foremoe: {', '.join(gains)}; {skew}; losses the same to {loss_differs:.0e}."
 
 
 def _why_noisy(figures: dict[str, Any], name: str) -> str:

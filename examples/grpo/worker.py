@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from examples.grpo.arms import ARMS, SHOWN
 from examples.grpo.experts import ClockedSwiGLU
+from examples.grpo.pages import write_pages
 from examples.grpo.planning import SLOTS, smallest_redundant, static_skew, trace_of, workloads_of
 from examples.grpo.policy import Policy
 from examples.grpo.results import summary
@@ -29,21 +31,22 @@ _TIMEOUT_S = 120.0
 _BACKENDS = ("collective", "pinned_host")
 
 
-def run(settings: Settings, num_steps: int, redundant: int | None) -> dict[str, Any]:
+def run(settings: Settings, num_steps: int, redundant: int | None, pages: Path | None) -> dict[str, Any]:
     """The demo on one rank of an elastic launch; figures on rank 0, nothing on the others.
 
     Args:
         redundant: R, or None for the smallest whose load bound allows to take away 95 % of (static skew - 1).
+        pages: Folder for the last update's report page and trace, or None.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_TIMEOUT_S))
     try:
-        return _demo(TorchGroup(timeout_s=_TIMEOUT_S), settings, num_steps, redundant)
+        return _demo(TorchGroup(timeout_s=_TIMEOUT_S), settings, num_steps, redundant, pages)
     finally:
         dist.destroy_process_group()
 
 
-def _demo(group: Group, settings: Settings, num_steps: int, redundant: int | None) -> dict[str, Any]:
+def _demo(group: Group, settings: Settings, num_steps: int, redundant: int | None, pages: Path | None) -> dict[str, Any]:
     say = Progress(group.rank == 0, num_steps)
     torch.manual_seed(settings.seed)
     policy, clock = Policy(settings), ClockedSwiGLU()
@@ -72,6 +75,8 @@ def _demo(group: Group, settings: Settings, num_steps: int, redundant: int | Non
             records.append([StepRecord.from_message(answer) for answer in answers])
             say.step(records[-1], time.perf_counter() - begin_s)
         last = trainer.reward_of(num_steps)
+        if pages is not None and trainer.last is not None:
+            write_pages(pages, group, *trainer.last)
     say(f"reward after the last step: {last:.3f}")
     if group.rank:
         return {}

@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "Does a plan keep its laws, and belong to this routing?",
     "ablate": "What each level, redundant slot and kind of foresight is worth.",
     "solvers": "List strategies and installed solvers.",
+    "doctor": "What this machine has of what foremoe uses, for a bug report.",
     "calibrate": "Measure this machine's constants for the cost model.",
     "report": "Write one HTML page of a plan: skew, copies, timeline, links, memory.",
     "warm-up": "Compile once what a first plan runs.",

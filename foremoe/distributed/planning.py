@@ -76,6 +76,7 @@ class Planned:
     agreed: bool = False  # split and quotas were made together, from the counts of all sources
     # (micro-step, layer) -> experts [T, K] of this source's tokens, where it knows them
     routing: Mapping[tuple[int, int], Array] = field(default_factory=dict)
+    problem: Problem | None = None  # of the layers that this rank planned, if any, with the counts of all sources
 
 
 def plan_together(
@@ -94,11 +95,12 @@ def plan_together(
         mine = layers_G[group.rank]
         workload = _workload(group, task, load_MLE, tokens_M, device)
         shared_s, at = time.perf_counter() - begin, time.perf_counter()
-        fault, text, part = "", "", dict[str, Array]()
+        fault, text, part, problem = "", "", dict[str, Array](), None
         split_GLMP = np.zeros((group.size, len(mine), M, 0), np.int32)
         if workload is not None:
             try:
-                made, split_GLMP = _within(plan_limit_s, partial(_plan_layers, planner, task, workload, mine, num_threads))
+                problem = task.problem(workload, mine)
+                made, split_GLMP = _within(plan_limit_s, partial(_plan_layers, planner, problem, num_threads))
                 text, part = made.header.planner, _arrays_of(made)
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}"
@@ -108,7 +110,8 @@ def plan_together(
         texts, parts = zip(*_gathered(group, fault, text, part, form_G), strict=True)
         plan = _linked(group, plan_limit_s, planner.path, *_merged(parts, layers_G, task, planner, texts[0]))
         split_MLP = _to_sources(group, split_GLMP, layers_G, plan.G * plan.S, device)
-    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=shared_s + time.perf_counter() - at, agreed=True)
+    share_s = shared_s + time.perf_counter() - at
+    return Planned(plan=plan, split_MLP=split_MLP, plan_s=plan_s, share_s=share_s, agreed=True, problem=problem)
 
 
 def homes_together(
@@ -218,11 +221,8 @@ def _by_owner(group: Group, load_MLE: Array, layers_G: list[Array], device: torc
     return np.ascontiguousarray(load_GLME.transpose(2, 1, 0, 3))
 
 
-def _plan_layers(
-    planner: Planner, task: PlanningTask, workload: Workload, layers: Array, num_threads: int | None, cancel: Event
-) -> tuple[Plan, Array]:
+def _plan_layers(planner: Planner, problem: Problem, num_threads: int | None, cancel: Event) -> tuple[Plan, Array]:
     """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
-    problem = task.problem(workload, layers)
     # `homes_together` runs the home level, over all stages; these layers alone could be decided otherwise.
     plan, summary = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
     if not cancel.is_set():  # else nobody waits for it any more, and the cause is told
@@ -231,7 +231,7 @@ def _plan_layers(
     if (plan.order_M != np.arange(plan.M)).any():
         raise InputError("the planner reorders micro-steps, which only the data loader can do; use one that keeps the order.")
     assert problem.load_NGE is not None
-    sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, task.cluster.node_of_rank_G
+    sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, problem.cluster.node_of_rank_G
     split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.counts().demand_NVE) for g in range(plan.G)]
     split_GLMP = np.stack(split_GNP).reshape(plan.G, plan.M, plan.L, -1).transpose(0, 2, 1, 3)
     return dataclasses.replace(plan, transfers=TransferList.none()), split_GLMP

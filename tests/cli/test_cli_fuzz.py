@@ -37,7 +37,7 @@ def cases(
     case = ["t.npz", "--model", "tiny.toml", "--ranks", "4", "--tokens-per-rank", "25"]
     yield {
         "inspect": ["t.npz"], "check": ["p", "--workload", "w"], "plan": case, "compare": [*case, "--solvers", "static"],
-        "simulate": [*case, "--solvers", "static"], "solvers": [],
+        "simulate": [*case, "--solvers", "static"], "solvers": [], "doctor": [],
         "report": ["--plan", "p", "t.npz", "-o", "r.html", "--what-if", "none", "--solvers", "none"],
     }  # fmt: skip
     os.chdir(before)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from cli_runs import bad, good, run
 
@@ -37,6 +40,7 @@ def test_the_commands() -> None:
         "calibrate",
         "check",
         "compare",
+        "doctor",
         "import",
         "inspect",
         "plan",
@@ -267,3 +271,14 @@ def test_solvers_lists_every_strategy() -> None:
 
     text = good(["solvers"]).stdout
     assert [line.split()[0] for line in text.splitlines()[1 : len(STRATEGIES) + 1]] == list(STRATEGIES)
+
+
+def test_doctor_says_what_there_is_and_what_is_broken(tmp_path: Path) -> None:
+    parts = json.loads(good(["doctor", "--json"]).stdout)["parts"]
+    found = {part["part"]: part["found"] for part in parts}
+    assert found["foremoe"] == foremoe.__version__ and found["numpy"] == np.__version__ and "python" in found
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open\\nmore')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    broken = subprocess_run(["doctor"], env=environment)
+    assert broken.returncode == 0 and "torch failed" in broken.stdout, broken
+    assert "libcudart.so.13: cannot open" in broken.stdout and "Traceback" not in broken.stderr

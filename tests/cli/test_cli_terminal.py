@@ -57,6 +57,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["inspect", plan, "--explain", "1,2"],
         ["check", plan, "--trace", trace],
         ["solvers"],
+        ["doctor"],
         ["comapre"],
         [],
         ["--help"],

@@ -29,7 +29,12 @@ def children(pid):
 @pytest.mark.heavy
 def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     file = tmp_path / "demo.json"
-    run = subprocess.run([*COMMAND, "--steps", "2", "--json", str(file)], capture_output=True, text=True, timeout=600)
+    run = subprocess.run(
+        [*COMMAND, "--steps", "2", "--json", str(file), "--pages", str(tmp_path / "a/b")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert run.returncode == 0, run.stderr
     figures = json.loads(file.read_text())
     assert set(figures["stages"]) == {"recompute", "update"}
@@ -45,6 +50,9 @@ def test_a_tiny_run_reports_all_figures_and_losses_agree(tmp_path):
     assert f"{figures['redundant']} redundant slot" in run.stdout and "step 2/2" in run.stderr
     assert run.stderr.startswith("loading torch and foremoe\n") and "starting 2 ranks\n" in run.stderr
     assert "Traceback" not in run.stderr and "Warning" not in run.stderr
+    assert "<html" in (tmp_path / "a/b/report.html").read_text()
+    events = json.loads((tmp_path / "a/b/trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1} and any(event["ph"] == "X" for event in events)
 
 
 @pytest.mark.heavy

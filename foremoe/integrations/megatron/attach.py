@@ -15,6 +15,7 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import TorchGroup, make_on_all, reporting
 from foremoe.distributed.planning import Planned
+from foremoe.integrations.better_slots import say_better_slots
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
 from foremoe.integrations.megatron.job import Job
@@ -97,7 +98,7 @@ class Attached:
         self._engine: Engine | None = None
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
-        self._broken, self._running, self._detached = "", False, False
+        self._broken, self._running, self._detached, self._advised = "", False, False, False
         self._layers: list[SlotLayer] = []
         with reporting(self.group):
             self.job = Job(self.group)
@@ -270,6 +271,9 @@ class Attached:
         if not (self._layers and self.settings.redundant):
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
+        if not self._advised and stage == "update" and planned.problem is not None and self.job.group.rank == 0:
+            self._advised = True
+            say_better_slots(planned.problem)
         overlaps, plan = any(layer.overlaps_reduction for layer in self._layers), planned.plan
         self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
         if self._engine is None:

@@ -1,0 +1,115 @@
+"""``foremoe doctor``: what this machine and environment have of what foremoe uses, for a bug report."""
+
+import os
+import platform
+import shutil
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foremoe.base.errors import first_line
+from foremoe.base.extensions import entry_point_names
+from foremoe.base.hardware import hardware
+from foremoe.base.version import __version__
+from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.options import table_options
+from foremoe.cli.tables import Column, Look, Table
+from foremoe.planner.parsing import GROUP
+
+COLUMNS = {
+    "part": Column("part", left=True, rank=0), "found": Column("found", left=True, rank=1),
+    "use": Column("used for", left=True, rank=2),
+}  # fmt: skip
+# Name of a distribution -> what foremoe uses it for; of several names of one thing the first that is installed is shown.
+_PACKAGES = {
+    ("numpy",): "plans", ("numba",): "planner and simulator", ("safetensors",): "plan and trace files",
+    ("pyscipopt",): "the solver exact", ("torch",): "runtime and adapters", ("triton",): "fused kernels on GPUs",
+    ("cupy-cuda13x", "cupy-cuda12x", "cupy"): "the backend cupy_peer", ("megatron-core",): "the Megatron adapter",
+    ("transformer-engine",): "grouped experts in Megatron", ("deep-ep", "deep_ep"): "flex dispatchers and DeepEpEngine",
+    ("verl",): "the veRL adapter", ("transformers",): "recording routing", ("pyarrow",): "parquet files",
+    ("vllm",): "rollout", ("sglang",): "rollout",
+}  # fmt: skip
+_VARIABLES = ("FOREMOE", "NUMBA_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "VERL_USE_EXTERNAL_PLUGINS")
+
+_HELP = """Shows what this machine and environment have of what foremoe uses: versions, GPUs, plug-ins, folders.
+
+Nothing is changed or measured. Put the output into a bug report.
+
+\b
+Example:
+  foremoe doctor
+"""
+
+
+@click.command(cls=JsonCommand, help=_HELP)
+@table_options
+def doctor(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
+    """The command ``foremoe doctor``."""
+    require_writable({"the JSON file": json_file})
+    look.require(COLUMNS)
+    rows = [{"part": part, "found": found, "use": use} for part, found, use in _parts()]
+    emit(json_file, {"parts": rows}, [Table(COLUMNS, rows, rows)], look)
+
+
+def _parts() -> list[tuple[str, str, str]]:
+    machine: dict[str, Any] = hardware()
+    parts = [
+        ("foremoe", __version__, str(Path(__file__).parents[1])),
+        ("python", platform.python_version(), machine["system"]),
+        ("processor", machine["processor"], f"{machine['cores']} cores for this process"),
+    ]
+    parts += [(*_version(names), use) for names, use in _PACKAGES.items()]
+    parts += _gpus()
+    parts += [
+        ("shared memory", _free("/dev/shm"), "ranks of one machine"),
+        ("numba's cache", *_cache()),
+        ("solvers of others", ", ".join(entry_point_names(GROUP)) or "none", f"entry points {GROUP}"),
+        ("backends of others", ", ".join(entry_point_names("foremoe.backends")) or "none", "entry points foremoe.backends"),
+    ]
+    return parts + [(name, os.environ[name], "environment variable") for name in _VARIABLES if name in os.environ]
+
+
+def _version(names: tuple[str, ...]) -> tuple[str, str]:
+    """The name that is installed, or the first, and its version."""
+    for name in names:
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return names[0], "not installed"
+
+
+def _gpus() -> list[tuple[str, str, str]]:
+    """GPUs as torch sees them, and what decides how the runtime computes on them."""
+    if find_spec("torch") is None:
+        return [("GPUs", "not known", "torch finds them, and is not installed")]
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return [("GPUs", "none", "CPU runs only")]
+        found = []
+        for i in range(torch.cuda.device_count()):
+            sizes = torch.cuda.get_device_properties(i)
+            what = f"compute capability {sizes.major}.{sizes.minor}, {sizes.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}"
+            found.append((f"GPU {i}", sizes.name, what))
+        return found
+    except Exception as error:  # a broken driver or build is what a bug report is about
+        return [("GPUs", "torch failed", first_line(error))]
+
+
+def _free(folder: str) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free in {folder}"
+    except OSError:
+        return f"no {folder}"
+
+
+def _cache() -> tuple[str, str]:
+    """Where compiled kernels stay between processes, and whether they can."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
+    kept = os.access(folder, os.W_OK)
+    return str(folder), "compiled kernels stay" if kept else "not writable: numba takes a folder of the user's instead"

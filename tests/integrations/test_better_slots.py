@@ -1,0 +1,47 @@
+"""A job is told once, in one sentence, of a number of redundant slots that would serve it better."""
+
+import dataclasses
+import logging
+import threading
+
+import foremoe
+from foremoe.integrations.better_slots import better_slots, say_better_slots
+
+
+def problem_of(regime: str, redundant: int, **options: object) -> foremoe.Problem:
+    work = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=16, tokens_per_rank=4096, micro_steps=2, num_layers=2, regime=regime, seed=1
+    )
+    return foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 16), redundant=redundant, **options)  # type: ignore[arg-type]
+
+
+def said(problem: foremoe.Problem, caplog) -> list[tuple[int, str]]:  # type: ignore[no-untyped-def]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="foremoe"):
+        say_better_slots(problem)
+        for thread in threading.enumerate():
+            if thread.name == "choosing slots":
+                thread.join()
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+def test_more_slots_that_pay_are_a_warning_and_fewer_a_note(caplog) -> None:  # type: ignore[no-untyped-def]
+    problem = problem_of("mid", 1)
+    choice = foremoe.choose_slots(problem)
+    assert choice.redundant > 1, "a case in which more slots pay"
+    ((level, text),) = said(problem, caplog)
+    assert level == logging.WARNING and text == better_slots(choice, problem)
+    assert text.startswith(f"redundant={choice.redundant} in place of 1 would make this update ") and "% shorter, for " in text
+    assert problem.cluster.standing in text
+    assert said(choice.problem, caplog) == []
+    tried = choice.options[-1].redundant
+    if tried > choice.redundant:
+        ((level, text),) = said(dataclasses.replace(problem, redundant=tried), caplog)
+        assert level == logging.INFO and f"in place of {tried} would make this update" in text
+
+
+def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated(caplog) -> None:  # type: ignore[no-untyped-def]
+    assert said(problem_of("mid", 1, cost=foremoe.CostModel(objective="balance")), caplog) == []
+    problem = problem_of("mid", 1)
+    assert said(dataclasses.replace(problem, load_MLGE=None), caplog) == []
+    assert better_slots(foremoe.choose_slots(problem), dataclasses.replace(problem, redundant=3)) == ""
