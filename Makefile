@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-megatron-newest test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2 --pages build/demo
@@ -67,7 +67,13 @@ test-transformers: .venv-transformers/.done
 
 # Heavy stage: the real package, on CPU. One line says so where it cannot be installed.
 test-megatron: .venv/.megatron
-	@if [ -e .venv/.megatron ]; then $(BIN)/python -m foremoe warm-up && $(TIMED) $(BIN)/python -m pytest $(TWO_FILES) tests/megatron; fi
+	@if [ -e .venv/.megatron ]; then $(BIN)/python -m foremoe warm-up && RAN_BY="make $@" $(TIMED) $(BIN)/python -m pytest $(TWO_FILES) tests/megatron; fi
+
+# The same on the newest Megatron-Core, which needs triton: an environment of its own, a minute to install. Not in CI, for its time;
+# every night. `RAN=FILE` writes what ran to a file, here as above.
+test-megatron-newest: .venv-megatron-newest/.done
+	@if [ -e .venv-megatron-newest/.done ]; then .venv-megatron-newest/bin/python -m foremoe warm-up \
+		&& RAN_BY="make $@" $(TIMED) .venv-megatron-newest/bin/python -m pytest $(TWO_FILES) tests/megatron; fi
 
 # veRL pins many packages of its own, so it gets an environment of its own; kept from one run to the next.
 test-verl: .venv-verl/.verl
@@ -94,6 +100,7 @@ engine-answers: .venv-transformers/.done
 # Every night: 40 times the examples of `make test` for all property tests and all layouts for all laws, hours on few cores.
 nightly: fuzz engine-answers
 	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
+	$(MAKE) --no-print-directory test-megatron-newest
 
 bench: .venv/.test
 	$(BIN)/python -m bench.run
@@ -139,6 +146,14 @@ pictures: .venv/.docs
 	@rm -f $@
 	@if $(PIP) $(EDITABLE) -e '.[docs]'; then touch $@ .venv/.test; else echo "docs: skipped, Sphinx cannot be installed here"; fi
 
+# Its wheels for Python 3.11 say that they need 3.12, and work.
+.venv-megatron-newest/.done: pyproject.toml
+	@test -e .venv-megatron-newest/bin/python || $(PYTHON) -m venv .venv-megatron-newest
+	@rm -f $@
+	@if .venv-megatron-newest/bin/python -m pip install --disable-pip-version-check --quiet --ignore-requires-python --prefer-binary \
+		$(EDITABLE) -e '.[test-megatron-newest]'; then touch $@; \
+		else echo "test-megatron-newest: skipped, this megatron-core cannot be installed here"; fi
+
 .venv-verl/.verl: pyproject.toml
 	@test -e .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	@rm -f $@
@@ -146,4 +161,4 @@ pictures: .venv/.docs
 		else echo "test-verl: skipped, verl cannot be installed here"; fi
 
 clean:
-	rm -rf .venv .venv-verl .venv-transformers .venv-oldest .venv-dist .venv-audit dist docs/_build docs/_reference
+	rm -rf .venv .venv-verl .venv-megatron-newest .venv-transformers .venv-oldest .venv-dist .venv-audit dist docs/_build docs/_reference

@@ -100,12 +100,14 @@ def routing_of(call: dict[str, Any]) -> list[Array] | None:
     from nemo_rl.models.megatron.router_replay import build_router_replay_assignments
 
     from foremoe.integrations.megatron.forward_backward import on_host
+    from foremoe.integrations.megatron.layout import predicting_routers
 
-    batches = list(itertools.islice(call["data_iterator"], call["num_microbatches"]))
-    routing = [
-        on_host([topk_TK for _, topk_TK in build_router_replay_assignments(call["model"], batch.routed_experts_cp_sharded)])
-        for batch in batches
-    ]
+    model, batches = call["model"], list(itertools.islice(call["data_iterator"], call["num_microbatches"]))
+    apart = predicting_routers(model, "router_replay")
+    routing = []
+    for batch in batches:
+        pairs = build_router_replay_assignments(model, batch.routed_experts_cp_sharded)
+        routing.append(on_host([topk_TK for replay, topk_TK in pairs if id(replay) not in apart]))
     call["data_iterator"] = (batches.pop(0) for _ in range(len(batches)))  # each is freed when it has run
     return routing
 

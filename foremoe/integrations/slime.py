@@ -74,8 +74,10 @@ def routing_of(call: dict[str, Any]) -> list[Array] | None:
     from slime.utils.routing_replay import RoutingReplay
 
     from foremoe.integrations.megatron.forward_backward import on_host
+    from foremoe.integrations.megatron.layout import predicting_routers
 
-    layers = RoutingReplay.all_routing_replays
+    apart = predicting_routers(call["model"], "routing_replay")
+    layers = [replay for replay in RoutingReplay.all_routing_replays if id(replay) not in apart]
     return [
         on_host([_read(layer.top_indices_list, layer.forward_index + m, stage) for layer in layers])
         for m in range(call["num_microbatches"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import ran
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,9 @@ def pool():
 
     with forked_from(Path(__file__).with_name("loaded_once.py")) as pools:
         yield pools
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Writes what ran, if a file is named for it; processes that run a part of it write nothing."""
+    if not hasattr(config, "workerinput"):
+        ran.write(terminalreporter.stats)

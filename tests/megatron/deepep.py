@@ -1,8 +1,8 @@
 """DeepEP's buffers over torch.distributed, for machines without GPUs; no part of foremoe.
 
-Written from DeepEP's documented interface (docstrings of `Buffer` and of `HybridEPBuffer`, branch hybrid-ep): what is sent where,
-what comes back, shapes and dtypes. Megatron's own managers and autograd functions run on top, unmodified. The real kernels take
-16-bit tokens only; these take float32 too.
+Written from DeepEP's documented interface (docstrings of `Buffer` and of `HybridEPBuffer`, branch hybrid-ep at 94a9f8f6): what is
+sent where, what comes back, shapes and dtypes. Megatron's own managers and autograd functions run on top, unmodified. The real
+kernels take 16-bit tokens only; these take float32 too.
 """
 
 import importlib
@@ -28,6 +28,7 @@ def install():
         for name in ("fused_dispatch", "fused_combine", "set_deepep_num_sms", "hybrid_ep_dispatch", "hybrid_ep_combine"):
             setattr(token_dispatcher, name, getattr(fused_a2a, name))
     fused_a2a._buffer = fused_a2a._hybrid_ep_buffer = None
+    HybridEPBuffer.equal = True
 
 
 class EventHandle:
@@ -137,12 +138,21 @@ class Buffer:
 
 
 class HybridEPBuffer:
-    """HybridEP's dispatch and combine: tokens come sorted by local expert, one row for each pair."""
+    """HybridEP's dispatch and combine: tokens come sorted by local expert, one row for each pair.
+
+    Attributes:
+        equal: Whether ranks must have as many tokens as each other, as the real one takes for granted when it gathers their maps.
+    """
+
+    equal = True
 
     def __init__(
         self, group, hidden_dim, max_num_of_tokens_per_rank, num_local_experts, use_fp8=False, num_sms_dispatch_api=None,
-        num_sms_combine_api=None, num_sms_preprocessing_api=None,
+        num_sms_combine_api=None, num_sms_preprocessing_api=None, num_blocks_permute=None, num_blocks_unpermute=None,
     ):  # fmt: skip
+        sizes = (num_sms_dispatch_api, num_sms_combine_api, num_sms_preprocessing_api, num_blocks_permute, num_blocks_unpermute)
+        assert all(size is None or (type(size) is int and size > 0) for size in sizes) and not use_fp8
+        assert max_num_of_tokens_per_rank >= 0
         self.group = group
         self._check(hidden_dim, num_local_experts)
 
@@ -152,27 +162,48 @@ class HybridEPBuffer:
 
     def dispatch_with_permute(
         self, *, hidden, routing_map=None, probs=None, scaling_factor=None, num_of_experts_per_rank=None, pad_multiple=None,
-        num_permuted_tokens=None, non_blocking=False, handle=None,
+        num_permuted_tokens=None, non_blocking=False, handle=None, fuse_permute_dispatch=False,
     ):  # fmt: skip
-        """(hidden [Y, H], probs [Y] or None, None, tokens per local expert, handle); with a handle, along the same ways."""
-        assert pad_multiple is None and scaling_factor is None and not non_blocking
+        """(hidden [Y, H], probs [Y] or None, None, tokens per local expert, handle); with a handle, along the same ways.
+
+        With `pad_multiple` an expert's rows fill whole blocks; with `num_permuted_tokens` there are as many rows, and the last of
+        them may mean nothing.
+        """
+        assert scaling_factor is None
+        assert not non_blocking or num_permuted_tokens >= 0, "The num_permuted_tokens is required for non-blocking mode."
         G, rank = self.group.size(), self.group.rank()
         if handle is None:
             assert routing_map.dtype == torch.bool and probs.dtype == torch.float32 and len(hidden) == len(routing_map)
             self._check(hidden.shape[1], num_of_experts_per_rank)
             assert routing_map.shape[1] == num_of_experts_per_rank * G
+            lengths = self._lengths(routing_map)
+            assert not self.equal or len(set(lengths)) == 1, f"ranks have {lengths} tokens"
             first = rank * num_of_experts_per_rank
             local = self._gather(routing_map)[:, first : first + num_of_experts_per_rank]
             expert_Y, token_Y = local.t().nonzero().unbind(1)
-            handle = token_Y, expert_Y + first, local.sum(0), routing_map.shape, self._lengths(routing_map)
-        token_Y, expert_Y, counts, shape, _ = handle
-        assert len(hidden) == shape[0] and num_permuted_tokens in (None, len(token_Y))
-        out = None if probs is None else self._gather(probs)[token_Y, expert_Y]
-        return self._gather(hidden)[token_Y], out, None, counts, handle
+            block, counts = pad_multiple or 1, local.sum(0)
+            filled = -(-counts // block) * block
+            before = (filled.cumsum(0) - filled) - (counts.cumsum(0) - counts)  # rows that blocks have left empty so far
+            row_Y = torch.arange(len(token_Y)) + before[expert_Y]
+            overflow_flag = torch.zeros(1, dtype=torch.int32)
+            handle = token_Y, expert_Y + first, row_Y, filled, routing_map.shape, lengths, overflow_flag
+        token_Y, expert_Y, row_Y, filled, shape, _, _ = handle
+        num_filled = int(filled.sum())
+        num_rows = num_filled if num_permuted_tokens is None else int(num_permuted_tokens)
+        assert len(hidden) == shape[0] and num_filled <= num_rows, "pairs would be dropped"
 
-    def combine_with_unpermute(self, *, hidden, probs=None, handle=None, pad_multiple=None):
+        def placed(rows_Y):
+            rows = rows_Y.new_zeros(num_rows, *rows_Y.shape[1:])
+            rows[num_filled:] = torch.nan
+            return rows.index_copy(0, row_Y, rows_Y)
+
+        out = None if probs is None else placed(self._gather(probs)[token_Y, expert_Y])
+        return placed(self._gather(hidden)[token_Y]), out, None, filled, handle
+
+    def combine_with_unpermute(self, *, hidden, probs=None, handle=None, pad_multiple=None, fuse_unpermute_combine=False):
         """Sums over the experts of a token, in float32: (hidden [T, H], probs [T, E] or None)."""
-        token_Y, expert_Y, _, (T, E), lengths = handle
+        token_Y, expert_Y, row_Y, _, (T, E), lengths, _ = handle
+        hidden, probs = hidden[row_Y], None if probs is None else probs[row_Y]
         first, num_tokens = sum(lengths[: self.group.rank()]), sum(lengths)
         mine = slice(first, first + T)
 

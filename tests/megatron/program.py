@@ -9,6 +9,7 @@ import cpu
 import deepep
 import grouped_linear
 import torch
+from hybrid import hybrid_chunk
 from process_groups import lay_out, wrap
 from torch.nn import functional
 
@@ -40,6 +41,7 @@ class Layout:
     M: int = 4
     sequence: int = 12
     batch: int = 2
+    hybrid: bool = False  # HybridModel, see hybrid.py
     engine: str | None = None  # experts are `TEGroupedMLP` over this class of grouped_linear.py
     options: tuple = ()  # pairs of a name of TransformerConfig and a value
     ddp: tuple = ()  # likewise of DistributedDataParallelConfig
@@ -50,7 +52,14 @@ class Layout:
 
     @property
     def moe_layers(self):
-        return [i for i in range(self.num_layers) if i not in self.dense]
+        """Numbers, from 0. A hybrid model counts attention as a layer of its own."""
+        numbers = [i for i in range(self.num_layers) if i not in self.dense]
+        return [2 * i + 1 for i in numbers] if self.hybrid else numbers
+
+    @property
+    def num_predicting(self):
+        """Layers of multi-token prediction, which come last in routing."""
+        return dict(self.options).get("mtp_num_layers", 0)
 
     def __str__(self):
         default = Layout()
@@ -107,10 +116,15 @@ class Program:
     def routers(self):
         """Chunk -> its routers in order, with the place of their layer among all MoE layers."""
         places = {number: i for i, number in enumerate(self.layout.moe_layers)}
-        return [
+        found = [
             [(places[layer.layer_number - 1], layer.mlp.router) for layer in m.decoder.layers if hasattr(layer.mlp, "router")]
             for m in self.bare
         ]
+        for m, mine in zip(self.bare, found, strict=True):
+            predicting = m.mtp.modules() if self.layout.num_predicting and hasattr(m, "mtp") else ()
+            routers = [module for module in predicting if hasattr(module, "router_replay")]
+            mine += [(len(places) + i, router) for i, router in enumerate(routers)]
+        return found
 
     def routing(self, step, seed=0, popular=0):
         """int64 [M, T of this rank, L, K]: what rollout recorded for the tokens of this rank.
@@ -120,7 +134,7 @@ class Program:
         """
         layout, tp, T, E = self.layout, self.layout.tp, self.layout.T, self.layout.num_experts
         generator = torch.Generator().manual_seed(1000 * (100 * seed + step) + self.ps.get_data_parallel_rank())
-        num_layers = len(layout.moe_layers)
+        num_layers = len(layout.moe_layers) + layout.num_predicting
         weight = torch.ones(layout.M, T, num_layers, E)
         weight[..., : E // 2] = 3.0
         hot = torch.randint(0, E, (layout.M, 1, num_layers, 1), generator=torch.Generator().manual_seed(100 * popular + step))
@@ -215,6 +229,7 @@ def model_config(layout):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     dtype = torch.bfloat16 if layout.bf16 else torch.float32
+    per_layer = 2 if layout.hybrid else 1
     recompute = {
         None: {},
         "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -226,11 +241,11 @@ def model_config(layout):
     if layout.dispatcher != "alltoall":
         dispatcher = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": layout.dispatcher}
     options = dict(
-        num_layers=layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, moe_ffn_hidden_size=FFN,
-        num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
+        num_layers=per_layer * layout.num_layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN,
+        moe_ffn_hidden_size=FFN, num_moe_experts=layout.num_experts, moe_router_topk=K, moe_router_load_balancing_type="none",
         **dispatcher,
         moe_aux_loss_coeff=0.0, moe_enable_routing_replay=True, moe_grouped_gemm=layout.grouped,
-        moe_layer_freq=[int(i not in layout.dense) for i in range(layout.num_layers)],
+        moe_layer_freq=1 if layout.hybrid else [int(i not in layout.dense) for i in range(layout.num_layers)],
         moe_shared_expert_intermediate_size=FFN if layout.shared_experts else None,
         add_bias_linear=False, gated_linear_unit=True, activation_func=functional.silu, bias_activation_fusion=False,
         bias_dropout_fusion=False, masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
@@ -265,12 +280,21 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
     """
     from megatron.core import parallel_state as ps
     from megatron.core.enums import ModelType
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     stage = {"vp_stage": v} if layout.vpp else {}
     if layout.vpp:
         ps.set_virtual_pipeline_model_parallel_rank(v)
+    arguments = dict(
+        vocab_size=VOCABULARY, max_sequence_length=max_sequence_length or layout.sequence, position_embedding_type="rope",
+        share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
+        post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
+    )  # fmt: skip
+    if layout.hybrid:
+        engine = getattr(grouped_linear, layout.engine) if layout.engine else None
+        use_experts = lambda mlp: use_engine_experts(mlp, engine) if engine else None  # noqa: E731
+        return hybrid_chunk(config, layout, RMSNorm, use_experts, **arguments).to(config.params_dtype)
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", **stage)
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
@@ -279,12 +303,12 @@ def model_chunk(config, layout, v, core_attention=None, max_sequence_length=None
             use_engine_experts(layer.submodules.mlp, getattr(grouped_linear, layout.engine))
         if core_attention is not None:
             layer.submodules.self_attention.submodules.core_attention = core_attention
-    module = GPTModel(
-        config, spec, vocab_size=VOCABULARY, max_sequence_length=max_sequence_length or layout.sequence,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False, pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, **stage),
-        post_process=ps.is_pipeline_last_stage(ignore_virtual=False, **stage), **stage,
-    )  # fmt: skip
+    predicting = None
+    if layout.num_predicting:
+        predicting = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, **stage)
+        for layer in predicting.layer_specs if predicting else ():
+            layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
+    module = GPTModel(config, spec, mtp_block_spec=predicting, **arguments)
     module.model_type = ModelType.encoder_or_decoder
     return module.to(config.params_dtype)
 

@@ -13,7 +13,7 @@ import cpu
 import numpy as np
 import process_groups
 import torch
-from one_layer import OneLayer
+from one_layer import OneLayer, layer_of
 
 from foremoe.base.parallel import row_runner
 from foremoe.problem.cost import CostModel
@@ -33,9 +33,7 @@ def make_layer(num_ranks, num_experts, topk, hidden):
     """An MoE layer of all ranks as one EP group, and its model."""
     cpu.run_on_cpu()
     from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.moe.moe_layer import MoELayer
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     process_groups.take_down(parallel_state, parallel_state.destroy_model_parallel)
@@ -46,8 +44,7 @@ def make_layer(num_ranks, num_experts, topk, hidden):
         moe_ffn_hidden_size=16, moe_token_dispatcher_type="alltoall", add_bias_linear=False, use_cpu_initialization=True,
         expert_model_parallel_size=num_ranks,
     )  # fmt: skip
-    spec = get_gpt_layer_local_spec(num_experts=num_experts, moe_grouped_gemm=False)
-    moe = MoELayer(config, spec.submodules.mlp.submodules)
+    moe = layer_of(config)
     moe.set_layer_number(1)
     return moe, OneLayer(moe)
 

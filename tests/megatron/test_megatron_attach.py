@@ -13,6 +13,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed; mak
 import cpu
 import program_arms as arms
 from layouts import Case
+from logged import logged
 from program import Layout, Program
 
 from foremoe.base.errors import InputError
@@ -273,6 +274,20 @@ def test_which_layers_routing_is_of(mine, numbers, predicting, given, found):
             Planning._local(planning, given)
     else:
         assert Planning._local(planning, given) == found
+
+
+def test_routing_that_could_be_of_other_layers_is_taken_for_all_layers_and_said():
+    """As many layers of multi-token prediction as dense ones."""
+    from foremoe.integrations.megatron.planning import Planning
+    from foremoe.integrations.once import warn_once
+
+    config, places = SimpleNamespace(num_layers=4), [SimpleNamespace(number=number) for number in (2, 3)]
+    planning = SimpleNamespace(config=config, places=places, numbers=[0, 2, 3], predicting=(1, 1))
+    warn_once.cache_clear()
+    with logged() as said:
+        assert [Planning._local(planning, 4) for _ in range(2)] == [[2, 3]] * 2
+    (message,) = [record.getMessage() for record in said]
+    assert "of 4 layers is taken for that of all layers of the model; it could be that of the model's MoE layers and" in message
 
 
 def watched(_group, case):

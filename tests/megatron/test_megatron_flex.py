@@ -8,17 +8,24 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
 import compare
+import deepep
 import program_arms as arms
 import torch
+import torch.distributed as dist
 from layouts import CASES, CHOICES, FACTORS, Case, few
+from megatron.core.transformer.transformer_config import TransformerConfig
+from one_layer import OneLayer, choices, layers_of, run_layers
 from program import Layout, Program
 from test_megatron_faults import LAYOUTS, host_down
 from test_megatron_layouts import SINGLE
 
 from foremoe.base.errors import InputError
+from foremoe.integrations.megatron import attach
+from foremoe.problem.cost import CostModel
 from foremoe.workload.skew import skew
 
 BACKENDS = ("deepep", "hybridep")
+PADDED = (("moe_hybridep_pad_uneven_dispatch_inputs", True),)
 # Both meet all values of a layout, in other pairs.
 ONE_STEP = [(backend, case) for backend in BACKENDS for case in [*few(1, reverse=backend == "hybridep"), SINGLE]]
 
@@ -82,6 +89,85 @@ def test_with_a_hint_the_skew_is_reported_as_served(pool, backend):
     assert all(verdict.equal and verdict.as_expected and verdict.drift > 0 for verdict in verdicts)
     served_XML = skew(np.stack([verdict.load_ML for verdict in verdicts], axis=-1))
     assert all(np.allclose(verdict.served_skew_ML, served_XML) for verdict in verdicts)
+
+
+UNEVEN = ((20, 60), (48, 12), (30, 30))
+
+
+def uneven(group, backend, unknown):
+    """Outputs and gradients over all-to-all without foremoe, and over `backend` by plans, twice; known rows of each; drift.
+
+    Args:
+        unknown: tokens at the end of every micro-step whose routing is not known.
+    """
+    inputs = [
+        torch.randn(tokens[group.rank], 1, 16, generator=torch.Generator().manual_seed(50 + 9 * m + group.rank))
+        for m, tokens in enumerate(UNEVEN)
+    ]
+    plain = OneLayer(layers_of(group.size, "alltoall")[0])
+    work, expected = choices(plain, inputs), run_layers(plain, inputs)
+    deepep.install()
+    model = OneLayer(layers_of(group.size, backend, options=PADDED if backend == "hybridep" else ())[0])
+    model.load_state_dict(plain.state_dict())
+    for topk_TLK in work:
+        topk_TLK[len(topk_TLK) - unknown :] = -1
+    moe = attach(model, redundant=2, cost=CostModel(objective="balance"))
+    found = []
+    for _ in range(2):
+        for param in model.parameters():
+            param.main_grad = torch.zeros(param.shape)  # as DDP has it, to which gradients of replicas are added
+        outputs, grads = run_layers(model, inputs, moe.stage(work))
+        whole = {name: grads.get(name, 0) + param.main_grad for name, param in model.named_parameters()}
+        found.append(((outputs, whole), moe.metrics()))
+    moe.detach()
+    return expected, found
+
+
+@pytest.mark.parametrize("unknown", [0, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_may_have_different_numbers_of_tokens(pool, backend, unknown):
+    """HybridEP itself takes equal numbers; Megatron fills up to the largest where an option says so."""
+    if backend == "hybridep" and not hasattr(TransformerConfig, PADDED[0][0]):
+        pytest.skip("this megatron-core does not even out what ranks give HybridEP; make test-megatron-newest")
+    for (outputs, grads), found in pool.run(uneven, backend, unknown, num_ranks=2):
+        for (planned, planned_grads), metrics in found:
+            torch.testing.assert_close(planned, outputs, rtol=1e-4, atol=1e-6)
+            for name, grad in grads.items():
+                torch.testing.assert_close(planned_grads[name], grad, rtol=1e-4, atol=1e-5, msg=name)
+            assert metrics["replicas"] > 0 and metrics["fell_back"] == 0 and (metrics["drift"] > 0) == (unknown > 0)
+        assert [metrics["known_rows"] for _, metrics in found] == [0, len(UNEVEN)]
+
+
+def gives_different_numbers(group):
+    deepep.install()
+    buffer = deepep.HybridEPBuffer(dist.group.WORLD, 16, 64, 4)
+    routing_TE = torch.ones(3 + group.rank, 8, dtype=torch.bool)
+    with pytest.raises(AssertionError, match=r"ranks have \[3, 4\] tokens"):
+        buffer.dispatch_with_permute(
+            hidden=torch.ones(len(routing_TE), 16), routing_map=routing_TE, probs=routing_TE.float(), num_of_experts_per_rank=4
+        )
+
+
+def test_the_stand_in_takes_equal_numbers_of_tokens_as_hybridep_does(pool):
+    pool.run(gives_different_numbers, num_ranks=2)
+
+
+def in_blocks(group):
+    """Rows of the two local experts in blocks of four, where each token of two has all four experts, and what comes back."""
+    deepep.install()
+    buffer = deepep.HybridEPBuffer(dist.group.WORLD, 16, 64, 2)
+    hidden, probs_TE = torch.full((2, 16), group.rank + 1.0), torch.full((2, 4), 0.5)
+    rows, probs, _, counts, handle = buffer.dispatch_with_permute(
+        hidden=hidden, routing_map=torch.ones(2, 4, dtype=torch.bool), probs=probs_TE, num_of_experts_per_rank=2,
+        pad_multiple=4, num_permuted_tokens=12, non_blocking=True,
+    )  # fmt: skip
+    back, _ = buffer.combine_with_unpermute(hidden=rows * probs[:, None], handle=handle, pad_multiple=4)
+    return rows[:8, 0].tolist(), len(rows), counts.tolist(), bool((back == 2 * hidden).all())
+
+
+def test_the_stand_in_fills_blocks_and_rows_in_advance(pool):
+    for rows, num_rows, counts, same in pool.run(in_blocks, num_ranks=2):
+        assert rows == [1.0, 1.0, 2.0, 2.0] * 2 and num_rows == 12 and counts == [4, 4] and same
 
 
 def plain_step(_group, layout):

@@ -10,8 +10,10 @@ import compare
 import cpu
 import program_arms as arms
 import slot_path
+import torch
 from layouts import NARROW, Case, few
 from logged import logged
+from megatron.core.transformer.moe.moe_utils import permute
 from program import Layout, Program
 from test_megatron_faults import ByHost, FlakyHost
 
@@ -22,6 +24,8 @@ from foremoe.testing.ranks import RankDied, run_processes
 from foremoe.transfer.collective import Collective
 
 PLAIN = Case(2, Layout())
+# Later versions of Megatron's all-to-all dispatcher take every token to have K experts, and fail where it has one of them twice.
+REPEATS = len(permute(torch.ones(1, 1), torch.tensor([[True, False]]), num_out_tokens=2)[0]) == 1
 
 
 def test_a_known_row_neither_sorts_nor_counts_nor_waits(pool):
@@ -176,7 +180,7 @@ def test_rows_with_more_unknown_tokens_than_spare_places_count_and_the_others_do
 
 
 @pytest.mark.parametrize("case", [*few(1, ("grid", "tp", "recompute", "experts")), *NARROW[:1]], ids=str)
-@pytest.mark.parametrize(("unknown", "padded"), [(0, 1), (2, 1)])
+@pytest.mark.parametrize(("unknown", "padded"), [(0, 1), (2, 1)] if REPEATS else [(2, 0)])
 def test_known_rows_with_holes_equal_the_program_without_foremoe(pool, case, unknown, padded):
     """The last tokens of every sequence are not known, the first ones have one expert twice, as trainers' padding has."""
     for rank, verdict in enumerate(pool.run(holed, case, unknown, padded, num_ranks=case.num_ranks)):

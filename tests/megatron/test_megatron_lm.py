@@ -36,7 +36,8 @@ def layer(ep, **options):
         expert_model_parallel_size=ep, **options,
     )
     torch.manual_seed(1)
-    return MoELayer(config, get_gpt_layer_local_spec(num_experts=8, moe_grouped_gemm=False).submodules.mlp.submodules)
+    mlp = get_gpt_layer_local_spec(num_experts=8, moe_grouped_gemm=False).submodules.mlp
+    return MoELayer(config, mlp.submodules) if hasattr(mlp, "submodules") else mlp(config=config)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA not available")

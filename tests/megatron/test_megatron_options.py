@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import pathlib
 import re
+from unittest.mock import patch
 
 import pytest
 
@@ -20,7 +21,9 @@ from logged import logged
 from megatron.core.transformer.transformer_config import TransformerConfig
 from program import Layout, Program
 
+from foremoe.integrations.megatron import options
 from foremoe.integrations.megatron.options import JUDGED, WORDS, unjudged
+from foremoe.integrations.once import warn_once
 
 # File of megatron/core -> the class that counts in it, or None for all.
 SOURCES = {
@@ -124,12 +127,37 @@ def test_what_attaching_warns_of_is_what_has_no_verdict():
     assert unjudged(plain, JUDGED - {"moe_z_loss_coeff", "moe_router_topk"}) == {"moe_z_loss_coeff": 0.5}
 
 
+@dataclasses.dataclass
+class Newer(TransformerConfig):
+    """With options of Megatron's main branch at d98e8a64 and of its dev branch that no release has."""
+
+    moe_use_grouped_tensor: bool = False
+    moe_dispatch_fwd_dtype: str = "bf16"
+    moe_combine_bwd_dtype: str = "bf16"
+    gtp_remat_opt_in_modules: list = dataclasses.field(default_factory=list)
+    moe_hybridep_pad_variable_tokens: bool = False
+
+
+def test_options_of_no_release_are_warned_of_where_they_are_used():
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_moe_experts": 4}
+    used = {
+        "moe_use_grouped_tensor": True, "moe_dispatch_fwd_dtype": "mxfp8", "moe_combine_bwd_dtype": "mxfp8",
+        "gtp_remat_opt_in_modules": ["moe_latent_proj"], "moe_hybridep_pad_variable_tokens": True,
+    }  # fmt: skip
+    with patch.object(options, "TransformerConfig", Newer), logged() as said:
+        warn_once.cache_clear()
+        for values in ({}, used, used):
+            config = Newer(**sizes)
+            vars(config).update(values)
+            assert unjudged(config) == values
+            options.warn_of_unjudged(config)
+    (message,) = [record.getMessage() for record in said]
+    assert all(f"{name}={value!r}" in message for name, value in used.items())
+
+
 def warned(group):
     """What two attachings warn of, where nobody has looked at an option."""
-    from unittest.mock import patch
-
-    from foremoe.integrations.megatron import attach, options
-    from foremoe.integrations.once import warn_once
+    from foremoe.integrations.megatron import attach
 
     warn_once.cache_clear()
     program = Program(Layout())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import torch
 import virtual_experts as stand_in
 from layouts import Case
 from logged import logged
-from one_layer import OneLayer
-from program import Layout, Program, model_config
+from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantization
+from one_layer import OneLayer, choices, layers_of, run_layers
+from program import Layout, Program
 
 from foremoe.base.errors import InputError
 from foremoe.integrations.megatron import virtual
@@ -95,55 +97,6 @@ class WithPrediction(OneLayer):
 
     def forward(self, x):
         return self.mtp[0](super().forward(x))[0]
-
-
-def layers_of(num_ranks, dispatcher, number=2):
-    """MoE layers of all ranks as one EP group, the same for each dispatcher."""
-    import cpu
-    import process_groups
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.moe.moe_layer import MoELayer
-
-    cpu.run_on_cpu()
-    process_groups.take_down(parallel_state, parallel_state.destroy_model_parallel)
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=num_ranks)
-    model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(3)
-    config = model_config(Layout(ep=num_ranks, dispatcher=dispatcher))
-    layers = []
-    for i in range(number):
-        mlp = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False).submodules.mlp
-        layers.append(mlp(config=config) if not hasattr(mlp, "submodules") else MoELayer(config, mlp.submodules))
-        layers[-1].set_layer_number(i + 1)
-    return layers
-
-
-def run_layers(model, inputs, stage=None):
-    """Accumulates gradients over micro-steps; outputs and gradients."""
-    import contextlib
-
-    outputs = []
-    with stage or contextlib.nullcontext():
-        for x in inputs:
-            y = model(x)
-            y.square().sum().backward()
-            outputs.append(y.detach().clone())
-    grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
-    model.zero_grad()
-    return outputs, grads
-
-
-def choices(model, inputs):
-    """Experts [T, 1, K] that the first layer's router chooses by itself, for each micro-step."""
-    router, found = model.decoder.layers[0].mlp.router, []
-    hook = router.register_forward_hook(lambda _, args, out: found.append(out[1].nonzero()[:, 1].view(len(out[1]), 1, -1)))
-    with torch.no_grad():
-        for x in inputs:
-            model(x)
-    hook.remove()
-    return [topk.numpy() for topk in found]
 
 
 def one_model(group, tokens_MG, predicting, options, factor=4.0):
@@ -253,7 +206,9 @@ def test_with_no_redundant_slots_megatron_plans_and_foremoe_watches(pool):
 
 
 def test_a_plan_that_needs_more_room_names_the_factor(pool):
-    for _, _, error, _, calls, _ in pool.run(one_model, [(8, 400)], False, {}, 1.0, num_ranks=2):
+    config = SimpleNamespace(use_transformer_engine_op_fuser=True, fp8=None, fp4=None)
+    tokens = 8, 25 * get_align_size_for_quantization(config)  # more than blocks leave free
+    for _, _, error, _, calls, _ in pool.run(one_model, [tokens], False, {}, 1.0, num_ranks=2):
         assert "does not fit into moe_expert_rank_capacity_factor=1; set moe_expert_rank_capacity_factor=" in error and calls == 0
 
 

@@ -152,6 +152,22 @@ def test_missing_routes_stay_unknown():
     assert len(list(call["data_iterator"])) == 2
 
 
+def test_routers_of_multi_token_prediction_are_left_out():
+    model, mine, predicting = torch.nn.Module(), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    model.mtp = torch.nn.ModuleList([predicting])
+    mine.router_replay, predicting.router_replay = object(), object()
+    routes = torch.tensor([[1, 2], [3, 4]])
+    pairs = [(mine.router_replay, routes), (predicting.router_replay, routes + 1)]
+    call = {
+        "forward_step_func": partial(print, use_router_replay=True), "model": model, "num_microbatches": 1,
+        "data_iterator": iter([SimpleNamespace(routed_experts_cp_sharded=None)]),
+    }  # fmt: skip
+    replay = {"build_router_replay_assignments": lambda *_: pairs}
+    with stand_ins.modules(nemo_rl__models__megatron__router_replay=replay):
+        (found,) = nemo_rl.routing_of(call)
+    assert np.array_equal(found, routes[:, None])
+
+
 def test_foremoe_s_worker_is_chosen_where_the_policy_says_so():
     environments = {nemo_rl.THEIRS: "its python"}
     lm_policy = {"resolve_policy_worker_cls": lambda default, config: "Quantized" if config.get("quant_cfg") else default}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import deepep
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 from foremoe.integrations.megatron.virtual import FUNCTION, MODULE
 
@@ -63,6 +64,7 @@ plan_virtual_expert_routes.calls = []
 def install():
     """Megatron has virtual experts in this process from here on; returns their module."""
     deepep.install()
+    deepep.HybridEPBuffer.equal = False  # how theirs pads is not known
     module = types.ModuleType(MODULE)
     vars(module).update({FUNCTION: plan_virtual_expert_routes, "VirtualExpertPlan": VirtualExpertPlan})
     sys.modules[MODULE] = module
@@ -132,14 +134,15 @@ def manager_class():
             names = [name for name, _ in experts.local_experts[0].named_parameters()]
             params = [dict(expert.named_parameters())[name] for name in names for expert in experts.local_experts]
             slots = Push.apply(self._plan.experts_to_copy, self.group, *params)
-            parts, outputs = zip(x_YH.split(counts), probs_Y.split(counts), strict=True), []
+            num = sum(counts)
+            parts, outputs = zip(x_YH[:num].split(counts), probs_Y[:num].split(counts), strict=True), []
             for i, (x, probs) in enumerate(parts):
                 if i < B:
                     outputs.append(experts.local_experts[i](x, probs)[0])
                 else:
                     weights = {name: of[i - B] for name, of in zip(names, slots, strict=True)}
                     outputs.append(torch.func.functional_call(experts.local_experts[0], weights, (x, probs))[0])
-            return torch.cat(outputs), None
+            return functional.pad(torch.cat(outputs), (0, 0, 0, len(x_YH) - num)), None
 
         def check_room(self, counts):
             """A rank has as many places as its own pairs take, times the factor; an expert's pairs fill whole blocks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,8 +50,7 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
     places = []
     for c, chunk in enumerate(chunks):
         module = unwrap(chunk)
-        prediction: Any = getattr(module, "mtp", None)
-        apart = set() if prediction is None else {id(m) for m in prediction.modules()}
+        apart = {id(m) for m in _predicting(chunk)}
         layers = getattr(getattr(module, "decoder", module), "layers", None)
         if layers is None:
             raise InputError(f"model chunk {c} ({type(module).__name__}) has no decoder.layers; give Megatron-Core model chunks.")
@@ -65,8 +64,20 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
 
 def num_predicting(chunks: Sequence[Any]) -> int:
     """How many MoE layers of this rank are those of multi-token prediction."""
-    parts = [getattr(unwrap(chunk), "mtp", None) for chunk in chunks]
-    return sum(isinstance(module, MoELayer) for part in parts if part is not None for module in part.modules())
+    return sum(isinstance(module, MoELayer) for chunk in chunks for module in _predicting(chunk))
+
+
+def predicting_routers(chunks: Any, name: str) -> set[int]:
+    """Ids of what routers of multi-token prediction hold under a name, such as what they replay by; no plan knows these."""
+    chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
+    found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]
+    return {id(each) for each in found if each is not None}
+
+
+def _predicting(chunk: Any) -> Iterator[Any]:
+    """Modules of a chunk's multi-token prediction."""
+    part = getattr(unwrap(chunk), "mtp", None)
+    return iter(()) if part is None else part.modules()
 
 
 def unwrap(chunk: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,14 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group, first_fault, reporting
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
 from foremoe.integrations.megatron.layout import Place, model_of, schedule_of
+from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import AttachSettings
 from foremoe.plan.plan import Plan
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.runtime.stage import agree_on_split
 from foremoe.workload.workload import Workload
+
+_logger = logging.getLogger(__name__)
 
 # Letters: M micro-steps, L MoE layers, T tokens of a source, K top-k, E experts.
 
@@ -201,13 +205,24 @@ class Planning:
         here, everywhere = self.predicting
         # What is given for, and which of it are mine; layers of prediction come last.
         forms = [
-            (len(mine), list(range(len(mine)))), (len(numbers), [numbers.index(number) for number in mine]),
-            (self.config.num_layers, mine),
-        ]  # fmt: skip
-        forms += [(forms[0][0] + here, forms[0][1]), *((num + everywhere, places) for num, places in forms[1:])]
-        found = next((places for num, places in forms if num == num_layers), None)
-        if found is not None:
-            return found
+            ("this rank's MoE layers", len(mine), list(range(len(mine)))),
+            ("the model's MoE layers", len(numbers), [numbers.index(number) for number in mine]),
+            ("all layers of the model", self.config.num_layers, mine),
+        ]
+        forms += [
+            (f"{what} and those of multi-token prediction", num + more, places)
+            for (what, num, places), more in zip(forms, (here, everywhere, everywhere), strict=True)
+        ]
+        fits = [(what, places) for what, num, places in forms if num == num_layers]
+        if fits:
+            other = next((what for what, places in fits if places != fits[0][1]), "")
+            if other:
+                warn_once(
+                    _logger,
+                    f"routing of {num_layers} layers is taken for that of {fits[0][0]}; it could be that of {other}. Give "
+                    "this rank's MoE layers alone, whose numbers are attached.moe_layers.",
+                )
+            return fits[0][1]
         raise InputError(
             f"routing of {num_layers} layers was given; this rank has {len(mine)} MoE layers, the model {len(numbers)} of "
             f"{self.config.num_layers}, and {everywhere} of multi-token prediction. Give those of this rank, or all."
