@@ -34,7 +34,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
 from foremoe.testing.ranks import run_processes
@@ -143,7 +142,7 @@ def in_planning(group: TorchGroup, fault: Fault, limit_s: float | None = None) -
     work = workload()
     task = PlanningTask(
         model=a_model(), cluster=Cluster.preset("8xh100", num_ranks=RANKS), stage="update", schedule=Schedule.accumulate(M),
-        redundant=1, slots=SharedSlots(), moe_layer_L=np.arange(L, dtype=np.int32),
+        redundant=1, moe_layer_L=np.arange(L, dtype=np.int32),
     )  # fmt: skip
     Faulty.fault = fault
     mine = work.load_MLGE[:, :, group.rank], work.tokens_MG[:, group.rank].astype(np.int64)
@@ -161,7 +160,7 @@ def in_stage(group: TorchGroup, fault: Fault, backends: tuple[str, ...] = ("coll
     cluster = Cluster.preset("8xh100", num_ranks=RANKS)
     problem = Problem.of(work, cluster, model=a_model(), redundant=1, cost=CostModel(objective="balance"))
     plan, _ = Planner().plan(problem, num_threads=1)
-    num_buffers = plan.header.slots.num_buffers(1, L)
+    num_buffers = plan.header.num_buffers
     bank = ExpertBank(
         num_layers=L, num_experts=E, hidden_size=H, ffn_size=16, rank=group.rank, num_ranks=RANKS, num_buffers=num_buffers
     )

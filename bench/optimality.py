@@ -63,7 +63,7 @@ class Group:
 
 
 def seconds(problem: Problem, placement: Placement, n: int) -> float:
-    """The closed form of docs/cost-model.md for row `n` with shared slots, written out from the page."""
+    """The closed form of docs/cost-model.md for row `n`, written out from the page."""
     model, cluster, load_GE = problem.model, problem.cluster, problem.load_NGE[n]  # type: ignore[index]
     G, B, node = problem.G, problem.B, cluster.node_of_rank_G.tolist()
     expert_GS, quota_GS = placement.expert_NGS[n].tolist(), placement.quotas_NGS[n].tolist()
@@ -105,7 +105,7 @@ def seconds(problem: Problem, placement: Placement, n: int) -> float:
     inside_share = sum(n * n for n in size) / G**2
     late_s = max((inside_share - 1 / G) / near, (1 - inside_share) / far) * 2 * exchanges * model.token_bytes
     slowest_s = max(work + late_s * load for work, load in work_G) - late_s * total / G
-    ahead = min(2, problem.slots.depth - 1)  # type: ignore[union-attr]
+    ahead = min(2, problem.slot_depth - 1)
     hide_s = problem.cost.overlap * (ahead * (window_s + pair_s * total / G) if ahead else window_s)
     hide_back_s = (2 + again) * hide_s
 

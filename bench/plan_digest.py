@@ -26,7 +26,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import (
     Anneal,
@@ -102,15 +101,6 @@ def homed(home: Any, model: str, num_ranks: int) -> Callable[[], Any]:
     return make
 
 
-def continued() -> Any:
-    """A plan that starts from another's replicas, left in resident slots."""
-    first = problem("qwen3-30b-a3b", 16, slots=ResidentSlots(), redundant=2)
-    plan = Planner(rank=(PLAIN,)).plan(first)[0]
-    resident_LGS = plan.expert_MLGS[-1]
-    second = problem("qwen3-30b-a3b", 16, slots=ResidentSlots(), redundant=2, seed=1, resident_LGS=resident_LGS)
-    return Planner(rank=(PLAIN,)).plan(second, start=plan)[0]
-
-
 def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every setting's name and what makes its plan."""
 
@@ -131,16 +121,14 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "R0", plan(lambda: problem("qwen3-30b-a3b", 16, redundant=0))
     of = functools.partial(functools.partial, problem, "qwen3-30b-a3b", 16)
     yield "recompute", plan(of(stage="recompute"))
-    yield "recompute, two slots", plan(of(stage="recompute", redundant=2, slots=SharedSlots(depth=1)))
+    yield "recompute, two slots", plan(of(stage="recompute", redundant=2, slot_depth=1))
     yield "recompute EP64, 512 tokens", plan(lambda: problem("qwen3-235b-a22b", 64, stage="recompute", tokens=512))
     yield "512 tokens", plan(of(tokens=512))
     yield "skew", plan(of(regime="skew"))
     yield "mild", plan(of(regime="mild"))
     yield "pcie", plan(of(cluster="8xpcie"))
     yield "h20", plan(of(cluster="8xh20"))
-    yield "one buffer", plan(of(slots=SharedSlots(depth=1)))
-    yield "resident", plan(of(slots=ResidentSlots(), redundant=2))
-    yield "resident, two copies", plan(of(slots=ResidentSlots(copies=2), redundant=1))
+    yield "one buffer", plan(of(slot_depth=1))
     yield "inside nodes", plan(of(replicas="node"))
     yield "inside nodes, balance", plan(of(replicas="node", cost=BALANCE))
     yield "no overlap", plan(of(cost=CostModel(overlap=0.0)))
@@ -161,8 +149,6 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)
     yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
     yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(Search(effort=0), Exact()))
-    yield "resident", plan(of(slots=ResidentSlots(), redundant=2))
-    yield "resident sequences", continued
     for packer in (BalancedTokens(), ExpertAware(), BestPack()):
         yield f"pack {type(packer).__name__}", packed(packer)
     yield "homes Lpt", homed(Lpt(), "qwen3-30b-a3b", 16)

@@ -21,7 +21,7 @@ from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.kernels.row_price import Windows, fill_traffic, move_pairs, row_seconds
 from foremoe.problem.kernels.traffic import settle
 from foremoe.problem.pricing import problem_rows
-from foremoe.problem.rows import empty_of, nothing_held, row_of
+from foremoe.problem.rows import empty_of, row_of
 
 MOVES, TIMES = 20_000, 5
 
@@ -31,7 +31,7 @@ def try_moves(num, rows, expert_GS, quota_GS):  # type: ignore[no-untyped-def]
     """Evaluates `num` random changes of the first row, and takes each back; the sum of their seconds."""
     (G, _), E = expert_GS.shape, rows.counts.load_NE.shape[1]
     t, pairs_G, w = empty_of(rows), np.empty(G), rows.window_N3[0]
-    row, windows = row_of(rows, 0, pairs_G, nothing_held(rows)), Windows(w[0], w[1], w[2])
+    row, windows = row_of(rows, 0, pairs_G), Windows(w[0], w[1], w[2])
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     total, done, x = 0.0, 0, np.uint64(88172645463325252)
     while done < num:

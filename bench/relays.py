@@ -22,7 +22,6 @@ from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.synthetic.counts import synthetic_workload
 
 # Letters: C copies, G ranks, U uses with copies.
@@ -81,7 +80,6 @@ def row(name: str, plan: Plan, transfers: TransferList) -> str:
 def table(problem: Problem) -> str:
     """One line per set of ways."""
     plan, _ = Planner().plan(problem)
-    model, cluster, pool = problem.model, problem.cluster, problem.slots.num_buffers(problem.R, 1)
     links = (Link.PEER, Link.RDMA)
     ways: dict[str, tuple[tuple[Link, ...], int]] = {
         "home": (links, 0), "home, host": (tuple(Link), 0), "home, relay=1": (links, 1), "home, relay=9": (links, 9),
@@ -89,9 +87,8 @@ def table(problem: Problem) -> str:
     }  # fmt: skip
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for name, (allowed, relay) in ways.items():
-        chosen = choose_links(
-            plan.transfers, plan.home_LE, cluster, model.expert_bytes, allowed, relay=relay, buffers_per_pool=pool
-        )
+        bytes_ = problem.model.expert_bytes
+        chosen = choose_links(plan.transfers, plan.home_LE, problem.cluster, bytes_, allowed, relay=relay)
         lines.append(row(name, plan, chosen))
     return "\n".join(lines)
 
@@ -104,7 +101,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--micro-steps", type=int, default=8)
     parser.add_argument("--objective", choices=("time", "balance"), default="time")
-    parser.add_argument("--resident", action="store_true", help="resident slots instead of shared ones")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     work = synthetic_workload(
@@ -112,13 +108,10 @@ def main() -> None:
         seed=args.seed,
     )  # fmt: skip
     problem = Problem.of(
-        work, Cluster.preset("8xh100", num_ranks=args.ranks), redundant=args.redundant, cost=CostModel(objective=args.objective),
-        slots=ResidentSlots(1) if args.resident else SharedSlots(),
+        work, Cluster.preset("8xh100", num_ranks=args.ranks), redundant=args.redundant, cost=CostModel(objective=args.objective)
     )  # fmt: skip
-    options = " ".join(
-        f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items() if name not in ("out", "resident")
-    )
-    command = f"python -m bench.relays {options}{' --resident' * args.resident}"
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items() if name != "out")
+    command = f"python -m bench.relays {options}"
     text = f"# Relays\n\nMeasured on: {hardware()}. Command: `{command}`. Seconds of list scheduling.\n\n{table(problem)}\n"
     emit(text, args.out)
 

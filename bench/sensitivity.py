@@ -19,7 +19,6 @@ from foremoe.advice import choose_slots
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import System, simulate_systems
 from foremoe.solvers import Anneal
 from foremoe.synthetic.counts import REGIMES
@@ -116,7 +115,7 @@ def depths(ep: int) -> str:
         named = {"force-balanced": System(even=True), "static": systems(problem.B)["static"]}
         for redundant in (1, 2):
             for depth in (1, 2, 3, 4):
-                changes = {"redundant": redundant, "slots": SharedSlots(depth)}
+                changes = {"redundant": redundant, "slot_depth": depth}
                 named[f"{redundant}:{depth}"] = System(planner=STRATEGIES["foremoe"], changes=changes)
         rows = simulate_systems([problem], named, trainer=step_trainer([problem], max(1, NUM_RANKS // ep)))
         lines.append(f"| {name} | " + " | ".join(f"{row['share_of_balanced']:.2%}" for row in rows[2:]) + " |")

@@ -23,7 +23,6 @@ from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import System, simulate_systems
 from foremoe.solvers import Anneal
 
@@ -58,7 +57,6 @@ def only(paths: tuple[Link, ...], **levels: Any) -> Planner:
 def variants() -> dict[str, dict[str, System]]:
     """Section -> variant -> system; all have a row of static placement and one of even routing."""
     plain, homes = Planner(), Planner(home=Anneal())
-    slots = {f"ring of {depth}": SharedSlots(depth=depth) for depth in (1, 2, 3, 6)} | {"resident": ResidentSlots()}
     return {
         "Levels": {
             "rank": System(planner=plain),
@@ -68,7 +66,7 @@ def variants() -> dict[str, dict[str, System]]:
             "home + rank, replicas inside nodes": System(planner=homes, changes={"replicas": "node"}),
         },
         "Redundant slots": {f"R = {r}": System(planner=plain, changes={"redundant": r}) for r in (0, 1, 2, 4)},
-        "Slot policies": {name: System(planner=plain, changes={"slots": policy}) for name, policy in slots.items()},
+        "Slot depths": {f"ring of {depth}": System(planner=plain, changes={"slot_depth": depth}) for depth in (1, 2, 3, 6)},
         "Paths": {name: System(planner=only(paths)) for name, paths in PATHS.items()},
         "When the plan is known": {
             "before the stage, 2 uses ahead": System(planner=plain),

@@ -29,7 +29,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots
 from foremoe.report import run_stage, write_report
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
@@ -108,12 +107,12 @@ def stages(group: TorchGroup, path: PathSolver | None) -> Iterator[int]:
     """Stages that the ranks plan together, run and end with an optimizer's step; yields the micro-steps of each."""
     rng = np.random.default_rng(0)
     task = PlanningTask(
-        model=a_model(), cluster=cluster(), stage="update", schedule=Schedule.accumulate(M), redundant=1, slots=SharedSlots(),
+        model=a_model(), cluster=cluster(), stage="update", schedule=Schedule.accumulate(M), redundant=1,
         moe_layer_L=np.arange(L, dtype=np.int32), cost=BALANCE,
     )  # fmt: skip
     bank = ExpertBank(
         num_layers=L, num_experts=E, hidden_size=H, ffn_size=16, rank=group.rank, num_ranks=group.size,
-        num_buffers=task.slots.num_buffers(1, L),
+        num_buffers=task.redundant * task.slot_depth,
     )  # fmt: skip
     optimizer = torch.optim.SGD(bank.parameters(), lr=1e-3)
     planner = Planner() if path is None else Planner(path=path)

@@ -19,7 +19,6 @@ from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import SharedSlots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, ep_groups
 from foremoe.solvers import Anneal, Feplb, Greedy, Quota, Taot
@@ -45,9 +44,8 @@ def systems(experts_per_rank: int, auto: int = 1) -> dict[str, System]:
 
     `auto` is the number of slots that `choose_slots` takes.
     """
-    one_pool = SharedSlots(depth=1)
-    ultra = {"replicas": "node", "redundant": 2, "slots": one_pool}
-    moon = {"replicas": "node", "redundant": experts_per_rank, "slots": one_pool}
+    ultra = {"replicas": "node", "redundant": 2, "slot_depth": 1}
+    moon = {"replicas": "node", "redundant": experts_per_rank, "slot_depth": 1}
     least, two = {"redundant": experts_per_rank}, {"redundant": 2}
     quota, echo, taot = Planner(rank=(Quota(),), guard=False), STRATEGIES["echo"], Planner(rank=(Taot(),), guard=False)
     foremoe = STRATEGIES["foremoe"]
@@ -121,7 +119,7 @@ def buffers(system: System, problem: Problem) -> tuple[int, float] | None:
     if system.even or not system.planner.rank or not system.planner.keeps_homes:
         return None
     posed = dataclasses.replace(problem, **system.changes)
-    count = posed.slots.num_buffers(posed.redundant, posed.L)
+    count = posed.redundant * posed.slot_depth
     return count, count * posed.model.expert_bytes
 
 

@@ -37,7 +37,6 @@ from foremoe.calibrate import Case, Fit, fit
 from foremoe.calibrate.nonnegative import robust
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.strategies import resolve
-from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import force_balanced, simulate
 from foremoe.testing.ranks import RankPool
 from foremoe.workload.workload import STAGES
@@ -225,7 +224,7 @@ def run(quick: bool) -> str:
         fits, pace_s = {}, []
         for hidden in FITTED_SIZES:
             pace_s += pool.run(pace_rank, 15, timeout_s=TIMEOUT_S)[0]
-            config = Configuration(hidden=hidden, tokens=6144, skew=1.3, redundant=2, slots=SharedSlots(3), held_out=False)
+            config = Configuration(hidden=hidden, tokens=6144, skew=1.3, redundant=2, slot_depth=3, held_out=False)
             model = model_of(config.settings)
             case = Case(
                 model=model,
@@ -272,7 +271,7 @@ def compared(
     constants = by_size[config.hidden] if config.hidden in by_size else Constants.between(by_size[low], by_size[high], share)
     cluster = config.cluster(constants.cluster)
     trace = trace_of(given_samples(config.settings, config.skew, config.num_ranks), config.settings)
-    plans = plan_stages(trace, config.settings, cluster, config.redundant, 0, config.slots, config.planner)
+    plans = plan_stages(trace, config.settings, cluster, config.redundant, 0, config.slot_depth, config.planner)
     expected = {stage: {arm: predicted(constants, plans[stage], stage, arm) for arm in ARMS} for stage in STAGES}
     by_repeat, pace_s = pool.run(stages_rank, config, cluster, repeats, limit_s=600.0, timeout_s=TIMEOUT_S)[0]
     slower = 1.0 if usual_s is None else float(np.median(pace_s)) / usual_s

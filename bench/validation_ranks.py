@@ -29,7 +29,6 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
 from foremoe.transfer.pinned_host import PinnedHost
@@ -47,7 +46,7 @@ class Configuration:
 
     Attributes:
         hidden: hidden size; experts are three times as wide.   tokens: of a micro-step, over all ranks.
-        skew: static, mean over rows.   redundant: R.   slots: policy.   held_out: nothing was fitted near it.
+        skew: static, mean over rows.   redundant: R.   slot_depth: buffers per slot.   held_out: nothing was fitted near it.
         host_nodes: every weight copy comes from a host store, on this many nodes; 0: as the path level decides, on one node.
         reforward: the update runs forwards again in backward.
     """
@@ -56,7 +55,7 @@ class Configuration:
     tokens: int
     skew: float
     redundant: int
-    slots: Slots
+    slot_depth: int
     held_out: bool
     num_ranks: int = 2
     host_nodes: int = 0
@@ -86,8 +85,7 @@ class Configuration:
     @property
     def name(self) -> str:
         """Its sizes in one word each."""
-        kind, count = ("shared", self.slots.depth) if isinstance(self.slots, SharedSlots) else ("resident", self.slots.copies)
-        text = f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, {kind}:{count}"
+        text = f"H{self.hidden} {self.tokens} tokens, skew {self.skew:g}, R {self.redundant}, depth {self.slot_depth}"
         if self.host_nodes:
             text += f", by host on {self.host_nodes} node{'s'[: self.host_nodes - 1]}"
         return text + (", re-forward" if self.reforward else "")
@@ -99,27 +97,24 @@ FITTED_SIZES = (96, 160)
 def configurations() -> list[Configuration]:
     """All of them: those whose sizes were calibrated and those that were kept out."""
 
-    def make(h: int, t: int, s: float, r: int, slots: Slots, out: bool, **more: Any) -> Configuration:
-        return Configuration(hidden=h, tokens=t, skew=s, redundant=r, slots=slots, held_out=out, **more)
+    def make(h: int, t: int, s: float, r: int, depth: int, out: bool, **more: Any) -> Configuration:
+        return Configuration(hidden=h, tokens=t, skew=s, redundant=r, slot_depth=depth, held_out=out, **more)
 
     return [
-        make(96, 3072, 1.2, 2, SharedSlots(3), False),
-        make(96, 6144, 1.4, 2, SharedSlots(3), False),
-        make(96, 6144, 1.6, 4, SharedSlots(3), False),
-        make(160, 3072, 1.2, 2, SharedSlots(3), False),
-        make(160, 3072, 1.6, 4, SharedSlots(3), False),
-        make(160, 6144, 1.4, 2, SharedSlots(3), False),
-        make(128, 4608, 1.3, 3, SharedSlots(3), True),
-        make(128, 4608, 1.5, 2, ResidentSlots(1), True),
-        make(128, 2304, 1.7, 6, SharedSlots(2), True),
-        make(128, 7680, 1.4, 1, SharedSlots(1), True),
-        make(96, 8192, 1.5, 3, ResidentSlots(1), True),
-        make(160, 2048, 1.3, 1, ResidentSlots(1), True),
-        make(160, 4608, 1.7, 6, SharedSlots(2), True),
-        make(128, 4608, 1.4, 3, SharedSlots(3), True, host_nodes=1),
-        make(128, 4608, 1.4, 3, SharedSlots(3), True, host_nodes=2),
-        make(128, 4608, 1.4, 2, SharedSlots(3), True, reforward=True),
-        make(160, 6144, 1.5, 2, SharedSlots(3), True, host_nodes=2, reforward=True),
+        make(96, 3072, 1.2, 2, 3, False),
+        make(96, 6144, 1.4, 2, 3, False),
+        make(96, 6144, 1.6, 4, 3, False),
+        make(160, 3072, 1.2, 2, 3, False),
+        make(160, 3072, 1.6, 4, 3, False),
+        make(160, 6144, 1.4, 2, 3, False),
+        make(128, 4608, 1.3, 3, 3, True),
+        make(128, 2304, 1.7, 6, 2, True),
+        make(128, 7680, 1.4, 1, 1, True),
+        make(160, 4608, 1.7, 6, 2, True),
+        make(128, 4608, 1.4, 3, 3, True, host_nodes=1),
+        make(128, 4608, 1.4, 3, 3, True, host_nodes=2),
+        make(128, 4608, 1.4, 2, 3, True, reforward=True),
+        make(160, 6144, 1.5, 2, 3, True, host_nodes=2, reforward=True),
     ]
 
 
@@ -190,12 +185,12 @@ class Rank:
         self.group, self.policy, self.clock = group, Policy(s), ClockedSwiGLU()
         self.samples = given_samples(s, config.skew, group.size)
         trace = trace_of(self.samples, s)
-        self.plans = plan_stages(trace, s, cluster, config.redundant, group.rank, config.slots, config.planner)
+        self.plans = plan_stages(trace, s, cluster, config.redundant, group.rank, config.slot_depth, config.planner)
         self.batches = {stage: batches_of(self.samples, planned, group.rank) for stage, planned in self.plans.items()}
         self.bank = ExpertBank(
             num_layers=s.num_layers, num_experts=s.num_experts, hidden_size=s.hidden_size, ffn_size=s.ffn_size, rank=group.rank,
             num_ranks=group.size, seed=s.seed, math=self.clock,
-            num_buffers=config.slots.num_buffers(config.redundant, s.num_layers),
+            num_buffers=config.redundant * config.slot_depth,
         )  # fmt: skip
         store = PinnedHost(tuple(cluster.node_of_rank_G.tolist()))
         self.runtime = Runtime(self.bank, group=group, backends=("collective", store), timeout_s=TIMEOUT_S)

@@ -32,7 +32,6 @@ from foremoe.plan.programme import Programme
 from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.transfer.admission import fingerprint, refusal
@@ -121,7 +120,7 @@ def a_task(model: Model, stage: str, num_ranks: int, num_micro_steps: int, num_l
     schedule = Schedule.accumulate(num_micro_steps, True) if update else Schedule.forward_only(num_micro_steps)
     return sharing.PlanningTask(
         model=model, cluster=Cluster.preset("8xh100", num_ranks=num_ranks), stage=stage, schedule=schedule, redundant=1,
-        slots=SharedSlots(), cost=CostModel(),
+        cost=CostModel(),
         moe_layer_L=model.moe_layer_L[:num_layers],
         home_LE=np.tile(np.arange(model.num_experts, dtype=np.int32), (num_layers, 1)),
     )  # fmt: skip
@@ -206,7 +205,7 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
     begin = clock()
     for _ in range(2):
         check.gather("")
-    refused = refusal(plan, 0, G, SharedSlots().num_buffers(1, L), None, debug=False)
+    refused = refusal(plan, 0, G, plan.header.num_buffers, debug=False)
     assert not refused, refused
     check.gather(("", (fingerprint(plan), (PREFETCH, False, False, ("collective",)))))
     Programme.of(plan, 0, PREFETCH)

@@ -18,7 +18,7 @@ EXPERTS, TOPK, HIDDEN, FFN, TOKENS, MICRO_STEPS = 8, 2, 16, 32, 256, 4
 
 def train(rank, size, topk_MGTK, plan=None, split_MLP=None):
     """A stage of forward and backward; returns the summed loss, the gradients, and pairs served here by micro-step."""
-    num_buffers = 0 if plan is None else plan.header.slots.num_buffers(plan.header.redundant, plan.L)
+    num_buffers = 0 if plan is None else plan.header.num_buffers
     bank = ExpertBank(
         num_layers=1, num_experts=EXPERTS, hidden_size=HIDDEN, ffn_size=FFN, rank=rank, num_ranks=size, num_buffers=num_buffers
     )

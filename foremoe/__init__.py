@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from foremoe.problem import Cost, CostModel, Noisy, Phase, Placement, Problem, Rerouted, Schedule, Stop
 
     # isort: split
-    from foremoe.problem import ResidentSlots, SharedSlots, price
+    from foremoe.problem import price
     from foremoe.routing import RoutingTrace
     from foremoe.simulate import Gain, gain
     from foremoe.synthetic import Regime, synthetic_trace, synthetic_workload
@@ -42,7 +42,7 @@ _NAMES = {
         "row_solver",
     ),
     "problem": (
-        "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "ResidentSlots", "Schedule", "SharedSlots",
+        "Cost", "CostModel", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "Schedule",
         "Stop", "price",
     ),
     "routing": ("RoutingTrace",),
@@ -56,7 +56,7 @@ _NAMES = {
 __all__ = [
     "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "Gain", "InputError", "LevelSummary", "Link", "Model",
     "Noisy", "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem",
-    "Regime", "Rerouted", "ResidentSlots", "RoutedTokens", "RoutingTrace", "Schedule", "SharedSlots", "SlotChoice",
+    "Regime", "Rerouted", "RoutedTokens", "RoutingTrace", "Schedule", "SlotChoice",
     "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload", "ablate", "advice", "advise",
     "calibrate", "choose_slots", "compare", "count_workload", "distributed", "from_routed_experts", "gain",
     "integrations", "levels", "machine", "parse", "plan", "planner", "price", "problem", "report", "resolve", "routing",

@@ -13,7 +13,6 @@ from foremoe.plan.split import split_over_sources
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.simulate import simulate
 from foremoe.solvers.pack.repack import repack
@@ -23,7 +22,6 @@ from foremoe.workload.workload import Workload
 
 __all__ = ["warm_up"]
 
-_SLOTS: tuple[Slots, ...] = (SharedSlots(), ResidentSlots())
 _RANKS, _SEQUENCES, _TOKENS = 4, 8, 32
 _PLANNER = Planner(rank=(Search(effort=8),))
 # Integers that rollout engines return, by number of experts.
@@ -33,7 +31,7 @@ _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int3
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
     """Compiles what reading, packing, the default planner and the simulator run, on tiny inputs; numba keeps it on disk.
 
-    Covers both objectives and slot policies, replicas in nodes and anywhere, known and unknown source ranks.
+    Covers both objectives, replicas in nodes and anywhere, known and unknown source ranks.
 
     Args:
         progress: Called with the name of each function that has been compiled.
@@ -58,11 +56,11 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
 
 def _problems() -> Iterator[tuple[Workload, Problem]]:
     works = [work for num_experts in _DTYPES for work in _read(num_experts)]
-    cases = itertools.product(works, (1, _RANKS), ("time", "balance"), _SLOTS, ("any", "node"))
-    for work, num_nodes, objective, slots, replicas in cases:
+    cases = itertools.product(works, (1, _RANKS), ("time", "balance"), ("any", "node"))
+    for work, num_nodes, objective, replicas in cases:
         cluster = Cluster.preset("8xh100", num_ranks=_RANKS, ranks_per_node=_RANKS // num_nodes)
         cost = CostModel(objective=objective)
-        problem = Problem.of(work, cluster, model=_model(work.E), cost=cost, slots=slots, replicas=replicas)
+        problem = Problem.of(work, cluster, model=_model(work.E), cost=cost, replicas=replicas)
         yield work, problem
         yield work, problem.with_load(problem.load_MLE)
 

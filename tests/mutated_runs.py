@@ -33,7 +33,6 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate import simulate
 from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search, WaterFill
 from foremoe.testing.ranks import run_threads
@@ -47,12 +46,18 @@ from foremoe.workload.workload import Workload
 REFUSED, EQUAL, WRONG = "refused", "equal", "wrong"
 INTERFACES = {"rank": RankSolver, "split": SplitSolver, "path": PathSolver, "home": HomeSolver}
 # Fields that say what the plan was made from or come to: whatever else they say is refused.
-DETERMINED = ("home_LE", "load_MLE", "cost_ML", "load_bound_ML", "order_M", "header")
-FREE = {("header", "planner"), ("header", "key", "step"), ("header", "key", "mini_batch"), ("header", "key", "ep_group")}
+DETERMINED = ("home_LE", "load_MLE", "cost_ML", "load_bound_ML", "header")
+FREE = {
+    ("header", "planner"),
+    ("header", "foremoe"),
+    ("header", "key", "step"),
+    ("header", "key", "mini_batch"),
+    ("header", "key", "ep_group"),
+}
 
 
 def some_problem(rng: np.random.Generator) -> Problem:
-    """A small problem of either stage, objective and slot policy, with counts by source rank."""
+    """A small problem of either stage, objective and slot depth, with counts by source rank."""
     M, L, G, base = (int(rng.integers(low, high)) for low, high in ((2, 5), (1, 4), (2, 5), (1, 4)))
     E, train = G * base, bool(rng.integers(2))
     load_MLGE = (rng.random((M, L, G, E)) ** 4 * 12).astype(np.int32)
@@ -67,7 +72,7 @@ def some_problem(rng: np.random.Generator) -> Problem:
         load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE, home_LE=np.stack([rng.permutation(E) for _ in range(L)]),
         schedule=Schedule.accumulate(M, bool(rng.integers(2))) if train else Schedule.forward_only(M),
         stage="update" if train else "recompute", redundant=int(rng.integers(1, 3)), moe_layer_L=np.arange(L),
-        slots=ResidentSlots() if rng.integers(2) else SharedSlots(depth=int(rng.integers(1, 4))),
+        slot_depth=int(rng.integers(1, 4)),
         cost=CostModel(objective="time" if rng.integers(2) else "balance"), tokens_MG=load_MLGE.sum(axis=(1, 3)) // L,
     )  # fmt: skip
 
@@ -137,13 +142,11 @@ def mutated_plan(problem: Problem, rng: np.random.Generator) -> tuple[str, str]:
         return what, REFUSED
     if broken.same_as(plan):
         return what, EQUAL
-    outcome = verdict(problem, broken, engine=path[0] in ("transfers", "expert_MLGS", "quota_MLGS", "order_M"))
+    outcome = verdict(problem, broken, engine=path[0] in ("transfers", "expert_MLGS", "quota_MLGS"))
     try:
         broken.check(problem)
     except PlanError:
         return what, REFUSED if outcome != WRONG else WRONG
-    if path == ("order_M",) and not np.isin(plan.transfers.micro_step_C, plan.order_M[plan.order_M != broken.order_M]).any():
-        return what, outcome  # micro-steps without copies may trade places
     if path[0] in DETERMINED and path not in FREE and not close(plan, broken, path):
         return what, WRONG
     return what, outcome

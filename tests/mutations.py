@@ -34,7 +34,7 @@ def copying_plans(draw: st.DrawFn, *, density: float = 1.0, relays: float = 0.0,
     problem = draw(problems(**{**COPYING, **usual, **options}))
     note(describe(problem))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    plan = plan_of(problem, random_placement(problem, rng, density=density, evenness=20.0), order_M=rng.permutation(problem.M))
+    plan = plan_of(problem, random_placement(problem, rng, density=density, evenness=20.0)).rederived()
     if relays:
         plan = with_relays(plan, rng, density=relays)
     assume(len(plan.transfers) > 0)
@@ -263,8 +263,6 @@ def strangers(plan: Plan, c: int) -> list[int]:
     t, (layer, expert) = plan.transfers, (plan.transfers.layer_C[c], plan.transfers.expert_C[c])
     same_C = (t.layer_C == layer) & (t.expert_C == expert) & (t.need_C <= t.need_C[c])
     known = {int(plan.home_LE[layer, expert]) // plan.B, *t.dst_C[same_C].tolist()} - {int(t.dst_C[c])}
-    if plan.resident_LGS is not None:
-        known |= set(np.flatnonzero((plan.resident_LGS[layer, :, plan.B :] == expert).any(axis=1)).tolist())
     return sorted({*range(plan.G)} - known | {int(t.dst_C[c])})
 
 
@@ -303,8 +301,7 @@ def lands_after_its_use(b: Breaker) -> Plan:
 
 
 def buffer_does_not_exist(b: Breaker) -> Plan:
-    end = b.plan.header.slots.num_buffers(b.plan.header.redundant, b.plan.L)
-    return b.copy_column("buffer_C", b.any_copy(), int(b.rng.choice([-1, end])))
+    return b.copy_column("buffer_C", b.any_copy(), int(b.rng.choice([-1, b.plan.header.num_buffers])))
 
 
 def two_copies_into_one_buffer(b: Breaker) -> Plan:
@@ -313,23 +310,12 @@ def two_copies_into_one_buffer(b: Breaker) -> Plan:
     return b.copy_column("buffer_C", two, int(t.buffer_C[one]))
 
 
-# Header, bounds, resident experts.
-
-
-def order_no_permutation(b: Breaker) -> Plan:
-    order_M = b.plan.order_M.copy()
-    order_M[0] = order_M[1]
-    return dataclasses.replace(b.plan, order_M=order_M)
+# Header, bounds.
 
 
 def schedule_of_another_length(b: Breaker) -> Plan:
     header = dataclasses.replace(b.plan.header, schedule=Schedule.accumulate(b.plan.M + 1))
     return dataclasses.replace(b.plan, header=header)
-
-
-def resident_experts_unknown(b: Breaker) -> Plan:
-    resident_LGS = np.full(b.plan.expert_MLGS.shape[1:], b.plan.E, np.int16)
-    return dataclasses.replace(b.plan, resident_LGS=resident_LGS)
 
 
 def bound_above_the_objective(b: Breaker) -> Plan:
@@ -354,7 +340,7 @@ BREAKS: dict[Callable[[Breaker], Plan], str] = {
     relayed_from_an_overwritten_buffer: "residency", overwritten_while_it_is_relayed: "residency",
     needed_by_another_use: "residency", for_another_micro_step: "residency", into_a_slot_that_holds_another: "residency",
     into_no_redundant_slot: "residency", lands_before_its_buffer_was_used: "buffers", lands_after_its_use: "buffers",
-    buffer_does_not_exist: "buffers", two_copies_into_one_buffer: "buffers", order_no_permutation: "header",
-    schedule_of_another_length: "header", resident_experts_unknown: "header", bound_above_the_objective: "bound",
+    buffer_does_not_exist: "buffers", two_copies_into_one_buffer: "buffers",
+    schedule_of_another_length: "header", bound_above_the_objective: "bound",
     load_bound_above_the_load: "bound",
 }  # fmt: skip

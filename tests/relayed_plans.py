@@ -21,14 +21,12 @@ def with_relays(plan: Plan, rng: np.random.Generator, *, density: float = 1.0) -
     t, B, node_G = plan.transfers, plan.B, plan.header.cluster.node_of_rank_G
     home_C = plan.home_LE[t.layer_C, t.expert_C] // B
     src_C, link_C = home_C.copy(), np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
-    # What lands: [rank, buffer, layer, expert, need, after]; residents first.
-    landings = [[*row, -1, -1] for row in _resident(plan)]
-    first = len(landings)
-    landings += np.stack([t.dst_C, t.buffer_C, t.layer_C, t.expert_C, t.need_C, t.after_C], axis=1).tolist()
-    settled = landings[:first]
+    # What lands: [rank, buffer, layer, expert, need, after].
+    landings = np.stack([t.dst_C, t.buffer_C, t.layer_C, t.expert_C, t.need_C, t.after_C], axis=1).tolist()
+    settled: list[list[int]] = []
     shuffled = rng.permutation(len(t))
     for c in shuffled[np.argsort(t.need_C[shuffled], kind="stable")].tolist():
-        dst, _, layer, expert, need, _ = landings[first + c]
+        dst, _, layer, expert, need, _ = landings[c]
         holders = {}  # rank -> what would land on its copy too early
         for rank, buffer, *what, at, _ in settled:
             early = [one for one in landings if one[:2] == [rank, buffer] and one[4] > at and one[5] < need]
@@ -39,15 +37,6 @@ def with_relays(plan: Plan, rng: np.random.Generator, *, density: float = 1.0) -
             link_C[c] = Link.PEER if node_G[src_C[c]] == node_G[dst] else Link.RDMA
             for one in holders[src_C[c]]:
                 one[5] = need
-        settled.append(landings[first + c])
-    after_C = np.array([one[5] for one in landings[first:]])
+        settled.append(landings[c])
+    after_C = np.array([one[5] for one in landings])
     return dataclasses.replace(plan, transfers=t.replace(src_C=src_C, link_C=link_C, after_C=after_C))
-
-
-def _resident(plan: Plan) -> list[tuple[int, int, int, int]]:
-    """(rank, buffer, layer, expert) of what resident slots hold at the start."""
-    if plan.resident_LGS is None:
-        return []
-    pool = plan.header.slots.num_buffers(plan.header.redundant, 1)
-    found = np.argwhere(plan.resident_LGS[..., plan.B :] >= 0).tolist()
-    return [(g, layer * pool + r, layer, int(plan.resident_LGS[layer, g, plan.B + r])) for layer, g, r in found]

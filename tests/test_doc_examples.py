@@ -23,7 +23,7 @@ MOST_USED = {
     "workload.workload.Workload.from_trace", "workload.workload.Workload.from_counts", "workload.skew.skew_statistics",
     "workload.routed_experts.from_routed_experts", "workload.routed_experts.count_workload", "machine.cluster.Cluster.preset",
     "machine.model.Model.preset", "problem.problem.Problem.of", "problem.cost.CostModel", "problem.foresight.Rerouted",
-    "problem.slots.ResidentSlots", "planner.planner.Planner", "planner.planner.Planner.plan", "planner.planner.Planner.using",
+    "planner.planner.Planner", "planner.planner.Planner.plan", "planner.planner.Planner.using",
     "planner.strategies.resolve", "planner.strategies.row_solver", "planner.comparison.compare", "plan.plan.Plan",
     "plan.plan.Plan.explain", "plan.plan.Plan.diff", "simulate.stage.simulate", "simulate.stage.force_balanced",
 }  # fmt: skip

@@ -44,7 +44,7 @@ for ranks_per_node in (8, 4):
         simulate(problem, plan)
         foremoe.Planner().plan(problem.with_load(problem.load_MLE))
     task = PlanningTask(
-        model=problem.model, cluster=cluster, stage=work.stage, schedule=problem.schedule, redundant=1, slots=problem.slots,
+        model=problem.model, cluster=cluster, stage=work.stage, schedule=problem.schedule, redundant=1,
         moe_layer_L=work.moe_layer_L, home_LE=problem.home_LE,
     )
     tokens_MG = work.tokens_MG.astype(np.int64)

@@ -67,7 +67,7 @@ def stages(group: Group, device: str, way: str, dtype: torch.dtype, known: bool)
                 runtime.begin(plan, split_MLP, routing=routing if known else None)
             else:
                 runtime.begin_home()
-            losses = [_train(runtime, int(m), topk_MLGTK[m, :, group.rank], dtype, device) for m in plan.order_M]
+            losses = [_train(runtime, m, topk_MLGTK[m, :, group.rank], dtype, device) for m in range(M)]
             summary = runtime.end()
             found.append((torch.tensor(losses), *(g.cpu() for g in bank.gather(tokens, gradients=True).values())))
             bank.zero_grad()
@@ -78,10 +78,9 @@ def stages(group: Group, device: str, way: str, dtype: torch.dtype, known: bool)
 
 
 def _bank(plan: Plan, rank: int, num_ranks: int, dtype: torch.dtype, device: str) -> ExpertBank:
-    num_buffers = plan.header.slots.num_buffers(plan.header.redundant, plan.L)
     return ExpertBank(
-        num_layers=L, num_experts=E, hidden_size=H, ffn_size=F, rank=rank, num_ranks=num_ranks, num_buffers=num_buffers,
-        device=device, dtype=dtype,
+        num_layers=L, num_experts=E, hidden_size=H, ffn_size=F, rank=rank, num_ranks=num_ranks,
+        num_buffers=plan.header.num_buffers, device=device, dtype=dtype,
     )  # fmt: skip
 
 
@@ -92,7 +91,7 @@ def _exact(plan: Plan, rank: int, topk_MLGTK: Array, dtype: torch.dtype) -> list
     gate_up, down = weights.values()
     mine = []
     for g in range(G):
-        for m in map(int, plan.order_M):
+        for m in range(M):
             y_TH = _input(m, dtype).double()
             for layer in range(L):
                 out_TH = torch.zeros_like(y_TH)

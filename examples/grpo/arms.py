@@ -101,7 +101,7 @@ class Arms:
             self._planned_before = True
         else:
             self.runtime.begin_home()
-        losses = [micro_step(m, batches[m]) for m in planned.plan.order_M.tolist()]
+        losses = [micro_step(m, batches[m]) for m in range(planned.plan.M)]
         report = self.runtime.end()
         self.runtime.group.barrier()
         wall_s = time.perf_counter() - begin_s

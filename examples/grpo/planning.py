@@ -19,7 +19,6 @@ from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots, Slots
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.skew import skew
 from foremoe.workload.workload import STAGES, Workload
@@ -27,7 +26,7 @@ from foremoe.workload.workload import STAGES, Workload
 # Letters: Q sequences, T tokens, L layers, K top-k, M micro-steps, G ranks, E experts, P physical slots.
 
 RECOVERY = 0.95  # share of (static skew - 1) that the smallest R must be able to take away
-SLOTS = SharedSlots(depth=3)
+SLOT_DEPTH = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,23 +81,23 @@ def workloads_of(trace: RoutingTrace, settings: Settings, num_ranks: int) -> dic
 
 
 def problem_of(
-    workload: Workload, settings: Settings, redundant: int, cluster: Cluster | None = None, slots: Slots = SLOTS
+    workload: Workload, settings: Settings, redundant: int, cluster: Cluster | None = None, slot_depth: int = SLOT_DEPTH
 ) -> Problem:
     """The problem of one stage: level the rank loads."""
     return Problem.of(
-        workload, cluster or cluster_of(workload.G), model=model_of(settings), redundant=redundant, slots=slots,
+        workload, cluster or cluster_of(workload.G), model=model_of(settings), redundant=redundant, slot_depth=slot_depth,
         cost=CostModel(objective="balance"), schedule=Schedule.plain(workload.stage, workload.M, settings.reforward),
     )  # fmt: skip
 
 
 def plan_stages(
-    trace: RoutingTrace, settings: Settings, cluster: Cluster, redundant: int, rank: int, slots: Slots = SLOTS,
-    planner: Planner | None = None,
+    trace: RoutingTrace, settings: Settings, cluster: Cluster, redundant: int, rank: int,
+    slot_depth: int = SLOT_DEPTH, planner: Planner | None = None,
 ) -> dict[str, StagePlan]:  # fmt: skip
     """Stage -> its plan, as one rank runs it; the same on all ranks."""
     out = {}
     for stage, workload in workloads_of(trace, settings, cluster.num_ranks).items():
-        problem = problem_of(workload, settings, redundant, cluster, slots)
+        problem = problem_of(workload, settings, redundant, cluster, slot_depth)
         plan, _ = (planner or Planner()).plan(problem, num_threads=1)
         out[stage] = StagePlan(workload=workload, problem=problem, plan=plan, split_MLP=plan.rows_for(workload, rank))
     return out

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from examples.grpo.arms import ARMS, SHOWN
 from examples.grpo.experts import ClockedSwiGLU
 from examples.grpo.pages import write_pages
-from examples.grpo.planning import SLOTS, smallest_redundant, static_skew, trace_of, workloads_of
+from examples.grpo.planning import SLOT_DEPTH, smallest_redundant, static_skew, trace_of, workloads_of
 from examples.grpo.policy import Policy
 from examples.grpo.results import summary
 from examples.grpo.settings import Settings
@@ -55,7 +55,7 @@ def _demo(group: Group, settings: Settings, num_steps: int, redundant: int | Non
     bank = ExpertBank(
         num_layers=settings.num_layers, num_experts=settings.num_experts, hidden_size=settings.hidden_size,
         ffn_size=settings.ffn_size, rank=group.rank, num_ranks=group.size, seed=settings.seed, math=clock,
-        num_buffers=SLOTS.num_buffers(most, settings.num_layers),
+        num_buffers=most * SLOT_DEPTH,
     )  # fmt: skip
     optimizer = optimizer_of(policy, bank)
     with Runtime(bank, group=group, backends=_BACKENDS, timeout_s=_TIMEOUT_S) as runtime:

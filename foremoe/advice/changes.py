@@ -14,7 +14,6 @@ from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.lpt import Lpt
@@ -97,8 +96,6 @@ class Advice:
 
 
 RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
-RESIDENT = 4
-"""Resident slots per rank and layer that are tried: with fewer there is little room for what stays."""
 
 
 def advise(
@@ -108,8 +105,8 @@ def advise(
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time, each by a simulated sample of its stage planned by the default planner.
 
-    Tried are: other numbers of redundant slots, resident slots, homes of experts by `Anneal` and by `Lpt` with every move of
-    weights and optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
+    Tried are: other numbers of redundant slots, homes of experts by `Anneal` and by `Lpt` with every move of weights and
+    optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
 
     Args:
         problem: The case as it is.
@@ -133,7 +130,7 @@ def advise(
     of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
     tried = list(_changes(case, slots)) + [(name, "another layout", other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
-    bare = case._replace(problem=dataclasses.replace(problem, redundant=0, resident_LGS=None))
+    bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
     may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
@@ -181,18 +178,13 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
     for option in slots.options:
         if option.redundant != problem.R:
             size = gigabytes(option.buffer_bytes)
-            changed = dataclasses.replace(problem, redundant=option.redundant, resident_LGS=None)
+            changed = dataclasses.replace(problem, redundant=option.redundant)
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
-    most = min(RESIDENT, problem.B)
-    if isinstance(problem.slots, SharedSlots) and problem.M > 1 and most:
-        changed = dataclasses.replace(problem, slots=ResidentSlots(), redundant=most)
-        size = gigabytes(buffer_bytes(changed, most))
-        yield f"resident slots, R = {most}", f"{size} GB a rank for buffers", Case(changed, trainer)
     for solver in (Lpt(), Anneal()):
         home_LE = solver.solve(problem)
         moved = _moved(problem, home_LE)
         if moved:
-            changed = dataclasses.replace(problem, home_LE=home_LE, resident_LGS=None)
+            changed = dataclasses.replace(problem, home_LE=home_LE)
             cost = f"{moved:.0f} of {problem.E} experts of a layer move, with optimizer state"
             yield f"homes by {type(solver).__name__}", cost, Case(changed, trainer)
     other = "pairs" if problem.cluster.dispatch == "node" else "node"

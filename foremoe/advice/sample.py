@@ -20,7 +20,7 @@ MICRO_STEPS, LAYERS = 6, 6
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS) -> Problem:
     """At most so many micro-steps and layers, of every skew, one micro-step after the other; a small problem as it is.
 
-    Single tokens (`Problem.routed`) and what slots hold at the start are left out.
+    Single tokens (`Problem.routed`) are left out.
     """
     if micro_steps >= problem.M and layers >= problem.L:
         return problem
@@ -28,7 +28,6 @@ def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYER
     busiest_ML = problem.static().load_NG().max(axis=1).reshape(problem.M, problem.L)
     steps_M, layer_L = _spread(busiest_ML.sum(axis=1), micro_steps), _spread(busiest_ML.sum(axis=0), layers)
     cut = problem.cut_arrays(M=steps_M, L=layer_L)
-    cut["resident_LGS"] = None
     schedule = Schedule.plain(problem.stage, len(steps_M), problem.schedule.reforward)
     return dataclasses.replace(problem, **cut, schedule=schedule, routed=None)
 

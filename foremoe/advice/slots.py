@@ -86,7 +86,7 @@ def choose_slots(
     """
     if problem.load_MLGE is None:
         raise InputError("slots are chosen by simulated stages, which need counts by source rank; give redundant a number.")
-    bare = dataclasses.replace(problem, redundant=0, resident_LGS=None)
+    bare = dataclasses.replace(problem, redundant=0)
     part, trainer = sample(bare), trainer or Trainer()
     whole = fit(bare, bare.static(), trainer=trainer)
     numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.B))]
@@ -110,8 +110,7 @@ def choose_slots(
         if not fits or best_s - stage_s < LEAST_GAIN * (redundant - best) * stage_s or not stage_s:
             break
         best, best_s = redundant, stage_s
-    chosen = dataclasses.replace(problem, redundant=best, resident_LGS=problem.resident_LGS if best == problem.R else None)
-    return SlotChoice(problem=chosen, options=tuple(options))
+    return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=tuple(options))
 
 
 def over(base_s: float, seconds: float) -> float:

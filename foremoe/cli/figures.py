@@ -78,7 +78,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
     return {
         "key": head.key, "planner": head.planner, "model": head.model.name, "cluster": head.cluster.name, "micro_steps": plan.M,
         "layers": plan.L, "ranks": plan.G, "nodes": head.cluster.num_nodes, "experts": plan.E, "redundant": head.redundant,
-        "slots": repr(head.slots), "replicas_allowed": head.replicas, "objective": head.cost.objective,
+        "slot_depth": head.slot_depth, "replicas_allowed": head.replicas, "objective": head.cost.objective,
         "executable": plan.executable, "static_skew": {"mean": mean_skew(static_MLG), "max": float(skew(static_MLG).max())},
         "skew": {"mean": plan.skew_mean, "p99": float(np.quantile(skew_ML, 0.99)), "max": float(skew_ML.max())},
         "load_gap_mean": float(plan.load_gap_ML.mean()), "replicas": plan.num_replicas,

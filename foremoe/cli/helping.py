@@ -11,7 +11,7 @@ GROUPS = {
         "seeds", "history",
     ),
     "Machine": ("cluster", "accept_fit", "ranks_per_node", "nodes", "dispatch", "host_store"),
-    "What plans may do": ("redundant", "replicas", "slots", "schedule", "objective"),
+    "What plans may do": ("redundant", "slot_depth", "replicas", "schedule", "objective"),
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
     "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
 }  # fmt: skip

@@ -21,7 +21,6 @@ from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import slots_of
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
@@ -98,7 +97,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
     schedule = default if options.schedule is None else options.schedule
     problem = Problem.of(
         work, cluster, model=model, redundant=options.redundant or 0, cost=CostModel(objective=options.objective),
-        schedule=Schedule.parse(schedule, work.M), slots=slots_of(options.slots), replicas=options.replicas,
+        schedule=Schedule.parse(schedule, work.M), slot_depth=options.slot_depth, replicas=options.replicas,
         routed=routed,
     )  # fmt: skip
     chosen = None
@@ -118,7 +117,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
         "nodes": cluster.num_nodes, "ranks_per_node": cluster.ranks_per_node, "dispatch": cluster.dispatch,
         "host_store": cluster.host_bytes_per_s > 0.0, "redundant": problem.R,
         "slot_options": None if chosen is None else chosen.options,
-        "objective": options.objective, "schedule": schedule, "slots": options.slots, "replicas": options.replicas,
+        "objective": options.objective, "schedule": schedule, "slot_depth": options.slot_depth, "replicas": options.replicas,
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip

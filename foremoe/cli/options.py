@@ -71,7 +71,7 @@ class CaseOptions:
     redundant: int | None = None  # None: as many as pay
     objective: str
     schedule: str | None
-    slots: str
+    slot_depth: int
     replicas: str
     trainer: TrainerOptions = TrainerOptions()
 
@@ -161,9 +161,9 @@ _CASE = {
         help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK; +reforward behind it if "
         "backward runs the forward again.  [default: accumulate; forward for recompute]",
     ),
-    "slots": option(
-        "--slots", metavar="TEXT", default="shared:3",
-        help="Buffers of redundant slots: shared:DEPTH (one ring for all layers) or resident:COPIES (per layer).",
+    "slot_depth": option(
+        "--slot-depth", metavar="N", type=click.IntRange(1, 1024), default=3,
+        help="Buffers per redundant slot, one ring for all layers.",
     ),
     "replicas": option(
         "--replicas", type=click.Choice(["any", "node"]), default="any",

@@ -85,11 +85,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
     problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
     _require_possible(problem, redundant)
-    if (posed.home_LE == plan.home_LE).all():
-        posed = problem
-    else:
-        # What slots hold belongs to the moved homes.
-        posed = dataclasses.replace(problem, home_LE=posed.home_LE, resident_LGS=None)
+    posed = dataclasses.replace(problem, home_LE=posed.home_LE)
     return Shown(posed, problem, plan, None, planner, history_LE, source)
 
 
@@ -125,7 +121,7 @@ def _builtin_planner(text: str) -> Planner | None:
 def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
     """Raises InputError for numbers of redundant slots that the problem cannot have."""
     for slots in redundant:
-        dataclasses.replace(problem, redundant=slots, resident_LGS=None)
+        dataclasses.replace(problem, redundant=slots)
 
 
 def source_of(case: Case) -> str:

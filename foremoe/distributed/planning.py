@@ -32,7 +32,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import Slots
 from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
@@ -50,8 +49,8 @@ class PlanningTask:
     stage: str
     schedule: Schedule
     redundant: int
-    slots: Slots
     moe_layer_L: Array
+    slot_depth: int = 3
     cost: CostModel = dataclasses.field(default_factory=CostModel)
     replicas: str = "any"
     home_LE: Array | None = None
@@ -59,7 +58,7 @@ class PlanningTask:
     def problem(self, workload: Workload, layers: Array) -> Problem:
         """The problem of some of the layers, whose counts `workload` holds."""
         return Problem.of(
-            workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slots=self.slots,
+            workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slot_depth=self.slot_depth,
             schedule=self.schedule.cut(L=layers), replicas=self.replicas,
             home_LE=None if self.home_LE is None else self.home_LE[layers],
         )  # fmt: skip
@@ -228,8 +227,6 @@ def _plan_layers(planner: Planner, problem: Problem, num_threads: int | None, ca
     if not cancel.is_set():  # else nobody waits for it any more, and the cause is told
         summary.log_warnings()
     plan.check(problem)
-    if (plan.order_M != np.arange(plan.M)).any():
-        raise InputError("the planner reorders micro-steps, which only the data loader can do; use one that keeps the order.")
     assert problem.load_NGE is not None
     sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, problem.cluster.node_of_rank_G
     split_GNP = [split_over_sources(*sources, g, demand_NVE=problem.counts().demand_NVE) for g in range(plan.G)]
@@ -281,12 +278,11 @@ def _merged(
     cost_ML = Cost(**{part.name: whole(name) for part, name in zip(dataclasses.fields(Cost), _COST, strict=True)})
     problem = Problem(
         model=task.model, cluster=task.cluster, cost=task.cost, stage=task.stage, schedule=task.schedule,
-        redundant=task.redundant, slots=task.slots, replicas=task.replicas, home_LE=arrays["home_LE"],
+        redundant=task.redundant, slot_depth=task.slot_depth, replicas=task.replicas, home_LE=arrays["home_LE"],
         load_MLE=arrays["load_MLE"], moe_layer_L=task.moe_layer_L,
     )  # fmt: skip
     header = dataclasses.replace(planner.header(problem, None), planner=text)
-    order_M, none = np.arange(problem.M), TransferList.none()
-    return Plan(header=header, order_M=order_M, cost_ML=cost_ML, transfers=none, **arrays).rederived(), problem
+    return Plan(header=header, cost_ML=cost_ML, transfers=TransferList.none(), **arrays).rederived(), problem
 
 
 def _to_sources(group: Group, split_GLMP: Array, layers_G: list[Array], num_slots: int, device: torch.device | None) -> Array:

@@ -17,7 +17,6 @@ from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import resolve
 from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots, slots_of
 from foremoe.transfer.settings import EngineSettings, seconds
 
 
@@ -29,7 +28,7 @@ class AttachSettings(EngineSettings):
         redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics say what 1 and 2 would gain.
         planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
         cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
-        slots: Policy of the slot buffers; its text is "shared:3" or "SharedSlots(depth=3)".
+        slot_depth: Buffers per slot, one ring for all layers; see `foremoe.Problem`.
         replicas: "any", or "node": inside their home's node.
         cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures on the hosts where the ranks
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
@@ -44,7 +43,7 @@ class AttachSettings(EngineSettings):
     redundant: int = 1
     planner: Planner = field(default_factory=Planner)
     cost: CostModel = field(default_factory=CostModel)
-    slots: SharedSlots | ResidentSlots = field(default_factory=SharedSlots)
+    slot_depth: int = 3
     replicas: str = "any"
     cluster: Cluster | None = None
     spare: int = 64
@@ -57,9 +56,9 @@ class AttachSettings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks: tuple[tuple[Callable[[Any, str], Any], tuple[str, ...]], ...] = (
-            (partial(whole, low=0, high=2**15), ("redundant", "spare")),
+            (partial(whole, low=0, high=2**15), ("redundant", "spare")), (partial(whole, low=1, high=1024), ("slot_depth",)),
             (partial(whole, low=0, high=MAX_WHOLE), ("route_bytes",)), (seconds, ("group_timeout_s", "plan_limit_s")),
-            (_planner, ("planner",)), (_cost, ("cost",)), (_slots, ("slots",)), (_cluster, ("cluster",)),
+            (_planner, ("planner",)), (_cost, ("cost",)), (_cluster, ("cluster",)),
         )  # fmt: skip
         check_fields(self, checks)
         if self.replicas not in ("any", "node"):
@@ -112,14 +111,6 @@ def _cost(value: Any, name: str) -> CostModel:
         value = parse(value) if "(" in value else CostModel(objective=value)
     if not isinstance(value, CostModel):
         raise InputError(f'{name} must be a CostModel, "time" or "balance"; got {shown(value)}.')
-    return value
-
-
-def _slots(value: Any, name: str) -> Slots:
-    if isinstance(value, str):
-        value = parse(value) if "(" in value else slots_of(value)
-    if not isinstance(value, Slots):
-        raise InputError(f"{name}={shown(value)} is not a valid slot policy; write shared:3 or resident:1.")
     return value
 
 

@@ -34,12 +34,9 @@ def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps
     for name, value, length in (("layer", layer, plan.L), ("micro_step", micro_step, plan.M)):
         if value is not None and value not in range(length):
             raise InputError(f"{name}={value} does not exist; the plan has {length}.")
-    served_MLGS = plan.expert_MLGS.astype(np.int64)
-    if plan.header.keeps_homes:  # a resident slot may keep an expert that it does not serve
-        served_MLGS[..., plan.B :][plan.quota_MLGS[..., plan.B :] == 0] = -1
-    if micro_step is None and (served_MLGS != served_MLGS[:1]).any():
+    if micro_step is None and (plan.expert_MLGS != plan.expert_MLGS[:1]).any():
         raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one by micro_step=.")
-    expert_LGS = served_MLGS[micro_step or 0]
+    expert_LGS = plan.expert_MLGS[micro_step or 0].astype(np.int64)
     phy2log = np.stack([_filled(expert_GS, plan.E).reshape(-1) for expert_GS in expert_LGS])
     logcnt = np.stack([np.bincount(row_P, minlength=plan.E) for row_P in phy2log])
     log2phy = np.full((plan.L, plan.E, logcnt.max()), -1, np.int64)

@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
-from foremoe.plan.replicas import Lives, Replicas
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.memory import Fit, Memory, fit, rank_memory
 from foremoe.problem.placement import Placement
@@ -60,12 +60,12 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
 
 def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
     """What every rank keeps while it runs the plan (see `rank_memory`)."""
-    return rank_memory(problem, _placement(plan), trainer=trainer, order_M=plan.order_M)
+    return rank_memory(problem, _placement(plan), trainer=trainer)
 
 
 def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
     """Whether the fullest rank fits while it runs the plan."""
-    return fit(problem, _placement(plan), trainer=trainer, order_M=plan.order_M)
+    return fit(problem, _placement(plan), trainer=trainer)
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:
@@ -114,10 +114,9 @@ def _copy_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, d
     num_copies = {link.name.lower(): float((counted_C & (t.link_C == link)).sum()) for link in Link}
     link_bytes = {name: num * model.expert_bytes for name, num in num_copies.items()}
     if problem.stage == "update":
-        home = Lives.of(plan).returned()
-        near_Z = (node_G[home.home_Z] == node_G[home.rank_Z])[counted_ML.ravel()[home.row_Z]]
-        link_bytes["peer"] += int(near_Z.sum()) * model.gradient_bytes
-        link_bytes["rdma"] += int((~near_Z).sum()) * model.gradient_bytes
+        num_near = int((node_G[replicas.home_Z] == node_G[replicas.rank_Z]).sum())
+        link_bytes["peer"] += num_near * model.gradient_bytes
+        link_bytes["rdma"] += (len(replicas.rank_Z) - num_near) * model.gradient_bytes
     return len(replicas.rank_Z), link_bytes
 
 

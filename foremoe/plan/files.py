@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.schema import faults
@@ -20,7 +22,6 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.workload.dealing import Dealt
 
 
@@ -30,22 +31,18 @@ def _names(words: str) -> dict[str, str]:
 
 
 # A file keeps its names for ever. Where an attribute is renamed, write `name_in_file=new_attribute` here.
-PLAN = _names("home_LE load_MLE expert_MLGS quota_MLGS order_M bound_ML load_bound_ML stop_ML resident_LGS")
+PLAN = _names("home_LE load_MLE expert_MLGS quota_MLGS bound_ML load_bound_ML stop_ML")
 TRANSFERS = _names("micro_step_C layer_C phase_C expert_C src_C dst_C slot_C link_C buffer_C need_C after_C")
 COST = _names("window_s dispatch_s compute_s combine_s transfer_s gradient_s")
 SCHEDULE_ARRAYS = _names("micro_step_X phase_X chunk_X chunk_L block_L")
 HEADER_ARRAYS = _names("moe_layer_L")
-HEADER = _names("planner redundant replicas keeps_homes trace_id foremoe")
+HEADER = _names("planner redundant slot_depth replicas keeps_homes trace_id foremoe")
 # Of files of format 1 that were written before 22 November 2026.
 _OLD_LINKS = "transfers.path_C"
 KEY = _names("step stage mini_batch ep_group")
 SCHEDULE = _names("num_chunks reforward")
 COST_MODEL = _names("objective overlap")
 DEALT = _names("tokens_per_rank packer seed over_budget dropped_micro_steps")
-SLOTS: dict[str, tuple[Any, dict[str, str]]] = {
-    "SharedSlots": (SharedSlots, _names("depth")),
-    "ResidentSlots": (ResidentSlots, _names("copies")),
-}
 # The keys of a model's and a cluster's TOML table.
 MODEL = _names(
     "name num_layers first_moe_layer num_experts num_topk hidden_size ffn_size num_matrices bytes_per_weight"
@@ -71,14 +68,12 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         | _stored(head.schedule, SCHEDULE_ARRAYS, "schedule.")
         | _stored(head, HEADER_ARRAYS)
     )
-    kind = next(kind for kind, (policy, _) in SLOTS.items() if isinstance(head.slots, policy))
     header = {
         **_stored(head, HEADER),
         "key": _stored(head.key, KEY),
         "model": _stored(head.model.to_dict(), MODEL),
         "cluster": _stored(head.cluster.to_dict(), CLUSTER),
         "cost": _stored(head.cost, COST_MODEL),
-        "slots": {"kind": kind, **_stored(head.slots, SLOTS[kind][1])},
         "schedule": _stored(head.schedule, SCHEDULE),
         "dealt": None if head.dealt is None else _stored(head.dealt, DEALT),
     }
@@ -90,12 +85,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Raises:
         InputError: No such file, or it is truncated, changed, of a newer format, lacks a field, or has one of another type, shape
-            or range than the format says.
+            or range than the format says; or it is of an older format and has what no plan has any more.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     if header["format"] == 1 and _OLD_LINKS in tensors:
         tensors.setdefault("transfers.link_C", tensors.pop(_OLD_LINKS))
     with naming_fields(path, header):
+        if header["format"] < FORMAT_VERSION:
+            header = _updated(header, tensors)
         fault = next(faults(header, header_schema()), None)
         if fault is not None:
             raise InputError(f"{fault}; docs/plan-format.md says what a plan file holds.")
@@ -112,6 +109,14 @@ def header_schema() -> dict[str, Any]:
     return schema
 
 
+def _updated(header: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
+    """The header of a file of format 1 or 2 as that of format 3."""
+    slots, order_M = header["slots"], tensors["order_M"]
+    if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(order_M))):
+        raise InputError("resident slots and orders of micro-steps are not read any more; plan again.")
+    return {**header, "slot_depth": slots["depth"]}
+
+
 def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
     for kind, names, prefix in (
         (Plan, PLAN, ""),
@@ -119,7 +124,6 @@ def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
         (Schedule, SCHEDULE_ARRAYS, "schedule."),
     ):
         require_dtypes(kind.array_fields(), _loaded(tensors, names, prefix), prefix)
-    policy, options = SLOTS[header["slots"]["kind"]]
     dealt = header["dealt"]
     if dealt is not None:
         dealt = Dealt(**_loaded({**dealt, "over_budget": tuple(dealt["over_budget"])}, DEALT))
@@ -131,7 +135,6 @@ def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
             model=Model.from_dict(_loaded(header["model"], MODEL), "the plan's model"),
             cluster=Cluster.from_dict(_loaded(header["cluster"], CLUSTER), "the plan's cluster"),
             cost=CostModel(**_loaded(header["cost"], COST_MODEL)),
-            slots=policy(**_loaded(header["slots"], options)),
             schedule=Schedule(**_loaded(tensors, SCHEDULE_ARRAYS, "schedule."), **_loaded(header["schedule"], SCHEDULE)),
             dealt=dealt,
         ),

@@ -13,11 +13,10 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import Slots
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.workload import STAGES
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ class PlanHeader(ArrayValue):
     Attributes:
         planner: Text of the planner, its repr.
         redundant: R, redundant slots per rank.
+        slot_depth: Buffers per redundant slot; see `Problem`.
         replicas: ``"any"``, or ``"node"``: none leaves its home's node.
         keeps_homes: False for plans that are scored, never executed.
         moe_layer_L: int32 [L], the model's own layer numbers.
@@ -62,9 +62,9 @@ class PlanHeader(ArrayValue):
     model: Model
     cluster: Cluster
     cost: CostModel
-    slots: Slots
     schedule: Schedule
     redundant: int
+    slot_depth: int
     replicas: str
     keeps_homes: bool
     moe_layer_L: Array = array(np.int32)
@@ -77,12 +77,18 @@ class PlanHeader(ArrayValue):
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"{name} of a plan is not valid: {shown(getattr(self, name))}.")
-        check_fields(self, ((partial(whole, low=0, high=MAX_WHOLE), ("redundant",)), (flag, ("keeps_homes",))))
+        counts = (partial(whole, low=0, high=MAX_WHOLE), ("redundant",)), (partial(whole, low=1, high=1024), ("slot_depth",))
+        check_fields(self, (*counts, (flag, ("keeps_homes",))))
         if self.replicas not in ("any", "node"):
             raise InputError(f'replicas must be "any" or "node"; got {shown(self.replicas)}.')
 
+    @property
+    def num_buffers(self) -> int:
+        """Buffers on one rank, each as large as one expert."""
+        return self.redundant * self.slot_depth
+
 
 _KINDS: dict[str, Any] = {
-    "key": PlanKey, "model": Model, "cluster": Cluster, "cost": CostModel, "slots": Slots, "schedule": Schedule,
+    "key": PlanKey, "model": Model, "cluster": Cluster, "cost": CostModel, "schedule": Schedule,
     "planner": str, "trace_id": str, "dealt": Dealt | None, "foremoe": str,
 }  # fmt: skip

@@ -11,7 +11,6 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
-from foremoe.plan.kept import price_as_sent
 from foremoe.plan.transfer_laws import check_transfers
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.laws import Violations, check_placement, check_stops
@@ -19,7 +18,6 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
-from foremoe.problem.slots import ResidentSlots, SharedSlots, resident_fault
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
@@ -46,7 +44,7 @@ def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanErro
     within_G = head.cluster.node_of_rank_G if head.replicas == "node" else None
     check_placement(
         found, plan.expert_NGS, plan.quota_NGS, plan.load_MLE.reshape(plan.N, plan.E), plan.home_LE,
-        within_G=within_G, resident=isinstance(head.slots, ResidentSlots), keeps_homes=head.keeps_homes,
+        within_G=within_G, keeps_homes=head.keeps_homes,
     )  # fmt: skip
     valid = not found.errors
     _check_numbers(found, plan)
@@ -77,16 +75,10 @@ def _check_header(found: Violations, plan: Plan) -> Uses | None:
         uses = head.schedule.uses(L)
     except InputError as error:
         found.add("header", str(error))
-    for fault in (
-        layer_number_fault(head.moe_layer_L, head.model),
-        resident_fault(plan.resident_LGS, head.slots, plan.E, plan.B),
-    ):
-        if fault:
-            found.add("header", fault)
+    if fault := layer_number_fault(head.moe_layer_L, head.model):
+        found.add("header", fault)
     if (np.sort(plan.home_LE, axis=1) != np.arange(plan.E)).any():
         found.add("homes", "home_LE is not a permutation of the home slots.")
-    if (np.sort(plan.order_M) != np.arange(M)).any():
-        found.add("header", f"order_M {plan.order_M.tolist()[:8]} is not a permutation of the {M} micro-steps.")
     if plan.load_MLE.size and plan.load_MLE.min() < 0:
         found.add("tokens", "load_MLE holds negative counts.")
     return uses
@@ -123,18 +115,15 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 
 
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
-    """Costs and bounds are those of the problem, with weights sent as the copies say."""
+    """Costs and bounds are those of the problem."""
     placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    load_bound_N, bound_N = load_bound(problem), row_bound(problem)
-    alone = not plan.header.keeps_homes or isinstance(plan.header.slots, SharedSlots)
-    # Copies that break a law do not say what is sent.
-    cost = price(problem, placement) if alone or found.errors else price_as_sent(problem, placement, plan.transfers)
+    cost, load_bound_N, bound_N = price(problem, placement), load_bound(problem), row_bound(problem)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
     def apart_N(name: str, part_N: Array) -> Array:
         return np.abs(have.parts()[name] - part_N) > _CLOSE * total_N
 
-    for name, part_N in cost.parts().items() if alone or not found.errors else ():
+    for name, part_N in cost.parts().items():
         found.mask(
             "cost", apart_N(name, part_N), "N",
             lambda i, name=name, part_N=part_N: f"{name} is {have.parts()[name][i[0]]:.6g} s; it comes to {part_N[i[0]]:.6g} s",  # type: ignore[misc]
@@ -164,10 +153,7 @@ def _check_problem(found: Violations, plan: Plan, problem: Problem) -> None:
     ):
         if mine.shape != theirs.shape or (mine != theirs).any():
             found.add("problem", f"the plan's {name} differs from the problem's; it was made for another one.")
-    have, want = plan.resident_LGS, problem.resident_LGS
-    if (have is None) != (want is None) or (have is not None and want is not None and not np.array_equal(have, want)):
-        found.add("problem", "the plan starts from other resident experts than the problem; plan it again from these.")
-    for name in ("model", "slots", "redundant", "replicas", "cost", "trace_id", "dealt"):
+    for name in ("model", "redundant", "slot_depth", "replicas", "cost", "trace_id", "dealt"):
         mine, theirs = getattr(plan.header, name), getattr(problem, name)
         if mine != theirs:
             found.add("problem", f"the plan was made for {name} {mine}, the problem has {theirs}.")

@@ -8,7 +8,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.machine.cluster import Cluster
-from foremoe.plan.landings import Landings
+from foremoe.plan.landings import until
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
 
@@ -21,13 +21,12 @@ _AHEAD = 2  # uses that a copy may be ahead, as the engine has it by default
 
 def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
-    relay: int = 0, buffers_per_pool: int = 0, resident_LGS: Array | None = None, hide_U: Array | None = None,
+    relay: int = 0, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
     """The copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
 
-    A copy for which no link is `allowed` keeps the one to its home rank. Relays need `resident_LGS`, what slots hold at first,
-    and the number of buffers of one layer. `hide_U` are the seconds under which the copies of each use hide; without them host
-    stores count as full and nothing hides.
+    A copy for which no link is `allowed` keeps the one to its home rank. `hide_U` are the seconds under which the copies of each
+    use hide; without them host stores count as full and nothing hides.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks
@@ -43,17 +42,16 @@ def choose_links(
     free_2G = np.zeros((2, cluster.num_ranks))
     links = _Links(cluster.node_of_rank_G, seconds, free_2G, np.zeros_like(free_2G), np.zeros(cluster.num_ranks))
     none = np.zeros(0, np.int64)
+    expert_C = transfers.layer_C.astype(np.int64) * E + transfers.expert_C
     holders = _Holders(none, none, none, np.zeros(0), none, none, none)
     if relay:
-        held = Landings.of(transfers, resident_LGS, base, buffers_per_pool)
-        num = len(held.rank_Z)
+        num = len(transfers)
         holders = _Holders(
-            held.layer_Z * E + held.expert_Z, held.rank_Z, held.until_Z(), np.zeros(num), np.zeros(num, np.int64),
+            expert_C, transfers.dst_C.astype(np.int64), until(transfers), np.zeros(num), np.zeros(num, np.int64),
             np.full(num, -1), np.full(L * E, -1),
         )  # fmt: skip
     begin_U = np.zeros(0) if hide_U is None else np.cumsum(hide_U) - hide_U
     stored_VX = np.full((cluster.num_nodes, L * E), 0.0 if hide_U is None else np.inf)
-    expert_C = transfers.layer_C.astype(np.int64) * E + transfers.expert_C
     free_6G = np.zeros((6, cluster.num_ranks))
     # On the timeline a copy has its NIC to itself, one after the other; by use, all ranks of a NIC count as sending at once.
     rdma_s = expert_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s
@@ -98,23 +96,20 @@ class _Stores(NamedTuple):
 
 
 class _Holders(NamedTuple):
-    """The ranks that hold each expert, as linked lists of landings."""
+    """The ranks that hold each expert, as linked lists of copies."""
 
-    expert_Z: Array  # layer * E + expert
-    rank_Z: Array
-    until_Z: Array
-    end_Z: Array  # when it is there, in the use it was sent for
-    hops_Z: Array  # how many ranks passed it on, in that use
-    next_Z: Array
+    expert_C: Array  # layer * E + expert
+    rank_C: Array
+    until_C: Array
+    end_C: Array  # when it is there, in the use it was sent for
+    hops_C: Array  # how many ranks passed it on, in that use
+    next_C: Array
     head_X: Array
 
 
 @kernel
 def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
     """Writes the link and the source of every copy."""
-    first = holders.rank_Z.size - wanted.need_C.size
-    for z in range(first):
-        _add_holder(z, holders)
     need = np.int64(-1)
     for c in wanted.order_C:
         if wanted.need_C[c] != need:
@@ -129,9 +124,9 @@ def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
         if stores.begin_U.size > 0 and not _store_pays(c, need, src, dst, links, stores):
             by_host = np.inf
         if most_hops > 0:
-            z, sooner, passed = _best_holder(first + c, need, dst, min(end, by_host), most_hops, wanted, links, holders)
-            if z >= 0:
-                src, hops, end, relayed = holders.rank_Z[z], passed + 1, sooner, True
+            held, sooner, passed = _best_holder(c, need, dst, min(end, by_host), most_hops, wanted, links, holders)
+            if held >= 0:
+                src, hops, end, relayed = holders.rank_C[held], passed + 1, sooner, True
                 link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
         if not relayed and by_host < end:
             link_C[c] = _HOST
@@ -145,8 +140,8 @@ def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
         if stores.begin_U.size > 0:
             _take(c, need, src, dst, link, links, stores)
         if most_hops > 0:
-            holders.end_Z[first + c], holders.hops_Z[first + c] = end, hops
-            _add_holder(first + c, holders)
+            holders.end_C[c], holders.hops_C[c] = end, hops
+            _add_holder(c, holders)
 
 
 @kernel
@@ -215,35 +210,34 @@ def _take(c, need, src, dst, link, links, stores):
 
 
 @kernel
-def _add_holder(z, holders):
-    expert = holders.expert_Z[z]
-    holders.next_Z[z] = holders.head_X[expert]
-    holders.head_X[expert] = z
+def _add_holder(c, holders):
+    expert = holders.expert_C[c]
+    holders.next_C[c] = holders.head_X[expert]
+    holders.head_X[expert] = c
 
 
 @kernel
 def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):
-    """Landing from which landing `mine` can be copied before `best` (-1: none), when it arrives, and its hops so far."""
-    rank_Z, until_Z, next_Z, head_X = holders.rank_Z, holders.until_Z, holders.next_Z, holders.head_X
-    need_C, end_Z, hops_Z = wanted.need_C, holders.end_Z, holders.hops_Z
-    first, expert = rank_Z.size - need_C.size, holders.expert_Z[mine]
+    """Copy whose rank can pass it on as copy `mine` before `best` (-1: none), when that arrives, and its hops so far."""
+    rank_C, until_C, next_C, head_X = holders.rank_C, holders.until_C, holders.next_C, holders.head_X
+    need_C, end_C, hops_C = wanted.need_C, holders.end_C, holders.hops_C
+    expert = holders.expert_C[mine]
     found, hops, best_link = np.int64(-1), np.int64(0), 0
-    before, z = np.int64(-1), head_X[expert]
-    while z >= 0:
-        after, holder = next_Z[z], rank_Z[z]
-        if until_Z[z] < need:  # overwritten by now, and uses only go on
+    before, c = np.int64(-1), head_X[expert]
+    while c >= 0:
+        after, holder = next_C[c], rank_C[c]
+        if until_C[c] < need:  # overwritten by now, and uses only go on
             if before < 0:
                 head_X[expert] = after
             else:
-                next_Z[before] = after
-            z = after
+                next_C[before] = after
+            c = after
             continue
-        fresh = z >= first and need_C[z - first] == need
-        ready, passed = (end_Z[z], hops_Z[z]) if fresh else (0.0, np.int64(0))
+        ready, passed = (end_C[c], hops_C[c]) if need_C[c] == need else (0.0, np.int64(0))
         if holder != dst and passed < most_hops:
             link, end = _arrival(ready, holder, dst, links)
-            nearer = found >= 0 and (link < best_link or (link == best_link and holder < rank_Z[found]))
+            nearer = found >= 0 and (link < best_link or (link == best_link and holder < rank_C[found]))
             if end < best or (end == best and nearer):
-                found, best, best_link, hops = z, end, link, passed
-        before, z = z, after
+                found, best, best_link, hops = c, end, link, passed
+        before, c = c, after
     return found, best, hops

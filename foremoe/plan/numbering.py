@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from foremoe.base.arrays import Array, ArrayField
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
@@ -46,20 +44,18 @@ def require_numbered(plan: Plan) -> None:
         raise InputError(f"an axis of [M, L, G, S, E] = {[M, L, G, S, E]} is empty; write the plan again.")
     # Its laws are checked by what each rank holds of each expert, and by what lies in each buffer.
     tables = {f"tables of {L} layers x {E} experts x {G} ranks": 4 * L * E * G}
-    tables[f"tables of {G} ranks and {head.slots}"] = 8 * G * head.slots.num_buffers(head.redundant, L)
+    tables[f"tables of {G} ranks and {head.num_buffers} buffers"] = 8 * G * head.num_buffers
     for what, num_bytes in tables.items():
         require_budget(num_bytes, what, "the plan's sizes are not those of a model", plan.num_bytes)
-    ranges: tuple[tuple[str, Array | None, int, int], ...] = (
-        ("home_LE", plan.home_LE, 0, E), ("expert_MLGS", plan.expert_MLGS, -1, E), ("resident_LGS", plan.resident_LGS, -1, E),
-        ("order_M", plan.order_M, 0, M), ("stop_ML", plan.stop_ML, 0, len(Stop)), ("moe_layer_L", head.moe_layer_L, 0, 2**31),
+    ranges: tuple[tuple[str, Array, int, int], ...] = (
+        ("home_LE", plan.home_LE, 0, E), ("expert_MLGS", plan.expert_MLGS, -1, E),
+        ("stop_ML", plan.stop_ML, 0, len(Stop)), ("moe_layer_L", head.moe_layer_L, 0, 2**31),
         ("transfers.micro_step_C", t.micro_step_C, 0, M), ("transfers.layer_C", t.layer_C, 0, L),
         ("transfers.phase_C", t.phase_C, 0, len(Phase)), ("transfers.expert_C", t.expert_C, 0, E),
         ("transfers.src_C", t.src_C, -1, G), ("transfers.dst_C", t.dst_C, 0, G), ("transfers.slot_C", t.slot_C, 0, S),
         ("transfers.link_C", t.link_C, 0, len(Link)),
     )  # fmt: skip
     for name, array, low, end in ranges:
-        if array is not None and array.size and not low <= array.min() <= array.max() < end:
+        if array.size and not low <= array.min() <= array.max() < end:
             found = f"{array.min()} to {array.max()}"
             raise InputError(f"{name} must hold numbers from {low} to {end - 1}; got {found}.")
-    if (np.sort(plan.order_M) != np.arange(M)).any():
-        raise InputError(f"order_M must hold every micro-step from 0 to {M - 1} once.")

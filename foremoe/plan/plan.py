@@ -19,7 +19,6 @@ from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
@@ -42,11 +41,9 @@ class Plan(ArrayValue, Checked):
         load_MLE: int32, the load planned for, so that a plan checks itself.
         expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
         quota_MLGS: int32, (token, expert) pairs every slot serves.
-        order_M: int32, the micro-step that runs m-th.
         bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
         load_bound_ML: float64, lower bound of the largest rank load.
         stop_ML: uint8, `Stop`.
-        resident_LGS: int16, what ResidentSlots held at the start, or None.
 
     Example:
         >>> plan
@@ -62,12 +59,10 @@ class Plan(ArrayValue, Checked):
     expert_MLGS: Array = array(np.int16)
     quota_MLGS: Array = array(np.int32)
     transfers: TransferList
-    order_M: Array = array(np.int32)
     cost_ML: Cost
     bound_ML: Array = array(np.float64)
     load_bound_ML: Array = array(np.float64)
     stop_ML: Array = array(np.uint8)
-    resident_LGS: Array | None = array(np.int16, optional=True)
 
     def __post_init__(self) -> None:
         self.freeze()
@@ -210,12 +205,12 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
 
     def rederived(self) -> Plan:
-        """The same plan with its transfers derived again from placement, schedule and slot policy (default links)."""
+        """The same plan with its transfers derived again from placement and schedule (default links)."""
         head = self.header
         expert_NGS = self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1)
         transfers = derive_transfers(
-            expert_NGS, self.quota_NGS, self.home_LE, schedule=head.schedule, slots=head.slots, order_M=self.order_M,
-            node_of_rank_G=head.cluster.node_of_rank_G, resident_LGS=self.resident_LGS,
+            expert_NGS, self.quota_NGS, self.home_LE, schedule=head.schedule, slot_depth=head.slot_depth,
+            node_of_rank_G=head.cluster.node_of_rank_G,
         )  # fmt: skip
         return dataclasses.replace(self, transfers=transfers)
 
@@ -224,27 +219,22 @@ class Plan(ArrayValue, Checked):
         """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default links.
 
         Args:
-            plans: In order; all of the same key, layers, homes, model, cluster and shared slots.
+            plans: In order; all of the same key, layers, homes, model, cluster and slots.
             schedule: The passes of all micro-steps; default: the plans' schedules one after the other.
         """
         if not plans:
             raise InputError("there are no plans to join.")
-        if not isinstance(plans[0].header.slots, SharedSlots):
-            raise InputError("rows of resident slots depend on those before them; plan all micro-steps at once.")
         first = plans[0]
         for plan in plans[1:]:
             same = np.array_equal(plan.home_LE, first.home_LE)
             same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
-            for name in ("key", "model", "slots", "redundant", "replicas", "keeps_homes", "planner", "cost"):
+            for name in ("key", "model", "redundant", "slot_depth", "replicas", "keeps_homes", "planner", "cost"):
                 same &= getattr(plan.header, name) == getattr(first.header, name)
             if not same or not plan.header.cluster.same_as(first.header.cluster):
                 raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
         whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
-        offset_P = np.cumsum([0, *(p.M for p in plans[:-1])])
-        order_M = np.concatenate([p.order_M + o for p, o in zip(plans, offset_P, strict=True)])
         header, cost_ML = dataclasses.replace(first.header, schedule=whole), Cost.join([p.cost_ML for p in plans])
-        arrays = Plan.join_arrays(plans, "M") | {"order_M": order_M}
-        return dataclasses.replace(first, header=header, cost_ML=cost_ML, **arrays).rederived()
+        return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as ``.safetensors`` with format version and checksum; saving then loading is identity."""

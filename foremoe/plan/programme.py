@@ -11,18 +11,18 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.relays import Relays, home_ranks, relays_of
-from foremoe.plan.replicas import Lives
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import TransferList
-from foremoe.problem.schedule import Phase
+from foremoe.problem.schedule import Phase, Uses
 
 # Letters: U uses (a layer in a pass) in order of execution, C copies of the whole plan, M, L, G, E, S as in Plan.
 
 
 class Return(NamedTuple):
-    """The gradient of one replica on its way home (see `Lives`); keys follow those of the copies.
+    """The gradient of one replica on its way home, after backward of a row; keys follow those of the copies.
 
-    `turn` counts those of the use that the home takes in before it, so that both ends know what is staged there.
+    `turn` counts those of the row that the home takes in before it, so that both ends know what is staged there.
     """
 
     key: int
@@ -51,8 +51,6 @@ class Programme:
     arrivals: dict[int, list[int]]  # position -> the copies to this rank that the use needs
     frees: dict[int, list[int]]  # position -> buffers here whose contents are not needed after it, until a copy lands
     returns: dict[int, list[Return]]  # position -> gradients that leave or reach this rank after it
-    sums: dict[int, list[int]]  # position -> keys of the returns that its backward adds to
-    owed_N: Array  # position after which the last gradient that a row adds to has left, on any rank; -1: it adds to none
     relays: Relays
 
     @staticmethod
@@ -63,7 +61,7 @@ class Programme:
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
-        columns = plan.order_M[uses.micro_step_U], uses.layer_U, uses.phase_U
+        columns = uses.micro_step_U, uses.layer_U, uses.phase_U
         triples: list[tuple[int, int, int]] = list(zip(*(column_U.tolist() for column_U in columns), strict=True))
         need_C, home_C, relays = t.need_C.astype(np.int64), home_ranks(plan, t), relays_of(plan, t)
         start_C = start_positions(t, relays, prefetch)
@@ -73,11 +71,10 @@ class Programme:
         round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
         in_order = mine_C[np.lexsort((mine_C, round_C[mine_C], need_C[mine_C], relays.depth_C[mine_C]))]
         freed_C = here_C[t.after_C[here_C] >= 0]
-        returns, sums, owed_N = _returns(plan, rank)
         return Programme(
             uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,
             starts=_group(start_C[in_order], in_order), arrivals=_group(need_C[here_C], here_C),
-            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=returns, sums=sums, owed_N=owed_N,
+            frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=_returns(plan, rank, uses),
         )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
@@ -121,32 +118,32 @@ def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
     return groups
 
 
-def _returns(plan: Plan, rank: int) -> tuple[dict[int, list[Return]], dict[int, list[int]], Array]:
-    """The `returns` and `sums` of `rank`, those of a position by expert, then replica rank; `owed_N`."""
-    owed_N = np.full(plan.N, -1, np.int64)
+def _returns(plan: Plan, rank: int, uses: Uses) -> dict[int, list[Return]]:
+    """Position -> the returns of `rank`, by expert, then replica rank."""
     if not plan.header.schedule.trains:
-        return {}, {}, owed_N
-    replicas, at_Z, end_Z = Lives.of(plan)
-    np.maximum.at(owed_N, replicas.row_Z, at_Z[end_Z])
-    ends_Z = end_Z == np.arange(len(end_Z))
-    order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, at_Z))
-    key_Z = np.zeros(len(end_Z), np.int64)
-    key_Z[order_Z] = np.cumsum(ends_Z[order_Z]) - 1 + len(plan.transfers)
-    turn_Z = _turns(at_Z, replicas.home_Z, order_Z[ends_Z[order_Z]])
-    mine_I = order_Z[((replicas.rank_Z == rank) | (replicas.home_Z == rank))[order_Z]]
-    due_I = mine_I[ends_Z[mine_I]]
-    columns = key_Z, replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z, turn_Z
+        return {}
+    replicas, u_N, backward_U = Replicas.of(plan), np.full(plan.N, -1), uses.phase_U == Phase.BACKWARD
+    row_U = uses.micro_step_U.astype(np.int64) * plan.L + uses.layer_U
+    u_N[row_U[backward_U]] = uses.use_U[backward_U]
+    u_Z = u_N[replicas.row_Z]
+    order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, u_Z))
+    order_Z = order_Z[u_Z[order_Z] >= 0]
+    at_I = np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank))
+    mine_I = order_Z[at_I]
+    turn_Z = _turns(u_Z, replicas.home_Z, order_Z)
+    columns = replicas.row_Z % plan.L, replicas.expert_Z, replicas.rank_Z, replicas.home_Z, turn_Z
+    rows = (at_I + len(plan.transfers)).tolist(), *(column_Z[mine_I].tolist() for column_Z in columns)
     returns: dict[int, list[Return]] = {}
-    for u, *row in zip(at_Z[due_I].tolist(), *(column_Z[due_I].tolist() for column_Z in columns), strict=True):
+    for u, *row in zip(u_Z[mine_I].tolist(), *rows, strict=True):
         returns.setdefault(u, []).append(Return(*row))
-    return returns, _group(at_Z[mine_I], key_Z[end_Z[mine_I]]), owed_N
+    return returns
 
 
-def _turns(u_Z: Array, home_Z: Array, order_I: Array) -> Array:
-    """int64 [Z]: how many gradients of the same use go to the same home before each one of `order_I`, in that order."""
-    key_I = u_Z[order_I] * (home_Z.max(initial=0) + 1) + home_Z[order_I]
+def _turns(u_Z: Array, home_Z: Array, order_Z: Array) -> Array:
+    """int64 [Z]: how many gradients of the same use go to the same home before each one, in `order_Z`."""
+    key_I = u_Z[order_Z] * (home_Z.max(initial=0) + 1) + home_Z[order_Z]
     by_key_I = np.argsort(key_I, kind="stable")
     sorted_I = key_I[by_key_I]
     turn_Z = np.zeros(len(u_Z), np.int64)
-    turn_Z[order_I[by_key_I]] = np.arange(len(key_I)) - np.searchsorted(sorted_I, sorted_I)
+    turn_Z[order_Z[by_key_I]] = np.arange(len(key_I)) - np.searchsorted(sorted_I, sorted_I)
     return turn_Z

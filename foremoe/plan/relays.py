@@ -6,7 +6,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
-from foremoe.plan.landings import Landings
+from foremoe.plan.landings import latest
 from foremoe.plan.links import choose_links
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
@@ -18,7 +18,7 @@ class Relays(NamedTuple):
     """What a plan's relays depend on; all int64 [C]."""
 
     buffer_C: Array  # buffer of the source that a relay is read from; -1 for copies from home or the host store
-    parent_C: Array  # copy that brought the expert there; -1 if it was there from the start, or for no relay
+    parent_C: Array  # copy that brought the expert there; -1 for no relay
     depth_C: Array  # relays of the same use up to this one; 0 where its source has the expert from an earlier use
 
     @property
@@ -42,16 +42,14 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
     relay_Y = np.flatnonzero((t.src_C >= 0) & (t.src_C != home_ranks(plan, t)))
     if not len(relay_Y):
         return Relays(buffer_C, parent_C, np.zeros(len(t), np.int64))
-    landings = Landings.of(t, plan.resident_LGS, plan.B, plan.header.slots.num_buffers(plan.header.redundant, 1))
-    held_Y = landings.latest(*(column_C[relay_Y] for column_C in (t.src_C, t.layer_C, t.expert_C, t.need_C)))
+    held_Y = latest(t, *(column_C[relay_Y] for column_C in (t.src_C, t.layer_C, t.expert_C, t.need_C)))
     lacking_Y = (held_Y < 0) | (t.src_C[relay_Y] == t.dst_C[relay_Y])
     if lacking_Y.any():
         c = relay_Y[np.argmax(lacking_Y)]
         relay = f"rank {t.src_C[c]} pass on expert {t.expert_C[c]} of layer {t.layer_C[c]}"
         lack = f"which it does not hold by use {t.need_C[c]}; Plan.check() says more"
         raise InputError(f"copy {c} of the plan lets {relay}, {lack}.")
-    num_residents = len(landings.rank_Z) - len(t)
-    buffer_C[relay_Y], parent_C[relay_Y] = landings.buffer_Z[held_Y], np.maximum(held_Y - num_residents, -1)
+    buffer_C[relay_Y], parent_C[relay_Y] = t.buffer_C[held_Y], held_Y
     same_use_C = np.where(t.need_C[parent_C] == t.need_C, parent_C, -1)
     depth_C = chain_depth(same_use_C)
     c = int(np.argmax(depth_C))
@@ -106,6 +104,5 @@ def reschedule(plan: Plan, backend_P: Array, relay: int) -> TransferList:
     """The plan's copies scheduled over the links that have a backend."""
     head, allowed = plan.header, [link for link in Link if backend_P[link] >= 0]
     return choose_links(
-        plan.transfers, plan.home_LE, head.cluster, head.model.expert_bytes, allowed, relay=relay,
-        buffers_per_pool=head.slots.num_buffers(head.redundant, 1), resident_LGS=plan.resident_LGS,
+        plan.transfers, plan.home_LE, head.cluster, head.model.expert_bytes, allowed, relay=relay
     )  # fmt: skip

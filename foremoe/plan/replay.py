@@ -12,8 +12,7 @@ from foremoe.problem.schedule import Uses
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
 
-# Letters: C copies, U uses, X residents, N rows, L layers, E experts, G ranks, B base slots, R redundant slots, Z landings
-# (residents, then copies).
+# Letters: C copies, U uses, N rows, L layers, E experts, G ranks, B base slots, R redundant slots.
 
 MISSING, GONE = 1, 2
 
@@ -26,7 +25,7 @@ class Replay(NamedTuple):
         read_UGR: uint8, what a redundant slot that serves finds: 0 its expert, `MISSING` nothing, `GONE` what may be overwritten.
         relay_C: bool, copies from a rank that is not the home.
         sent_C: uint8, the same for the source of a relay; 0 for other copies.
-        parent_C: int64, copy that brought a relay's expert to its source; below 0: a resident, or none.
+        parent_C: int64, copy that brought a relay's expert to its source; -1 none.
     """
 
     early_C: Array
@@ -40,26 +39,13 @@ class Replay(NamedTuple):
         """Replays the copies of a plan whose columns are in range and in order."""
         t, B, (L, G, S) = plan.transfers, plan.B, plan.expert_MLGS.shape[1:]
         relay_C = (t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
-        resident_LGR = np.full((L, G, S - B), -1, np.int16) if plan.resident_LGS is None else plan.resident_LGS[..., B:]
-        layer_X, rank_X, slot_X = np.nonzero(resident_LGR >= 0)
-        pool = plan.header.slots.num_buffers(S - B, 1)
-        start = _Start(layer_X, rank_X, resident_LGR[layer_X, rank_X, slot_X].astype(np.int64), layer_X * pool + slot_X)
         copies = _Copies(t.need_C, t.after_C, t.dst_C, t.src_C, t.layer_C, t.expert_C, t.buffer_C, relay_C)
-        row_U = plan.order_M[uses.micro_step_U].astype(np.int64) * L + uses.layer_U
+        row_U = uses.micro_step_U.astype(np.int64) * L + uses.layer_U
         needed_NGR = np.where(plan.quota_NGS[..., B:] > 0, plan.expert_NGS[..., B:], np.int16(-1))
-        until_Z, early_C = _overwritten(start, copies, G, plan.header.slots.num_buffers(S - B, L))
+        until_C, early_C = _overwritten(copies, G, plan.header.num_buffers)
         found = cls(early_C, np.zeros((len(row_U), G, S - B), np.uint8), relay_C, np.zeros(len(t), np.uint8), np.full(len(t), -1))
-        _read(start, copies, row_U, needed_NGR, until_Z, np.full((L, plan.E, G), -1, np.int32), found)
+        _read(copies, row_U, needed_NGR, until_C, np.full((L, plan.E, G), -1, np.int32), found)
         return found
-
-
-class _Start(NamedTuple):
-    """What resident slots hold at the start."""
-
-    layer_X: Array
-    rank_X: Array
-    expert_X: Array
-    buffer_X: Array
 
 
 class _Copies(NamedTuple):
@@ -74,54 +60,49 @@ class _Copies(NamedTuple):
 
 
 @kernel
-def _overwritten(start, copies, num_ranks, num_buffers):
-    """The last use for which each landing is certain to stay, int64 [Z], and `Replay.early_C`."""
-    num_start, num = start.layer_X.size, copies.need_C.size
-    until_Z, early_C = np.full(num_start + num, np.iinfo(np.int64).max), np.zeros(num, np.bool_)
+def _overwritten(copies, num_ranks, num_buffers):
+    """The last use for which each copy is certain to stay, int64 [C], and `Replay.early_C`."""
+    num = copies.need_C.size
+    until_C, early_C = np.full(num, np.iinfo(np.int64).max), np.zeros(num, np.bool_)
     last_GB = np.full((num_ranks, num_buffers), -1, np.int64)
-    for x in range(num_start):
-        last_GB[start.rank_X[x], start.buffer_X[x]] = x
     for c in range(num):
         before = last_GB[copies.dst_C[c], copies.buffer_C[c]]
         if before >= 0:
-            until_Z[before] = copies.after_C[c]
-        if before >= num_start:
-            need = copies.need_C[before - num_start]
-            early_C[before - num_start] |= copies.after_C[c] < need
+            until_C[before] = copies.after_C[c]
+            need = copies.need_C[before]
+            early_C[before] |= copies.after_C[c] < need
             early_C[c] |= need == copies.need_C[c]
-        last_GB[copies.dst_C[c], copies.buffer_C[c]] = num_start + c
-    return until_Z, early_C
+        last_GB[copies.dst_C[c], copies.buffer_C[c]] = c
+    return until_C, early_C
 
 
 @kernel
-def _read(start, copies, row_U, needed_NGR, until_Z, last_LEG, found):
-    """Fills all of `found` but `early_C`; `last_LEG` is the last landing of an expert on a rank, -1 none so far."""
-    num_start, num, L = start.layer_X.size, copies.need_C.size, last_LEG.shape[0]
-    for x in range(num_start):
-        last_LEG[start.layer_X[x], start.expert_X[x], start.rank_X[x]] = x
+def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
+    """Fills all of `found` but `early_C`; `last_LEG` is the last copy of an expert to a rank, -1 none so far."""
+    num, L = copies.need_C.size, last_LEG.shape[0]
     end = 0
     for u in range(row_U.size):
         begin = end
         while end < num and copies.need_C[end] == u:
-            last_LEG[copies.layer_C[end], copies.expert_C[end], copies.dst_C[end]] = num_start + end
+            last_LEG[copies.layer_C[end], copies.expert_C[end], copies.dst_C[end]] = end
             end += 1
         layer = row_U[u] % L
         for g in range(needed_NGR.shape[1]):
             for r in range(needed_NGR.shape[2]):
                 e = needed_NGR[row_U[u], g, r]
                 if e >= 0:
-                    found.read_UGR[u, g, r] = _state(last_LEG[layer, e, g], u, num_start, until_Z, found)
+                    found.read_UGR[u, g, r] = _state(last_LEG[layer, e, g], u, until_C, found)
         for c in range(begin, end):
             if copies.relay_C[c]:
                 held = last_LEG[copies.layer_C[c], copies.expert_C[c], copies.src_C[c]]
-                found.sent_C[c], found.parent_C[c] = _state(held, u, num_start, until_Z, found), held - num_start
+                found.sent_C[c], found.parent_C[c] = _state(held, u, until_C, found), held
 
 
 @kernel
-def _state(held, u, num_start, until_Z, found):
-    """What the reader of landing `held` finds at use `u`; one that is overwritten too early counts there, not here."""
+def _state(held, u, until_C, found):
+    """What the reader of copy `held` finds at use `u`; one that is overwritten too early counts there, not here."""
     if held < 0:
         return MISSING
-    if until_Z[held] >= u or (held >= num_start and found.early_C[held - num_start]):
+    if until_C[held] >= u or found.early_C[held]:
         return 0
     return GONE

@@ -125,7 +125,7 @@ def diff(old: Plan, new: Plan) -> str:
     if old.same_as(new):
         return "identical"
     lines = []
-    for name in ("planner", "model", "slots", "redundant", "replicas", "cost", "trace_id"):
+    for name in ("planner", "model", "redundant", "slot_depth", "replicas", "cost", "trace_id"):
         a, b = getattr(old.header, name), getattr(new.header, name)
         if a != b:
             lines.append(printable(f"{name}: {a} -> {b}"))

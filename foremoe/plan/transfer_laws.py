@@ -10,7 +10,6 @@ from foremoe.plan.replay import GONE, MISSING, Replay
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.laws import SHOWN_PER_LAW, Violations
 from foremoe.problem.schedule import Uses
-from foremoe.problem.slots import SharedSlots
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
@@ -51,13 +50,9 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
     found.mask("residency", t.link_C > max(Link), "C", lambda i: f"{t.link_C[i]} is not a code of Link")
     if found.errors:
         return
-    per_pool = plan.header.slots.num_buffers(R, 1)
-    shared = isinstance(plan.header.slots, SharedSlots)
-    low_C = np.zeros(len(t), np.int64) if shared else t.layer_C.astype(np.int64) * per_pool
-    found.mask(
-        "buffers", (t.buffer_C < low_C) | (t.buffer_C >= low_C + per_pool), "C",
-        lambda i: f"buffer {t.buffer_C[i]} is outside this layer's {low_C[i]} to {low_C[i] + per_pool - 1}",
-    )  # fmt: skip
+    num_buffers = plan.header.num_buffers
+    outside_C = (t.buffer_C < 0) | (t.buffer_C >= num_buffers)
+    found.mask("buffers", outside_C, "C", lambda i: f"buffer {t.buffer_C[i]} is outside this rank's 0 to {num_buffers - 1}")
     other_rank_C = (t.src_C >= 0) & (t.src_C < plan.G) & (t.src_C != t.dst_C)
     found.mask(
         "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
@@ -82,7 +77,7 @@ def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
     found.mask("buffers", late_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}")
     at_C = np.minimum(np.searchsorted(uses.use_U, t.need_C), len(uses.use_U) - 1)
     right = (uses.use_U[at_C] == t.need_C) & (uses.layer_U[at_C] == t.layer_C) & (uses.phase_U[at_C] == t.phase_C)
-    right &= plan.order_M[uses.micro_step_U[at_C]] == t.micro_step_C
+    right &= uses.micro_step_U[at_C] == t.micro_step_C
     found.mask("residency", ~right, "C", lambda i: f"need {t.need_C[i]} is not a use of its layer, phase and micro-step")
 
 
@@ -103,7 +98,7 @@ def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) ->
         places, relay_Y = np.argwhere(replay.read_UGR == state), np.flatnonzero(replay.sent_C == state)
         more = f"({len(places) + len(relay_Y)} uses in all)"
         for u, g, r in places[:SHOWN_PER_LAW].tolist():
-            m, layer = int(plan.order_M[uses.micro_step_U[u]]), int(uses.layer_U[u])
+            m, layer = int(uses.micro_step_U[u]), int(uses.layer_U[u])
             where = f"use {u} (layer {layer}), rank {g}, slot {B + r}"
             found.add("residency", f"expert {plan.expert_MLGS[m, layer, g, B + r]} {text} {more}.", where)
         for c in relay_Y[:SHOWN_PER_LAW].tolist():

@@ -1,4 +1,4 @@
-"""TransferList: the weight copies that a placement, a schedule and a slot policy imply. Solvers never write them."""
+"""TransferList: the weight copies that a placement, a schedule and the buffers imply. Solvers never write them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.compiled import kernel
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots, Slots
 
 # Letters: C copies, U uses (a layer in a pass, see Schedule.uses), M micro-steps, L layers, G ranks, S = B + R slots, E experts.
 
@@ -39,17 +38,16 @@ class TransferList(ArrayValue):
         dst_C: int16, rank.
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         link_C: uint8, `Link`; advice, an engine may take another one.
-        buffer_C: int32, buffer of the destination; see ``Slots.num_buffers``.
+        buffer_C: int32, buffer of the destination, of ``redundant * slot_depth`` for all layers.
         need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
         after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
 
-    A relay's source holds the expert from an earlier record, from one of the same use, or from the start (resident slots). Its
-    own copy arrives before it is passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over:
-    no record may land on it with an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
+    A relay's source holds the expert from an earlier record, or from one of the same use. Its own copy arrives before it is
+    passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over: no record may land on it with
+    an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
 
-    The gradient of a replica goes home after the backward that completes it (`foremoe.plan.replicas.Lives`); it has no record of
-    its own. It takes the link between the two ranks, peer or RDMA, also where the weights came from the host store or a relay:
-    gradients are not relayed.
+    The gradient of a replica goes home after the backward of its row; it has no record of its own. It takes the link between the
+    two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -86,31 +84,20 @@ class TransferList(ArrayValue):
 
 
 def derive_transfers(
-    expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slots: Slots, order_M: Array,
-    node_of_rank_G: Array, resident_LGS: Array | None = None,
+    expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slot_depth: int, node_of_rank_G: Array
 ) -> TransferList:  # fmt: skip
     """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
 
-    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. In resident
-    slots, what a started micro-step will still read in backward is overwritten last, so that as many copies as there are
-    micro-steps in flight hold all of them. Only redundant slots with a quota need weights; these come from the home rank.
-    Arrays are those of a plan: `home_LE` has home slots, and `resident_LGS` what resident slots hold at the start.
+    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. Only
+    redundant slots with a quota need weights; these come from the home rank. `home_LE` has home slots, as in a plan.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape
     base = E // G
     uses = schedule.uses(L)
-    micro_step_U = order_M[uses.micro_step_U]
-    row_U = micro_step_U.astype(np.int64) * L + uses.layer_U
-    start_LGR = np.full((L, G, S - base), -1, np.int16)
-    if resident_LGS is not None:
-        start_LGR[:] = resident_LGS[:, :, base:]
-    last_use_N = np.zeros(len(expert_NGS), np.int64)
-    last_use_N[row_U] = np.arange(len(row_U))  # of several places the last one stays
-    demand = _Demand(
-        row_U, uses.layer_U, uses.use_U, last_use_N, np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1)),
-        start_LGR, slots.num_buffers(S - base, 1), isinstance(slots, SharedSlots), E,
-    )  # fmt: skip
+    row_U = uses.micro_step_U.astype(np.int64) * L + uses.layer_U
+    needed_NGR = np.where(quota_NGS[:, :, base:] > 0, expert_NGS[:, :, base:], np.int16(-1))
+    demand = _Demand(row_U, uses.layer_U, uses.use_U, needed_NGR, (S - base) * slot_depth, E)
     out = np.empty((len(row_U) * G * (S - base), 6), np.int32)
     num = _derive(demand, out) if base < S else 0
     found = out[:num].T.copy()  # columns in one piece: what follows reads one at a time
@@ -120,70 +107,54 @@ def derive_transfers(
     layer_C = uses.layer_U[use]
     src_C = home_LE[layer_C, expert] // base
     return TransferList(
-        micro_step_C=micro_step_U[use], layer_C=layer_C, phase_C=uses.phase_U[use], expert_C=expert, src_C=src_C, dst_C=dst,
+        micro_step_C=uses.micro_step_U[use], layer_C=layer_C, phase_C=uses.phase_U[use], expert_C=expert, src_C=src_C, dst_C=dst,
         slot_C=slot + base, link_C=np.where(node_of_rank_G[src_C] == node_of_rank_G[dst], Link.PEER, Link.RDMA),
         buffer_C=buffer, need_C=uses.use_U[use], after_C=after,
     )  # fmt: skip
 
 
 class _Demand(NamedTuple):
-    """What uses need: the last use of each row, experts of redundant slots (-1: none), those held at the start, and buffers."""
+    """What uses need: experts of redundant slots (-1: none), and buffers."""
 
     row_U: Array
     layer_U: Array
     use_U: Array
-    last_use_N: Array
     needed_NGR: Array
-    start_LGR: Array
-    pool: int
-    shared: bool
+    num_buffers: int
     num_experts: int
 
 
 @kernel
 def _derive(demand, out):
     """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
-    row_U, layer_U, use_U, last_use_N, needed_NGR, start_LGR, pool, shared, num_experts = demand
-    L, G, R = start_LGR.shape
-    num_pools = 1 if shared else L
-    held = np.empty(num_pools * pool, np.int64)  # layer * E + expert in each buffer, -1 nothing
-    last = np.empty(num_pools * pool, np.int64)  # position of the last use that read it, -1 none
-    owed = np.empty(num_pools * pool, np.int64)  # position of the last use to come of the micro-steps that have read it, -1 none
+    row_U, layer_U, use_U, needed_NGR, num_buffers, num_experts = demand
+    _, G, R = needed_NGR.shape
+    held = np.empty(num_buffers, np.int64)  # layer * E + expert in each buffer, -1 nothing
+    last = np.empty(num_buffers, np.int64)  # position of the last use that read it, -1 none
     num = 0
     for g in range(G):
         held[:] = -1
         last[:] = -1
-        owed[:] = -1
-        if not shared:
-            for l in range(L):  # noqa: E741
-                for r in range(R):
-                    if start_LGR[l, g, r] >= 0:
-                        held[l * pool + r] = np.int64(l) * num_experts + start_LGR[l, g, r]
         for u in range(row_U.size):
-            l = layer_U[u]  # noqa: E741
-            offset = 0 if shared else l * pool
+            offset = np.int64(layer_U[u]) * num_experts
             for r in range(R):
                 e = needed_NGR[row_U[u], g, r]
                 if e >= 0:
-                    for b in range(offset, offset + pool):
-                        if held[b] == np.int64(l) * num_experts + e:
+                    for b in range(num_buffers):
+                        if held[b] == offset + e:
                             last[b] = u
-                            owed[b] = max(owed[b], -1 if shared else last_use_N[row_U[u]])
             for r in range(R):
                 e = needed_NGR[row_U[u], g, r]
                 if e < 0:
                     continue
-                key = np.int64(l) * num_experts + e
-                found = False
-                victim, lowest = -1, 3
-                for b in range(offset, offset + pool):
-                    if held[b] == key:
+                found, victim = False, -1
+                for b in range(num_buffers):
+                    if held[b] == offset + e:
                         found = True
                         break
-                    # An empty buffer goes first, one owed to a backward to come last; what this use itself reads stays.
-                    rank = 0 if held[b] < 0 else 1 if owed[b] < u else 2
-                    if last[b] < u and (victim < 0 or rank < lowest or (rank == lowest and last[b] < last[victim])):
-                        victim, lowest = b, rank
+                    # An empty buffer goes first; what this use itself reads stays.
+                    if last[b] < u and (victim < 0 or last[b] < last[victim]):
+                        victim = b
                 if found:
                     continue
                 out[num, 0] = u
@@ -192,8 +163,7 @@ def _derive(demand, out):
                 out[num, 3] = e
                 out[num, 4] = victim
                 out[num, 5] = use_U[last[victim]] if last[victim] >= 0 else -1
-                held[victim] = key
+                held[victim] = offset + e
                 last[victim] = u
-                owed[victim] = -1 if shared else last_use_N[row_U[u]]
                 num += 1
     return num

@@ -123,7 +123,7 @@ def _same_plan(problem: Problem, plan: Plan) -> dict[str, str]:
     links = (copies.micro_step_C, copies.layer_C, copies.phase_C, copies.expert_C, copies.src_C, copies.dst_C, copies.link_C)
     by_copy = np.lexsort(links)
     digest = hashlib.sha256()
-    for array in (plan.load_MLE, plan.home_LE, plan.order_M, *(a[order] for a in (m, l, g, expert, quota))):
+    for array in (plan.load_MLE, plan.home_LE, *(a[order] for a in (m, l, g, expert, quota))):
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     for array in links:
         digest.update(np.ascontiguousarray(array[by_copy], np.int64).tobytes())

@@ -5,7 +5,6 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.levels import PathSolver
 from foremoe.plan.header import PlanHeader
-from foremoe.plan.kept import price_as_sent, transfers_of
 from foremoe.plan.laws import PROVEN
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
@@ -26,8 +25,7 @@ def assemble(
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
     bound_N = row_bound(problem)
-    transfers = transfers_of(problem, placement) if header.keeps_homes else TransferList.none()
-    cost = price_as_sent(problem, placement, transfers) if header.keeps_homes else price(problem, placement)
+    cost = price(problem, placement)
     if proven_N is not None:
         # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
         balance = problem.cost.objective == "balance"
@@ -46,7 +44,7 @@ def assemble(
     plan = Plan(
         header=header, home_LE=problem.home_LE, load_MLE=problem.load_MLE,
         expert_MLGS=placement.expert_NGS.reshape(M, L, G, S), quota_MLGS=placement.quotas_NGS.reshape(M, L, G, S),
-        transfers=transfers, order_M=np.arange(M), cost_ML=cost.reshape(M, L), bound_ML=bound_N.reshape(M, L),
-        load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L), resident_LGS=problem.resident_LGS,
+        transfers=TransferList.none(), cost_ML=cost.reshape(M, L), bound_ML=bound_N.reshape(M, L),
+        load_bound_ML=load_bound_N.reshape(M, L), stop_ML=stop_N.reshape(M, L),
     )  # fmt: skip
-    return linked(plan, path, problem) if header.keeps_homes else valid(plan)
+    return linked(plan.rederived(), path, problem) if header.keeps_homes else valid(plan)

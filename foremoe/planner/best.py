@@ -2,24 +2,13 @@
 
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.levels import RankSolver
-from foremoe.plan.kept import price_as_sent
 from foremoe.planner.summary import LevelSummary, level_summary
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots
 
 # Letters: N rows.
-
-
-def objective_of(problem: Problem, placement: Placement) -> Array:
-    """float64 [N]: `row_objective`; where replicas stay from row to row, the mean of a layer's rows as they are sent."""
-    if problem.cost.objective == "balance" or not isinstance(problem.slots, ResidentSlots):
-        return row_objective(problem, placement)
-    mean_L = price_as_sent(problem, placement).total_s.reshape(problem.M, problem.L).mean(axis=0)
-    return np.tile(mean_L, problem.M)
 
 
 class BestRows:
@@ -28,9 +17,9 @@ class BestRows:
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
         self.placement = start
-        self.objective_N = self.start_N = objective_of(problem, start)  # of the best placement, and of the start
+        self.objective_N = self.start_N = row_objective(problem, start)  # of the best placement, and of the start
         if static is not None:
-            static_N = objective_of(problem, static)
+            static_N = row_objective(problem, static)
             self.placement = start.where(self.start_N <= static_N, static)
             self.objective_N = np.minimum(self.start_N, static_N)
         self.stop_N = np.full(problem.N, Stop.DONE, np.uint8)
@@ -41,7 +30,7 @@ class BestRows:
     def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:
         """Takes a solver's valid output: all of it, or with `guard` the rows that beat the best so far."""
         problem = self._problem
-        objective_N = objective_of(problem, placement)
+        objective_N = row_objective(problem, placement)
         level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if placement.stop_N is None else placement.stop_N
         better_N, self.stop_N = np.ones(problem.N, bool), level_stop_N
         if guard:

@@ -27,17 +27,16 @@ def _known() -> dict[str, type]:
     from foremoe.planner.planner import Planner
     from foremoe.problem.cost import CostModel
     from foremoe.problem.foresight import Noisy, Rerouted
-    from foremoe.problem.slots import ResidentSlots, SharedSlots
 
     types = [getattr(solvers, name) for name in solvers.__all__]
-    types += [Planner, Noisy, Rerouted, CostModel, SharedSlots, ResidentSlots]
+    types += [Planner, Noisy, Rerouted, CostModel]
     return {t.__name__: t for t in types if isinstance(t, type)}
 
 
 def parse(text: str, *, builtin: bool = False) -> Any:
     """The object whose repr is `text`.
 
-    Knows the built-in solvers, `Planner`, `Noisy`, `Rerouted`, `CostModel`, the slot policies, what other packages register under
+    Knows the built-in solvers, `Planner`, `Noisy`, `Rerouted`, `CostModel`, what other packages register under
     the entry-point group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``), and places in modules
     (``"package.module:Class(option=1)"``). Of the last two only what the text names is imported.
 

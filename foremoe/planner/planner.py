@@ -221,9 +221,10 @@ class Planner:
         """The header of a plan by this planner."""
         return PlanHeader(
             key=key if key is not None else PlanKey(stage=problem.stage),
-            planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost, slots=problem.slots,
-            schedule=problem.schedule, redundant=problem.R, replicas=problem.replicas, keeps_homes=self.keeps_homes,
-            moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt, foremoe=__version__,
+            planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost,
+            schedule=problem.schedule, redundant=problem.R, slot_depth=problem.slot_depth, replicas=problem.replicas,
+            keeps_homes=self.keeps_homes, moe_layer_L=problem.moe_layer_L, trace_id=problem.trace_id, dealt=problem.dealt,
+            foremoe=__version__,
         )  # fmt: skip
 
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:

@@ -16,7 +16,6 @@ from foremoe.problem.laws import placement_violations, slot_violations
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.robust.kernels import keep_rows
 from foremoe.solvers.split.exact import ExactSplit
@@ -45,7 +44,7 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
 def with_quotas(
     problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool, *, copied: bool = False
 ) -> Placement:
-    """Quotas by `split`; redundant slots that get none are emptied (canonical form), unless they are resident.
+    """Quotas by `split`; redundant slots that get none are emptied (canonical form).
 
     Args:
         copied: Weights are there before the load is known: every replica whose expert has pairs gets one at least, so that the
@@ -76,9 +75,8 @@ def served(problem: Problem, planned: Problem, placement: Placement) -> Placemen
 
 
 def _canonical(problem: Problem, expert_NGS: Array, quota_NGS: Array) -> Placement:
-    if not isinstance(problem.slots, ResidentSlots):
-        expert_NGS = expert_NGS.copy()
-        expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
+    expert_NGS = expert_NGS.copy()
+    expert_NGS[:, :, problem.B :][quota_NGS[:, :, problem.B :] == 0] = -1
     return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
 

@@ -18,7 +18,6 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.summary import LevelSummary, PlanSummary, count_stops
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.home.keep import Keep
 from foremoe.workload.workload import Workload
 
@@ -31,8 +30,7 @@ class PlanStream:
     """Plans the micro-steps of one stage in a background thread as they are added.
 
     The plan is, byte for byte, what the planner makes of all micro-steps at once, if its rank solvers treat every row by itself,
-    as the built-in ones do in shared slots, and have no wall-clock limit. In resident slots rows depend on those before: all are
-    planned in `finish`.
+    as the built-in ones do, and have no wall-clock limit.
 
     Example::
 
@@ -47,7 +45,7 @@ class PlanStream:
         cluster: As for `Problem.of`.
         reforward: True if backward passes run the forward again; the schedule given to `finish` must say the same.
         num_threads: Threads of the planner; default: every core.
-        options: As for `Problem.of`: redundant, model, home_LE, cost, slots, replicas, resident_LGS.
+        options: As for `Problem.of`: redundant, slot_depth, model, home_LE, cost, replicas.
 
     Raises:
         InputError: Another foresight, an option that `Problem.of` does not take, or a home level without ``home_LE``.
@@ -59,7 +57,7 @@ class PlanStream:
     ) -> None:  # fmt: skip
         if not isinstance(planner, Planner) or planner.foresight != "exact":
             raise InputError(f"a PlanStream needs a Planner with foresight='exact'; got {planner!r}.")
-        unknown = set(options) - {"redundant", "model", "home_LE", "cost", "slots", "replicas", "resident_LGS"}
+        unknown = set(options) - {"redundant", "model", "home_LE", "cost", "slot_depth", "replicas"}
         if unknown:
             raise InputError(f"a PlanStream has no option {', '.join(sorted(unknown))}; the schedule goes to finish().")
         if planner.home != Keep() and options.get("home_LE") is None:
@@ -102,8 +100,7 @@ class PlanStream:
             if future.done():
                 future.result()  # raises what planning raised
         self._works.append(work)
-        if not isinstance(self._options.get("slots"), ResidentSlots):
-            self._parts.append(self._pool.submit(self._plan_waiting))
+        self._parts.append(self._pool.submit(self._plan_waiting))
 
     def finish(self, schedule: Schedule | None = None) -> tuple[Plan, PlanSummary]:
         """Waits for the background, and joins the plan of all micro-steps.
@@ -131,15 +128,12 @@ class PlanStream:
             self._pool.shutdown()
             parts = [part for part in (future.result() for future in self._parts) if part is not None]
             began = time.perf_counter()
-            if parts:
-                plan = self._join(problem, [plan for plan, _ in parts])
-                made = plan, _merged([report for _, report in parts], plan, time.perf_counter() - began)
-            else:  # resident slots
-                made = self._planner.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
+            plan = self._join(problem, [plan for plan, _ in parts])
+            report = _merged([report for _, report in parts], plan, time.perf_counter() - began)
         finally:
             self.close()
         self._problem = problem
-        return made
+        return plan, report
 
     def close(self) -> None:
         """Ends planning and gives up what is not finished; may be called again."""
@@ -158,13 +152,10 @@ class PlanStream:
         works = self._works[self._taken :]
         if not works:
             return None
-        options = dict(self._options)
-        if self._taken:
-            options.pop("resident_LGS", None)  # it is there before the first micro-step only
         self._taken += len(works)
         work = _joined(works)
         schedule = Schedule.plain(work.stage, work.M, self._reforward)
-        problem = Problem.of(work, self._cluster, schedule=schedule, **options)
+        problem = Problem.of(work, self._cluster, schedule=schedule, **self._options)
         # Homes hold for the whole step; `finish` compares them with the planner's home level.
         rows = dataclasses.replace(self._planner, home=Keep())
         return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)

@@ -8,9 +8,8 @@ from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 
 __all__ = [
-    "Cost", "CostModel", "Fit", "Memory", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "ResidentSlots", "Schedule",
-    "SharedSlots", "Stop", "fit", "load_bound", "peak_bytes", "price", "rank_memory", "row_bound", "row_objective",
+    "Cost", "CostModel", "Fit", "Memory", "Noisy", "Phase", "Placement", "Problem", "Rerouted", "Schedule",
+    "Stop", "fit", "load_bound", "peak_bytes", "price", "rank_memory", "row_bound", "row_objective",
 ]  # fmt: skip

@@ -17,7 +17,6 @@ from foremoe.problem.laws import require_slots
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rates import Rates, RowTimes
-from foremoe.problem.slots import SharedSlots
 
 # Pricing a row takes less than a microsecond: in smaller blocks the calls would cost as much.
 PRICED_PER_BLOCK = 1024
@@ -35,8 +34,7 @@ def problem_rates(problem: Problem) -> Rates:
     # What host stores save is left to the path level: with their filling priced they hardly ever make a replica cheaper.
     copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
     gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
-    sends_backward = bool(backward) and isinstance(problem.slots, SharedSlots)
-    sends = 1.0 + sends_backward
+    sends = 1.0 + backward
     contention = cluster.copy_contention / problem.G
     mean_s, peer_s, rdma_s, late_s = (2.0 * comm_passes * price for price in pair_prices(model, cluster))
     rates = Rates(
@@ -46,7 +44,7 @@ def problem_rates(problem: Problem) -> Rates:
         gradient_peer_s=gradient_peer_s, gradient_rdma_s=gradient_rdma_s,
         replica_peer_s=contention * (sends * copy_peer_s + backward * gradient_peer_s),
         replica_rdma_s=contention * (sends * copy_rdma_s + backward * gradient_rdma_s),
-        sends_backward=sends_backward, returns_gradients=bool(backward),
+        trains=problem.schedule.trains,
     )  # fmt: skip
     return problem.cost.adjust(rates)
 
@@ -61,8 +59,7 @@ def row_times(problem: Problem) -> RowTimes:
     mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
     # With room to prefetch, copies also run under the balanced experts of the layer before. Not under more layers: those have
     # copies of their own on the same links.
-    ahead = problem.slots.depth > 1 if isinstance(problem.slots, SharedSlots) else True
-    hide_N = problem.cost.overlap * (window_N + _pair_seconds(problem) * mean_N if ahead else window_N)
+    hide_N = problem.cost.overlap * (window_N + _pair_seconds(problem) * mean_N if problem.slot_depth > 1 else window_N)
     rates = problem_rates(problem)
     base_N = all_passes_N + (rates.mean_s - rates.late_s) * mean_N
     return RowTimes(all_passes_N, mean_N, base_N, hide_N, (cluster.backward_ratio + reforward) * hide_N)
@@ -73,10 +70,9 @@ def least_rates(problem: Problem) -> Rates:
     """Coefficients that no row is priced below; worked out once and kept.
 
     Compute counts pairs, not tiles. Of an exchange, the link class that is busier under even load counts, by the mean over its
-    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and
-    hide; into resident slots they may have come for an earlier row, and cost nothing.
+    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and hide.
     """
-    model, cluster, slots = problem.model, problem.cluster, problem.slots
+    model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes, comm_passes = 1.0 + cluster.backward_ratio * backward + reforward, 1.0 + backward + reforward
     peer_s = rdma_s = 0.0
@@ -95,14 +91,14 @@ def least_rates(problem: Problem) -> Rates:
         back_s = model.gradient_bytes / min(bytes_per_s, cluster.return_bytes_per_s or np.inf) + latency_s
         slowed_s.append(sends * (model.expert_bytes / bytes_per_s + latency_s) + backward * back_s)
     # Both ends of a copy are slowed down; the busiest rank is no less busy than the mean.
-    share = 2.0 * cluster.copy_contention / problem.G * isinstance(slots, SharedSlots)
+    share = 2.0 * cluster.copy_contention / problem.G
     return Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes, late_s=0.0, mean_s=0.0,
         slot_s=_slot_seconds(problem),
         fixed_s=2.0 * comm_passes * cluster.exchange_latency_s * (problem.G > 1),
         peer_pair_s=2.0 * comm_passes * peer_s, rdma_pair_s=2.0 * comm_passes * rdma_s, copy_peer_s=0.0, copy_rdma_s=0.0,
         gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=share * slowed_s[0], replica_rdma_s=share * slowed_s[1],
-        sends_backward=False, returns_gradients=False,
+        trains=False,
     )  # fmt: skip
 
 
@@ -124,7 +120,7 @@ def estimate_rows(problem: Problem, placement: Placement) -> Cost:
     transfer_N = np.maximum(0.0, f.forward_s_N - times.hide_forward_N)
     back_N = np.maximum(0.0, f.backward_s_N - times.hide_backward_N)
     # Where weights and gradients share links in backward, what weights alone would leave exposed counts as theirs.
-    weights_N = np.minimum(back_N, np.maximum(0.0, f.forward_s_N - times.hide_backward_N)) if r.sends_backward else 0.0
+    weights_N = np.minimum(back_N, np.maximum(0.0, f.forward_s_N - times.hide_backward_N)) if r.trains else 0.0
     gradient_N = back_N - weights_N
     transfer_N = transfer_N + weights_N + r.replica_peer_s * f.peer_copies_N + r.replica_rdma_s * f.rdma_copies_N
     return Cost(

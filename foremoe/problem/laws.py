@@ -9,7 +9,6 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import PlanError
 from foremoe.problem.placement import Placement, Stop, repeated
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
 
@@ -76,7 +75,7 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
     check_placement(
         found, placement.expert_NGS, placement.quota_NGS, problem.load_NE, problem.home_LE,
         within_G=problem.cluster.node_of_rank_G if problem.replicas == "node" else None,
-        resident=isinstance(problem.slots, ResidentSlots), keeps_homes=keeps_homes,
+        keeps_homes=keeps_homes,
     )  # fmt: skip
     check_stops(found, placement.stop_N)
     if placement.bound_N is not None:
@@ -93,14 +92,14 @@ def check_stops(found: Violations, stop_N: Array | None) -> None:
 
 def check_placement(
     found: Violations, expert_NGS: Array, quota_NGS: Array, load_NE: Array, home_LE: Array, *,
-    within_G: Array | None, resident: bool, keeps_homes: bool,
+    within_G: Array | None, keeps_homes: bool,
 ) -> None:  # fmt: skip
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G
     found.errors += slot_violations(expert_NGS, expert_NGS.shape, E, L)
     node_G = np.zeros(G, np.int32) if within_G is None else within_G
-    if not found.errors and laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, resident, keeps_homes):
+    if not found.errors and laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
         return
     # What is broken is looked for only where something is: that takes ten times as long.
     found.mask("quota", quota_NGS < 0, "NGS", lambda i: f"quota {quota_NGS[i]} is negative")
@@ -132,15 +131,14 @@ def check_placement(
 
     at_home = filled & (home_NGR == np.arange(G)[:, None])
     found.mask("canonical", at_home, "NGS", of_slot("copies", "onto its own home rank"))
-    if not resident:
-        found.mask("canonical", filled & (quota_NGS[:, :, B:] == 0), "NGS", of_slot("holds", "without a quota"))
+    found.mask("canonical", filled & (quota_NGS[:, :, B:] == 0), "NGS", of_slot("holds", "without a quota"))
     if within_G is not None:
         far = filled & (within_G[home_NGR] != within_G[None, :, None])
         found.mask("node", far, "NGS", lambda i: f"expert {replica_NGR[i]} is copied across nodes, but replicas='node'")
 
 
 @kernel
-def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, resident, keeps_homes):
+def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
     """True where `check_placement` finds nothing; reads every slot once. Replicas stay among ranks of one `node_G`."""
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
@@ -164,7 +162,7 @@ def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, resident, keeps_h
                 served_E[e] += quota
                 if keeps_homes and s >= B:
                     home = home_E[e] // B
-                    if home == g or node_G[home] != node_G[g] or (quota == 0 and not resident):
+                    if home == g or node_G[home] != node_G[g] or quota == 0:
                         return False
         for e in range(E):
             if served_E[e] != load_NE[n, e]:

@@ -96,14 +96,11 @@ def gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 9.995e9 else f"{num_bytes / 1e9:.3g}"
 
 
-def rank_memory(
-    problem: Problem, placement: Placement, *, trainer: Trainer | None = None, order_M: Array | None = None
-) -> Memory:
+def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Memory:
     """What every rank keeps in a stage that runs with `placement`.
 
     Args:
         trainer: Optimizer state and the groups that share it. Default: Adam, one group.
-        order_M: Micro-steps in their order of execution (`Plan.order_M`). Default: as they are numbered.
     """
     model, trainer = problem.model, trainer or Trainer()
     trains = problem.stage == "update"
@@ -117,14 +114,14 @@ def rank_memory(
         weights=math.ceil(params * model.bytes_per_weight), gradients=math.ceil(params * gradient),
         optimizer=math.ceil(shared * trainer.optimizer_bytes) if trains else 0,
         slots=buffer_bytes(problem, problem.R) if used else 0,
-        staging_G=staging_bytes(problem, placement), activations_G=activation_peak(problem, placement, order_M),
+        staging_G=staging_bytes(problem, placement), activations_G=activation_peak(problem, placement),
     )  # fmt: skip
 
 
 def buffer_bytes(problem: Problem, redundant: int) -> int:
     """Bytes of the buffers of so many redundant slots on every rank: weights and, in the update stage, their gradients."""
     per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
-    return problem.slots.num_buffers(redundant, problem.L) * per_buffer
+    return redundant * problem.slot_depth * per_buffer
 
 
 def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
@@ -132,13 +129,13 @@ def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | Non
     return rank_memory(problem, placement, trainer=trainer).peak_G
 
 
-def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None, order_M: Array | None = None) -> Fit:
+def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
     """Whether the fullest rank fits, and what re-forward of single layers would make of it; arguments as for `rank_memory`."""
-    memory = rank_memory(problem, placement, trainer=trainer, order_M=order_M)
+    memory = rank_memory(problem, placement, trainer=trainer)
     peak, again = int(memory.peak_G.max()), None
     if problem.schedule.trains and not problem.schedule.reforward:
         varied = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
-        less_G = memory.activations_G - activation_peak(varied, placement, order_M)
+        less_G = memory.activations_G - activation_peak(varied, placement)
         again = int((memory.peak_G - less_G).max())
     return Fit(peak, again, problem.cluster.memory_bytes)
 
@@ -180,15 +177,14 @@ def token_activation_bytes(model: Model) -> float:
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
 
 
-def activation_peak(problem: Problem, placement: Placement, order_M: Array | None = None) -> Array:
+def activation_peak(problem: Problem, placement: Placement) -> Array:
     """int64 [G]: most bytes of activations at one time, over the schedule's uses.
 
     A forward leaves what backward needs. With re-forward it leaves the input of every layer (of a block: of its first), and the
     rest is there from the re-forward to the end of that layer's backward. Forward alone leaves nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
-    order_M = np.arange(problem.M) if order_M is None else order_M
-    row_U = order_M[uses.micro_step_U].astype(np.int64) * problem.L + uses.layer_U
+    row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
     tokens_MG = np.zeros((problem.M, problem.G)) if problem.tokens_MG is None else problem.tokens_MG
     tokens_NG = np.repeat(tokens_MG, problem.L, axis=0).astype(np.float64)
     work_NG = placement.load_NG() * pair_activation_bytes(problem.model) + tokens_NG * token_activation_bytes(problem.model)

@@ -35,7 +35,7 @@ class Placement(ArrayValue):
         stop_N: uint8, `Stop`, or None (all DONE).
 
     Canonical form: an expert at most once per rank; no replica on its own home rank; in redundant slots -1 and quota 0 go
-    together (a resident slot may keep its expert with quota 0); base slots may have quota 0; per expert quotas sum to its load.
+    together; base slots may have quota 0; per expert quotas sum to its load.
     """
 
     expert_NGS: Array = array(np.int16)

@@ -18,7 +18,6 @@ from foremoe.problem.laws import require_slots
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem, once
 from foremoe.problem.rows import Rows, price_rows
-from foremoe.problem.slots import SharedSlots
 
 # Letters: N rows, G ranks, V nodes, E experts, L layers.
 
@@ -29,9 +28,8 @@ _AHEAD = 2
 @once
 def problem_prices(problem: Problem) -> Prices:
     """What rows of a problem pay; worked out once and kept."""
-    model, cluster, slots = problem.model, problem.cluster, problem.slots
+    model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
-    shared = isinstance(slots, SharedSlots)
     message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
     # A NIC that ranks share sends one copy after the other, each at all that it has.
     latency_2 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s])
@@ -44,8 +42,8 @@ def problem_prices(problem: Problem) -> Prices:
         slot_backward_s=backward * cluster.backward_slot_s, latency_s=cluster.exchange_latency_s,
         peer_s=float(message_s[0]), rdma_s=float(message_s[1]), exchange_passes=1.0 + backward + reforward,
         copy_peer_s=copy_s[0], copy_rdma_s=copy_s[1], gradient_peer_s=gradient_s[0], gradient_rdma_s=gradient_s[1],
-        sends_backward=backward * shared, returns=backward, contention=cluster.copy_contention, overlap=problem.cost.overlap,
-        rows_ahead=min(slots.depth - 1, _AHEAD) if isinstance(slots, SharedSlots) else _AHEAD,
+        trains=backward, contention=cluster.copy_contention, overlap=problem.cost.overlap,
+        rows_ahead=min(problem.slot_depth - 1, _AHEAD),
     )  # fmt: skip
 
 
@@ -82,12 +80,8 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
     return price(problem, placement).total_s
 
 
-def price(problem: Problem, placement: Placement, kept_NGS: Array | None = None) -> Cost:
+def price(problem: Problem, placement: Placement) -> Cost:
     """Seconds of every row of a placement, [N], whatever the objective.
-
-    Args:
-        kept_NGS: Replicas whose weights stay from an earlier row in resident slots, bool: they cost no copy and no gradient,
-            which the row pays that they were sent for. Default: every row is sent all its replicas.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())
@@ -97,9 +91,8 @@ def price(problem: Problem, placement: Placement, kept_NGS: Array | None = None)
     """
     expert_NGS, quota_NGS = placement.expert_NGS, placement.quotas_NGS
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
-    kept_NGS = np.zeros(expert_NGS.shape, bool) if kept_NGS is None else kept_NGS
     rows, out_N5 = problem_rows(problem), np.zeros((problem.N, 5))
-    for_rows(lambda low, high: price_rows(low, high, rows, expert_NGS, quota_NGS, kept_NGS, out_N5), problem.N, whole=True)
+    for_rows(lambda low, high: price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5), problem.N, whole=True)
     compute_N, exchange_N, forward_N, backward_N, slowed_N = out_N5.T
     return Cost(
         window_s=rows.window_N3[:, 0], dispatch_s=exchange_N / 2.0, compute_s=compute_N, combine_s=exchange_N / 2.0,

@@ -10,13 +10,13 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError
+from foremoe.base.fields import whole
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.counts import Counts, count
 from foremoe.problem.placement import Placement
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import SharedSlots, Slots, resident_fault
 from foremoe.routing.checks import layer_positions
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.routed_tokens import RoutedTokens
@@ -61,14 +61,16 @@ class Problem(ArrayValue, Derived):
         stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
         schedule: Order of passes; its number of micro-steps is M.
         redundant: R, redundant slots per rank, >= 0.
-        slots: `SharedSlots` or `ResidentSlots`.
+        slot_depth: Buffers per redundant slot, one ring for all layers: a rank has ``redundant * slot_depth`` of the size of an
+            expert. Copies may start earlier where it is larger; content that is still there when it is needed again (around the
+            turn from forward to backward) is not sent twice. With large micro-steps 2 do as well (8,192 tokens per rank: 0.2 %
+            longer stages at most); with small ones the third pays.
         replicas: ``"any"``, or ``"node"``: a replica stays inside its home's node.
         home_LE: int32, home slot g*B + b of every expert, a permutation per layer.
         load_MLE: int32, (token, expert) pairs.
         load_MLGE: int32, the same by source rank, or None (dispatch is then priced without locality).
         tokens_MG: int32, tokens per source rank, or None (no compute precedes the layer in the cost model then).
         attention_MG: float64, sum of squared sequence lengths per source rank, or None.
-        resident_LGS: int16, what ResidentSlots hold when the plan begins (-1 nothing), or None.
         moe_layer_L: int32, the model's layer numbers.
         trace_id: Id of the trace that the load came from, or empty.
         dealt: How its sequences were dealt, or None.
@@ -89,12 +91,11 @@ class Problem(ArrayValue, Derived):
     cost: CostModel = field(default_factory=CostModel)
     stage: str = "update"
     redundant: int = 1
-    slots: Slots = field(default_factory=SharedSlots)
+    slot_depth: int = 3
     replicas: str = "any"
     load_MLGE: Array | None = array(np.int32, optional=True, negative=False)
     tokens_MG: Array | None = array(np.int32, optional=True, negative=False)
     attention_MG: Array | None = array(np.float64, optional=True, negative=False)
-    resident_LGS: Array | None = array(np.int16, optional=True)
     moe_layer_L: Array = array(np.int32)
     trace_id: str = ""
     dealt: Dealt | None = None
@@ -106,11 +107,10 @@ class Problem(ArrayValue, Derived):
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"{name} must be a {kind.__name__}; got {str(getattr(self, name))[:60]!r}.")
-        if not isinstance(self.slots, Slots):
-            raise InputError(f"slots must be SharedSlots or ResidentSlots; got {str(self.slots)[:60]!r}.")
+        whole(self.slot_depth, "slot_depth", 1, 1024)
         self.freeze("load_MLE")
         self._check_sizes()
-        self.freeze(G=self.G, S=self.S)
+        self.freeze(G=self.G)
         if self.stage not in STAGES:
             raise InputError(f"stage must be one of {', '.join(STAGES)}; got {self.stage!r}.")
         if self.replicas not in ("any", "node"):
@@ -127,8 +127,7 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give each its own.")
         if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
             raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
-        fault = layer_number_fault(self.moe_layer_L, self.model) or resident_fault(self.resident_LGS, self.slots, self.E, self.B)
-        if fault:
+        if fault := layer_number_fault(self.moe_layer_L, self.model):
             raise InputError(fault)
 
     def _check_sizes(self) -> None:
@@ -149,7 +148,7 @@ class Problem(ArrayValue, Derived):
     def of(
         cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | None = None,
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
-        slots: Slots | None = None, replicas: str = "any", resident_LGS: Array | None = None, routed: RoutedTokens | None = None,
+        slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
         """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
@@ -158,7 +157,6 @@ class Problem(ArrayValue, Derived):
             home_LE: Default: contiguous, expert e at home slot e.
             cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.
             schedule: Default: forward only for recompute, gradient accumulation for update.
-            slots: Default `SharedSlots`.
 
         Raises:
             InputError: No model of the workload's shape, another number of ranks, or what `Problem` refuses.
@@ -174,9 +172,8 @@ class Problem(ArrayValue, Derived):
             sizes = f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}"
             raise InputError(f"{sizes}; make them equal.")
         return cls(
-            model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slots=slots or SharedSlots(),
-            schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas,
-            resident_LGS=resident_LGS, routed=routed,
+            model=model, cluster=cluster, cost=cost or CostModel(), redundant=redundant, slot_depth=slot_depth,
+            schedule=schedule or Schedule.plain(workload.stage, workload.M), replicas=replicas, routed=routed,
             home_LE=np.tile(np.arange(workload.E), (workload.L, 1)) if home_LE is None else home_LE,
             **{name: getattr(workload, name) for name in _OF_WORKLOAD},
         )  # fmt: skip
@@ -258,16 +255,10 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
-        """A range of micro-steps as a problem of its own (streaming).
-
-        What is resident after the micro-steps before it is not known here: a range that starts later starts from nothing. Its
-        `routed` is None.
-        """
+        """A range of micro-steps as a problem of its own (streaming). Its `routed` is None."""
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
         cut = self.cut_arrays(M=micro_steps)
-        if micro_steps.indices(self.M)[0] != 0:
-            cut["resident_LGS"] = None
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:

@@ -36,8 +36,7 @@ class Rates(NamedTuple):
     gradient_rdma_s: float
     replica_peer_s: float
     replica_rdma_s: float
-    sends_backward: bool
-    returns_gradients: bool
+    trains: bool
 
 
 class RowTimes(NamedTuple):
@@ -62,8 +61,7 @@ def back_s(out, into, copy_s, gradient_s, rates):
 
     A gradient goes against its weights: a rank sends weights of its own experts and gradients of others'.
     """
-    copy_s, gradient_s = copy_s * rates.sends_backward, gradient_s * rates.returns_gradients
-    return max(copy_s * out + gradient_s * into, copy_s * into + gradient_s * out)
+    return rates.trains * max(copy_s * out + gradient_s * into, copy_s * into + gradient_s * out)
 
 
 @inner_kernel

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.base.compiled import kernel
 from foremoe.problem.counts import Counts
 from foremoe.problem.kernels.row_price import Prices, Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, Ranks, Row, empty_traffic
@@ -34,7 +34,7 @@ def empty_of(rows):
 
 
 @kernel
-def row_of(rows, n, pairs_G, held_EG):
+def row_of(rows, n, pairs_G):
     """Row `n`, over memory for the pairs of every source."""
     counts = rows.counts
     at = n if counts.located else 0
@@ -46,33 +46,16 @@ def row_of(rows, n, pairs_G, held_EG):
                 pairs += counts.load_NGE[n, g, e]
             pairs_G[g] = pairs
     home_E = rows.home_LE[n % rows.home_LE.shape[0]]
-    return Row(counts.load_NGE[at], counts.demand_NVE[at], pairs_G, counts.load_NE[n], home_E, rows.ranks, held_EG)
+    return Row(counts.load_NGE[at], counts.demand_NVE[at], pairs_G, counts.load_NE[n], home_E, rows.ranks)
 
 
 @kernel
-def nothing_held(rows):
-    """No rank holds anything from an earlier row."""
-    return np.zeros((rows.counts.load_NE.shape[1], rows.ranks.node_G.size), np.bool_)
-
-
-@inner_kernel
-def mark_held(value, expert_GS, marked_GS, held_EG):
-    """Sets in `held_EG` whether ranks hold the experts in marked slots, or buffers."""
-    for g in range(expert_GS.shape[0]):
-        for s in range(expert_GS.shape[1]):
-            if marked_GS[g, s]:
-                held_EG[expert_GS[g, s], g] = value
-
-
-@kernel
-def price_rows(low, high, rows, expert_NGS, quota_NGS, kept_NGS, out_N5):
-    """Writes `Seconds` of rows [low, high); what is set in `kept_NGS` holds its weights from an earlier row."""
-    t, pairs_G, held_EG = empty_of(rows), np.empty(rows.ranks.node_G.size), nothing_held(rows)
+def price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5):
+    """Writes `Seconds` of rows [low, high)."""
+    t, pairs_G = empty_of(rows), np.empty(rows.ranks.node_G.size)
     for n in range(low, high):
-        row = row_of(rows, n, pairs_G, held_EG)
-        mark_held(True, expert_NGS[n], kept_NGS[n], held_EG)
+        row = row_of(rows, n, pairs_G)
         fill_traffic(expert_NGS[n], quota_NGS[n], rows.num_base, row, t)
-        mark_held(False, expert_NGS[n], kept_NGS[n], held_EG)
         all_s, forward_s, backward_s = rows.window_N3[n, 0], rows.window_N3[n, 1], rows.window_N3[n, 2]
         seconds = row_seconds(rows.prices, Windows(all_s, forward_s, backward_s), row, t)
         out_N5[n, 0], out_N5[n, 1], out_N5[n, 2] = seconds.compute_s, seconds.exchange_s, seconds.forward_s

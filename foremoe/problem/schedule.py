@@ -47,8 +47,7 @@ class Schedule(ArrayValue):
     """The sequence of passes on a rank.
 
     Attributes:
-        micro_step_X: int32, position of the micro-step of each pass in the order of execution (``Plan.order_M`` says which
-            micro-step of the workload that is).
+        micro_step_X: int32, the micro-step of each pass.
         phase_X: uint8, `Phase`.
         chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
             several model chunks on a rank).

@@ -39,8 +39,7 @@ def what_if(
     head_s_MG, ends_s = head_seconds(problem), end_seconds(problem, trainer or Trainer())
     rows = []
     for slots in redundant:
-        # Resident contents are of another number of slots; the stage begins with empty ones.
-        varied = dataclasses.replace(problem, redundant=slots, resident_LGS=None)
+        varied = dataclasses.replace(problem, redundant=slots)
         report = None if progress is None else lambda done, total, slots=slots: progress(f"R = {slots}", done, total)  # type: ignore[misc]
         plan, _ = settled.plan(varied, history_LE=history_LE, num_threads=num_threads, progress=report)
         row = {

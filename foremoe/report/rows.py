@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
-from foremoe.plan.replicas import Lives, Replicas
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.cost import Cost
 from foremoe.problem.problem import Problem
@@ -78,7 +78,7 @@ def pack_reasons(packer: Packer, copies: BestCopies) -> None:
         packer.add(f"best_{name}", values_W, "float32" if seconds else "int32", differences=name == "row_W")
 
 
-def link_bytes(problem: Problem, plan: Plan) -> dict[str, Array]:
+def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
     """float64 [G] per link class and direction: bytes of weights (every pass) and of gradients going home, without tokens."""
     G, t = plan.G, plan.transfers
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
@@ -89,11 +89,10 @@ def link_bytes(problem: Problem, plan: Plan) -> dict[str, Array]:
     out["host in"] = np.bincount(t.dst_C[t.link_C == Link.HOST], minlength=G) * float(weight)
     if problem.stage == "update" and plan.executable:
         node_G = problem.cluster.node_of_rank_G
-        home = Lives.of(plan).returned()
-        near_Z = node_G[home.rank_Z] == node_G[home.home_Z]
+        near_Z = node_G[replicas.rank_Z] == node_G[replicas.home_Z]
         for name, mask_Z in (("peer", near_Z), ("rdma", ~near_Z)):
-            out[f"{name} out"] += np.bincount(home.rank_Z[mask_Z], minlength=G) * float(gradient)
-            out[f"{name} in"] += np.bincount(home.home_Z[mask_Z], minlength=G) * float(gradient)
+            out[f"{name} out"] += np.bincount(replicas.rank_Z[mask_Z], minlength=G) * float(gradient)
+            out[f"{name} in"] += np.bincount(replicas.home_Z[mask_Z], minlength=G) * float(gradient)
     return out
 
 
@@ -101,7 +100,6 @@ def executable_problem(problem: Problem, plan: Plan) -> Problem:
     """`problem` as `plan`'s header says it was posed: machine, homes, slots, schedule and objective."""
     head = plan.header
     return dataclasses.replace(
-        problem, model=head.model, cluster=head.cluster, cost=head.cost, slots=head.slots, schedule=head.schedule,
-        redundant=head.redundant, replicas=head.replicas, home_LE=plan.home_LE, resident_LGS=plan.resident_LGS,
-        stage=head.key.stage,
+        problem, model=head.model, cluster=head.cluster, cost=head.cost, slot_depth=head.slot_depth, schedule=head.schedule,
+        redundant=head.redundant, replicas=head.replicas, home_LE=plan.home_LE, stage=head.key.stage,
     )  # fmt: skip

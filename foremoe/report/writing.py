@@ -135,7 +135,7 @@ def _block(shown: _Shown) -> Block:
         raise InputError("a report shows a simulated or a measured timeline; give runs= or timelines=, not both.")
     packer, head = Packer(), plan.header
     replicas, static = Replicas.of(plan), price(posed, posed.static()).reshape(plan.M, plan.L)
-    bytes_by_link = link_bytes(problem, plan)
+    bytes_by_link = link_bytes(problem, plan, replicas)
     pack_rows(packer, plan, replicas, static)
     pack_reasons(packer, best_copies(problem, plan))
     moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())
@@ -152,7 +152,7 @@ def _block(shown: _Shown) -> Block:
         "memory_bytes": head.cluster.memory_bytes, "stage": head.key.stage, "M": plan.M, "L": plan.L, "G": plan.G, "E": plan.E,
         "R": head.redundant, "S": plan.S, "num_nodes": head.cluster.num_nodes,
         "node_of_rank_G": head.cluster.node_of_rank_G.tolist(), "moe_layer_L": head.moe_layer_L.tolist(),
-        "slots": repr(head.slots), "planner": _planner_name(head.planner), "objective": head.cost.objective,
+        "slot_depth": head.slot_depth, "planner": _planner_name(head.planner), "objective": head.cost.objective,
         "executable": plan.executable,
         "expert_bytes": head.model.expert_bytes,
         "headline": headline(posed, plan, static.total_s, bytes_by_link),

@@ -28,7 +28,7 @@ class ExpertBank(nn.Module):
     Args:
         rank: Place in the EP group.
         num_ranks: Ranks of the EP group; they divide `num_experts`.
-        num_buffers: Slot buffers for replicas, each as large as one expert; ``plan.header.slots.num_buffers(...)``.
+        num_buffers: Slot buffers for replicas, each as large as one expert; ``plan.header.num_buffers``.
         home_LE: Home slot g*B + b of every expert; default: in order.
         device: Device of weights and slot buffers. Memory does not move afterwards.
         seed: Initial weights are a function of (seed, layer, expert), whatever the number of ranks.

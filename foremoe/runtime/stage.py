@@ -130,9 +130,8 @@ class PlannedOrder:
 
     def __init__(self, plan: Plan) -> None:
         uses = plan.header.schedule.uses(plan.L)
-        micro_step_U = plan.order_M[uses.micro_step_U]
         self._order = {
-            phase: [micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
+            phase: [uses.micro_step_U[(uses.layer_U == layer) & (uses.phase_U == phase)].tolist() for layer in range(plan.L)]
             for phase in Phase
         }
 

@@ -123,7 +123,7 @@ def _compute(u, back, stage, copies, returns, state, record):
         _await_weights(u, copies, state, begin_G)
         late = last = _slowest(begin_G, took_G)
         if stage.phase_U[u] == _BACKWARD:
-            _await_buffers(n, stage, returns, state, begin_G)
+            _await_buffers(n, returns, state, begin_G)
             last = _slowest(begin_G, took_G)
     parts[COMPUTE] += plain - begin
     parts[TRANSFER] += late - plain
@@ -232,30 +232,28 @@ def _await_weights(u, copies, state, begin_G):
 
 
 @kernel
-def _await_buffers(n, stage, returns, state, begin_G):
+def _await_buffers(n, returns, state, begin_G):
     """A gradient buffer is zeroed when what it held has left."""
-    layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         g, r = returns.src_A[a], returns.slot_A[a]
-        turn = state.turn[g, layer, r] % state.ring.shape[3]
-        link = state.ring_link[g, layer, r, turn]
+        turn = state.turn[g, r] % state.ring.shape[2]
+        link = state.ring_link[g, r, turn]
         if link >= 0:
-            begin_G[g] = max(begin_G[g], state.ring[g, layer, r, turn] + _behind(link, state))
+            begin_G[g] = max(begin_G[g], state.ring[g, r, turn] + _behind(link, state))
 
 
 @kernel
 def _send_gradients(n, stage, returns, state):
-    layer = stage.slot_layer_N[n]
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         src, dst, r = returns.src_A[a], returns.dst_A[a], returns.slot_A[a]
         link = _PEER if stage.node_G[src] == stage.node_G[dst] else _RDMA
         ready = state.clock[NOW] - _behind(link, state)
         returns.start_A[a] = _send(ready, src, dst, link, stage.gradient_s[link], stage, state)
         returns.end_A[a] = returns.start_A[a] + stage.gradient_s[link]
-        turn = state.turn[src, layer, r] % state.ring.shape[3]
-        state.ring[src, layer, r, turn] = returns.end_A[a]
-        state.ring_link[src, layer, r, turn] = link
-        state.turn[src, layer, r] += 1
+        turn = state.turn[src, r] % state.ring.shape[2]
+        state.ring[src, r, turn] = returns.end_A[a]
+        state.ring_link[src, r, turn] = link
+        state.turn[src, r] += 1
 
 
 @kernel

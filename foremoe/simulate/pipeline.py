@@ -63,11 +63,9 @@ def simulate_pipeline(
         outside_s_MG: Of the last chunk. This and the other options are those of `simulate`.
 
     Raises:
-        InputError: Orders of micro-steps differ, or the schedules wait for each other.
+        InputError: The schedules wait for each other.
     """
     pp = len(ranks)
-    if any((rank.plan.order_M != ranks[0].plan.order_M).any() for rank in ranks):
-        raise InputError("the pipeline ranks run their micro-steps in different orders; plan them without an order level.")
     runs = [
         StageRun(
             rank.problem,

@@ -9,13 +9,12 @@ from foremoe.machine.tiles import padded_pairs
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import start_positions
 from foremoe.plan.relays import chain_depth, relays_of
-from foremoe.plan.replicas import Lives, Replicas
+from foremoe.plan.replicas import Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.estimate import window_seconds
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Uses
-from foremoe.problem.slots import SharedSlots
 from foremoe.simulate.fill import fill_inputs
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
@@ -37,7 +36,7 @@ def stage_inputs(
     in_block_N[row_U[uses.phase_U == Phase.REFORWARD]] = True
     again_U = is_backward_U & problem.schedule.reforward & ~in_block_N[row_U]
     rounds_N = np.bincount(row_U, weights=1 + again_U, minlength=problem.N).astype(np.int64)
-    sent, shared = exchange(problem, plan, rounds_N), isinstance(problem.slots, SharedSlots)
+    sent = exchange(problem, plan, rounds_N)
     busy_NGS, at_home_NGB = plan.quota_NGS > 0, plan.expert_NGS[..., : plan.B]
     home_load_NX = np.take_along_axis(problem.load_NE, at_home_NGB.reshape(problem.N, -1).clip(0), axis=1)
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
@@ -55,7 +54,6 @@ def stage_inputs(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
         window_MG=_window_seconds(problem, compute_NG, back_NG, sent), compute_NG=compute_NG, back_NG=back_NG,
         peer_N=sent.peer_N, rdma_N=sent.rdma_N,
-        slot_layer_N=np.zeros(problem.N, np.int64) if shared else np.arange(problem.N) % problem.L,
         node_G=cluster.node_of_rank_G, nic_G=cluster.nic_of_rank_G, latency_s=cluster.exchange_latency_s,
         window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
         copy_s=model.expert_bytes / rate_3 + latency_3, gradient_s=model.gradient_bytes / return_3 + latency_3,
@@ -103,12 +101,12 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
 
 
 def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
-    """The gradients that go home, row by row in the order in which they leave, and the replicas that they are of."""
-    trains = plan.executable and plan.header.schedule.trains
-    replicas = Lives.of(plan).returned() if trains else Replicas.of(plan, np.zeros((plan.M, plan.L), bool))
+    """The gradients of all replicas, row by row in the order in which they leave, and the replicas that they are of."""
+    returns_any = plan.executable and plan.header.schedule.trains
+    replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
     order_Z = np.lexsort((round_Z, replicas.row_Z))
-    replicas = replicas.take(order_Z)
+    replicas = Replicas(*(column_Z[order_Z] for column_Z in replicas))
     first_N, times = np.searchsorted(replicas.row_Z, np.arange(plan.N + 1)), np.zeros((2, len(replicas.row_Z)))
     return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z - plan.B, *times), replicas
 
@@ -116,12 +114,11 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
 def empty_state(problem: Problem, stage: Stage) -> State:
     """The state before the first use."""
     G, num_nics = problem.G, int(stage.nic_G.max()) + 1
-    num_layers = 1 if isinstance(problem.slots, SharedSlots) else problem.L
-    ring = (G, num_layers, problem.R, problem.slots.num_buffers(1, 1))
+    ring = (G, problem.R, problem.slot_depth)
     return State(
         clock=np.zeros(3), parts=np.zeros(len(PARTS)), free_at_G=np.zeros(G), slow_G=np.zeros(G), peer_2G=np.zeros((2, G)),
         rdma_2Y=np.zeros((2, num_nics)), host_G=np.zeros(G), store_G=np.zeros(G), busy_WG=np.zeros((len(LINKS), G)),
-        ring=np.zeros(ring), ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:3], np.int64),
+        ring=np.zeros(ring), ring_link=np.full(ring, -1, np.int64), turn=np.zeros(ring[:2], np.int64),
     )  # fmt: skip
 
 

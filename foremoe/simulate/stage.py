@@ -11,7 +11,6 @@ from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import SharedSlots
 from foremoe.simulate import kernel
 from foremoe.simulate.prepare import copy_inputs, empty_record, empty_state, return_inputs, stage_inputs, wall_seconds
 from foremoe.simulate.result import PARTS, Parts, Simulation
@@ -85,7 +84,7 @@ def even_routing(problem: Problem) -> Problem:
     rest_MLGE = (np.arange(E) - first_MLG[..., None]) % E < (pairs_MLG % E)[..., None]
     load_MLGE = (pairs_MLG // E)[..., None] + rest_MLGE
     return dataclasses.replace(
-        problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2), redundant=0, resident_LGS=None, slots=SharedSlots(),
+        problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2), redundant=0,
         home_LE=np.tile(np.arange(E), (problem.L, 1)), routed=None,
     )  # fmt: skip
 
@@ -108,17 +107,17 @@ class StageRun:
             raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
         if known not in ("rollout", "router"):
             raise InputError(f'known must be "rollout" or "router"; got {known!r}.')
-        for name, mine, its in (("slots per rank", plan.S, problem.S), ("slot policy", plan.header.slots, problem.slots)):
+        depths = plan.header.slot_depth, problem.slot_depth
+        for name, mine, its in (("slots per rank", plan.S, problem.S), ("slot_depth", *depths)):
             if mine != its:
                 raise InputError(f"the plan has {name} {mine} and the problem {its}; simulate the plan of this problem.")
         plan.check()
         self.problem, self.plan = problem, plan
         schedule = plan.header.schedule
-        uses = schedule.uses(plan.L)
-        self._uses = uses._replace(micro_step_U=plan.order_M[uses.micro_step_U])
-        self.micro_step_X, self._phase_X = plan.order_M[schedule.micro_step_X], schedule.phase_X
+        self._uses = schedule.uses(plan.L)
+        self.micro_step_X, self._phase_X = schedule.micro_step_X, schedule.phase_X
         self.num_passes = len(self._phase_X)
-        self._first_X = np.searchsorted(uses.pass_U, np.arange(self.num_passes + 1))
+        self._first_X = np.searchsorted(self._uses.pass_U, np.arange(self.num_passes + 1))
         num_uses = len(self._uses.use_U)
         self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links, low_precision)
         self._copies = copy_inputs(problem, plan, num_uses, prefetch, known)

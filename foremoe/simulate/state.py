@@ -20,7 +20,6 @@ class Stage(NamedTuple):
     back_NG: Array  # experts in backward
     peer_N: Array  # how long one exchange keeps the peer links busy
     rdma_N: Array  # how long one exchange keeps the RDMA links busy
-    slot_layer_N: Array  # layer whose gradient buffers a row uses; 0 where all layers share them
     node_G: Array
     nic_G: Array
     latency_s: float  # of an exchange
@@ -81,7 +80,7 @@ class State(NamedTuple):
     host_G: Array
     store_G: Array  # when a rank may write to its node's store
     busy_WG: Array
-    ring: Array  # [G, L or 1, R, depth]: clock of the last gradient from a buffer
+    ring: Array  # [G, R, slot_depth]: clock of the last gradient from a buffer
     ring_link: Array  # its `Link`, -1 none
     turn: Array
 

@@ -40,7 +40,7 @@ class System:
     Attributes:
         planner: With its home level; the pack level has no part, the groups are dealt already.
         known: This, `plan_s` and `prefetch` are options of `simulate`.
-        changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slots``).
+        changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
         even: Routing is forced to be even; the planner has no part.
         low_precision: What if overloaded ranks computed so many times as fast in lower precision; it changes numerics.
     """

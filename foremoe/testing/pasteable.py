@@ -10,7 +10,6 @@ from foremoe.machine.model import Model
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.workload.dealing import Dealt
 
 
@@ -25,7 +24,7 @@ def describe(problem: Problem) -> str:
 
 def evaluate(text: str) -> Problem:
     """The problem that `describe` printed."""
-    names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, ResidentSlots, Schedule, SharedSlots)}
+    names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, Schedule)}
     problem = eval(text, {"__builtins__": {}, **names})
     assert isinstance(problem, Problem)
     return problem

@@ -63,14 +63,10 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
         workload = Workload.from_counts(workload, num_topk=head.model.num_topk, stage=head.key.stage)
     split_G = [plan.rows_for(workload, g) for g in range(G)]
     input_ZH, output_grad_ZH, weight_LE, result = _make_toys(workload.load_MLGE, seed, head.schedule.trains)
-    buffer_G = np.full((G, head.slots.num_buffers(S - B, L), 2, HIDDEN, HIDDEN), np.nan)
+    buffer_G = np.full((G, head.num_buffers, 2, HIDDEN, HIDDEN), np.nan)
     slot_grad_G = np.full_like(buffer_G, np.nan)
     reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> the buffer its weights are read from
     holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> the (layer, expert) that landed there last
-    for layer, g, s in np.argwhere(plan.resident_LGS >= 0) if plan.resident_LGS is not None else ():
-        if s >= B:
-            e, buffer = plan.resident_LGS[layer, g, s], layer * head.slots.num_buffers(S - B, 1) + s - B  # type: ignore[index]
-            buffer_G[g, buffer], reads[g, layer, e], holds[g, buffer] = weight_LE[layer, e], buffer, (layer, e)
 
     def home_weights(rank: int, layer: int, expert: int) -> Array:
         """What `rank` (-1: the host store) has at home; NaN for an expert that is not its own."""
@@ -89,8 +85,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     apart = {(layer, phase) for _, _, layer, phase, _ in zip(*head.schedule.uses(L), strict=True)}
     activation_ZH, landed_C = np.full_like(input_ZH, np.nan), np.zeros(len(t), bool)
     relayed_C = (t.src_C >= 0) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
-    for use, position, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
-        m = int(plan.order_M[position])
+    for use, m, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
         for _ in range(G):  # those that wait for a copy to their source come a round later
             for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
                 landed_C[c] = land_copy(c, last=False)

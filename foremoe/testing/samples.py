@@ -7,7 +7,6 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
-from foremoe.plan.kept import price_as_sent
 from foremoe.plan.plan import Plan
 from foremoe.planner import start
 from foremoe.planner.planner import Planner
@@ -15,7 +14,6 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots
 from foremoe.solvers.split.exact import ExactSplit
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, R redundant slots, S = B + R, C copies.
@@ -38,19 +36,8 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
             quota_NGS[n][at] = rng.multinomial(problem.load_NE[n, e], shares)
     idle = (expert_NGS >= 0) & (quota_NGS == 0)
     idle[:, :, : problem.B] = False
-    if isinstance(problem.slots, ResidentSlots):
-        idle &= rng.random(idle.shape) < 0.5
     expert_NGS[idle] = -1
     return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-
-
-def random_residency(problem: Problem, rng: np.random.Generator, *, density: float = 0.7) -> Array:
-    """int16 [L, G, S] for `Problem.resident_LGS`: experts that an earlier plan may have left in the redundant slots."""
-    resident_LGS = np.full((problem.L, problem.G, problem.S), -1, np.int16)
-    resident_LGS[:, :, : problem.B] = problem.base_NGB[: problem.L]
-    for layer in range(problem.L):
-        _fill(problem, layer, resident_LGS[layer], rng, density)
-    return resident_LGS
 
 
 def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
@@ -61,18 +48,9 @@ def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
     return np.ascontiguousarray(np.moveaxis(dealt, -1, 2)).astype(np.int32)
 
 
-def plan_of(problem: Problem, placement: Placement, *, order_M: Array | None = None) -> Plan:
-    """The plan that a valid placement makes, unchanged by any solver.
-
-    Args:
-        order_M: A permutation, the micro-step that runs m-th; default: in order.
-    """
-    plan, _ = Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)
-    if order_M is None:
-        return plan
-    plan = dataclasses.replace(plan, order_M=order_M).rederived()
-    cost = price_as_sent(problem, placement, plan.transfers)
-    return dataclasses.replace(plan, cost_ML=cost.reshape(plan.M, plan.L))
+def plan_of(problem: Problem, placement: Placement) -> Plan:
+    """The plan that a valid placement makes, unchanged by any solver."""
+    return Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)[0]
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:

@@ -24,8 +24,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
-from foremoe.testing.samples import plan_of, random_placement, random_residency
+from foremoe.testing.samples import plan_of, random_placement
 from foremoe.workload.workload import STAGES
 
 # What only a fit knows of a cluster.
@@ -123,7 +122,7 @@ def problems(
     draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, max_base: int = 3, min_redundant: int = 0, max_redundant: int = 3,
     min_micro_steps: int = 1, max_micro_steps: int = 4, min_layers: int = 1, max_layers: int = 4, max_pairs: int = 40,
     stages: Sequence[str] = STAGES, objectives: Sequence[str] = ("balance", "time"), replicas: Sequence[str] = ("any", "node"),
-    slots: Slots | None = None, row_kinds: Sequence[str] = ROW_KINDS, sources: bool | None = None, symmetric: bool = False,
+    slot_depth: int | None = None, row_kinds: Sequence[str] = ROW_KINDS, sources: bool | None = None, symmetric: bool = False,
     uneven: bool = True,
 ) -> Problem:  # fmt: skip
     """Problems of every kind the library takes.
@@ -131,7 +130,7 @@ def problems(
     Args:
         max_base: Largest number of base slots per rank, so E is at most max_ranks * max_base.
         max_pairs: Largest load of one expert from one source rank.
-        slots: The slot policy; default: any.
+        slot_depth: Default: 1 to 3.
         row_kinds: What a row's load may look like; see `ROW_KINDS`.
         sources: True or False: with or without ``load_MLGE``; default: either.
         symmetric: Nodes of one size, in order.
@@ -142,18 +141,17 @@ def problems(
     E = G * draw(st.integers(1, max_base))
     M, L = draw(st.integers(min_micro_steps, max_micro_steps)), draw(st.integers(min_layers, max_layers))
     stage = draw(st.sampled_from(list(stages)))
-    if slots is None:
-        slots = draw(st.builds(SharedSlots, st.integers(1, 3)) | st.builds(ResidentSlots, st.integers(1, 3)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.lists(st.sampled_from(list(row_kinds)), min_size=M * L, max_size=M * L))
     load_MLGE = np.stack([_row(kind, G, E, max_pairs, rng) for kind in kinds]).reshape(M, L, G, E)
     permuted, known = draw(st.booleans()), draw(st.sampled_from(["nothing", "tokens", "attention"]))
     tokens_MG = rng.integers(0, 50, (M, G)).astype(np.int32)
-    problem = Problem(
+    return Problem(
         model=draw(models(num_experts=E)), cluster=cluster,
         cost=CostModel(objective=draw(st.sampled_from(list(objectives))), overlap=draw(st.sampled_from([0.0, 0.5, 1.0]))),
         stage=stage, schedule=draw(schedules(M, num_layers=L, stage=stage, uneven=uneven)),
-        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))), slots=slots,
+        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))),
+        slot_depth=draw(st.integers(1, 3)) if slot_depth is None else slot_depth,
         replicas=draw(st.sampled_from(list(replicas))),
         home_LE=np.stack([rng.permutation(E) if permuted else np.arange(E) for _ in range(L)]), load_MLE=load_MLGE.sum(axis=2),
         load_MLGE=load_MLGE if (draw(st.booleans()) if sources is None else sources) else None,
@@ -161,9 +159,6 @@ def problems(
         attention_MG=tokens_MG.astype(np.float64) ** 2 if known == "attention" else None,
         moe_layer_L=np.arange(L) + draw(st.sampled_from([0, 3])),
     )  # fmt: skip
-    if isinstance(slots, ResidentSlots) and problem.R and draw(st.booleans()):
-        return dataclasses.replace(problem, resident_LGS=random_residency(problem, rng))
-    return problem
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
@@ -174,11 +169,9 @@ def placements(problem: Problem) -> st.SearchStrategy[Placement]:
     )  # fmt: skip
 
 
-@st.composite
-def plans(draw: st.DrawFn, problem: Problem, *, reorder: bool = True) -> Plan:
-    """Valid plans of `problem`: random placements, and random orders of micro-steps if `reorder`."""
-    order_M = np.array(draw(st.permutations(range(problem.M))), np.int32) if reorder else None
-    return plan_of(problem, draw(placements(problem)), order_M=order_M)
+def plans(problem: Problem) -> st.SearchStrategy[Plan]:
+    """Valid plans of `problem`: random placements."""
+    return placements(problem).map(functools.partial(plan_of, problem))
 
 
 def _row(kind: str, num_ranks: int, num_experts: int, max_pairs: int, rng: np.random.Generator) -> Array:

@@ -1,7 +1,6 @@
 """Admission: whether an engine can run a plan, and whether all ranks were given the same one."""
 
 import hashlib
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,13 +9,11 @@ from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 
 
-def refusal(
-    plan: Plan, rank: int, num_ranks: int, num_buffers: int, held: Mapping[int, tuple[int, int]] | None, *, debug: bool
-) -> str:
+def refusal(plan: Plan, rank: int, num_ranks: int, num_buffers: int, *, debug: bool) -> str:
     """Why a rank cannot run the plan, in one sentence; empty if it can.
 
     Rank 0 checks the plan, if nobody has checked it before, for all: agreement makes the others' equal to it. With `debug` every
-    rank does. `held` is buffer -> (layer, expert) that earlier plans left there; None if weights have changed since.
+    rank does.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
@@ -30,13 +27,7 @@ def refusal(
     needed = int(plan.transfers.buffer_C.max(initial=-1)) + 1
     if needed > num_buffers:
         lack = f"the plan uses {needed} slot buffers per rank and there are {num_buffers}"
-        return f"{lack}; make more, or plan with fewer redundant slots or a smaller depth."
-    wanted = resident_buffers(plan, rank)
-    if wanted and held is None:
-        return "the plan counts on replicas that are already there; begin it with same_weights=True, or plan without them."
-    for buffer, (layer, expert) in wanted.items():
-        if held is not None and held.get(buffer) != (layer, expert):
-            return f"the plan counts on a replica of expert {expert} of layer {layer} that is not there; plan without it."
+        return f"{lack}; make more, or plan with fewer redundant slots or a smaller slot_depth."
     return ""
 
 
@@ -54,24 +45,15 @@ def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool
             raise InputError(f"{given} ({theirs[1]} and {answers[0][1][1]}); give all ranks the same.")
 
 
-def resident_buffers(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
-    """Buffer -> (layer, expert) of the replicas that a plan counts on from the start."""
-    if plan.resident_LGS is None:
-        return {}
-    pool = plan.header.slots.num_buffers(plan.header.redundant, 1)
-    expert_LR = plan.resident_LGS[:, rank, plan.B :]
-    return {layer * pool + r: (layer, int(expert_LR[layer, r])) for layer, r in np.argwhere(expert_LR >= 0).tolist()}
-
-
 def fingerprint(plan: Plan) -> str:
     """A short fingerprint of all that an engine reads: ranks whose plans have the same run the same."""
     state, head = hashlib.blake2b(digest_size=16), plan.header
     passes = head.schedule
-    state.update(repr((head.slots, head.redundant, head.model, head.cluster.to_dict())).encode())
+    state.update(repr((head.redundant, head.slot_depth, head.model, head.cluster.to_dict())).encode())
     state.update(repr((head.keeps_homes, passes.num_chunks, passes.reforward)).encode())
     arrays = [
         *(getattr(value, name) for value in (passes, plan.transfers) for name in value.array_fields()),
-        plan.home_LE, plan.expert_MLGS, plan.quota_MLGS, plan.order_M, plan.resident_LGS,
+        plan.home_LE, plan.expert_MLGS, plan.quota_MLGS,
     ]  # fmt: skip
     for array in arrays:
         if array is None:

@@ -173,10 +173,6 @@ class Carrier:
         for backend in self.backends.backends:
             backend.finish()
 
-    def in_flight(self) -> list[int]:
-        """Copies to this rank that were started and that no use has taken yet."""
-        return list(self._batch_C)
-
     def _launch(self, copies: Sequence[int]) -> None:
         """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
         t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int, int], list[int]]()

@@ -1,7 +1,6 @@
 """What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
 
 import hashlib
-from collections.abc import Container
 
 import torch
 
@@ -81,18 +80,14 @@ class DebugContents:
 
     def __init__(self, plan: Plan, buffers: Buffers, group: Group) -> None:
         pairs = set(zip(plan.transfers.layer_C.tolist(), plan.transfers.expert_C.tolist(), strict=True))
-        if plan.resident_LGS is not None:
-            layer_Z, g_Z, s_Z = (plan.resident_LGS >= 0).nonzero()
-            pairs |= {(x, e) for x, e in zip(layer_Z.tolist(), plan.resident_LGS[layer_Z, g_Z, s_Z].tolist(), strict=True)}
         mine = {(x, e): digest(buffers.home(x, e)) for x, e in pairs if plan.home_LE[x, e] // plan.B == group.rank}
         self._homes, self._buffers, self._rank, self._trains = mine, buffers, group.rank, plan.header.schedule.trains
         self._digest = {key: value for part in group.gather(list(mine.items())) for key, value in part}
 
-    def spoil_free(self, held: Container[int]) -> None:
-        """Spoils buffers that nothing is held in, and gradients."""
+    def spoil_all(self) -> None:
+        """Spoils all buffers and their gradients."""
         for buffer in range(self._buffers.num_buffers):
-            if buffer not in held:
-                spoil(self._buffers.slot(buffer))
+            spoil(self._buffers.slot(buffer))
             if self._trains:
                 spoil(self._buffers.slot_grad(buffer))
 

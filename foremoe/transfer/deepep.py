@@ -57,16 +57,16 @@ class DeepEpEngine:
             InputError: On all ranks: it does not fit, differs between ranks, or has replicas outside their home's node.
         """
         t, rank, node_G = plan.transfers, self.group.rank, plan.header.cluster.node_of_rank_G
-        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, None, debug=False)
+        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, debug=False)
         if not refused and (node_G[plan.home_LE[t.layer_C, t.expert_C] // plan.B] != node_G[t.dst_C]).any():
             refused = 'the plan has replicas outside the NVLink domain of their home; plan with replicas="node".'
         require_agreement(self.group, plan, refused, False)
         uses = plan.header.schedule.uses(plan.L)
-        micro_step_U = plan.order_M[uses.micro_step_U].tolist()
+        micro_step_U = uses.micro_step_U.tolist()
         self._uses = list(zip(micro_step_U, uses.layer_U.tolist(), map(Phase, uses.phase_U.tolist()), strict=True))
         self._bounds = np.searchsorted(t.need_C, np.arange(len(self._uses) + 1))
         self._domain: list[int] = np.flatnonzero(node_G == node_G[rank]).tolist()
-        self._contents = {g: SlotContents({}) for g in self._domain}
+        self._contents = {g: SlotContents() for g in self._domain}
         self._plan, self._next, self._open, self._event = plan, 0, None, None
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:

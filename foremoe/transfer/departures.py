@@ -17,13 +17,10 @@ class Departures:
     def __init__(self, carrier: Carrier, returns: Returns, buffers: Buffers, slots: SlotContents, *, debug: bool) -> None:
         self._carrier, self._returns, self._buffers, self._slots, self._debug = carrier, returns, buffers, slots, debug
         self._unsent: tuple[int, int] | None = None  # micro-step and position of the backward whose gradients have not left
-        self._added = set[int]()  # keys of the returns that a backward has added to, and that have not left
         self._freed: int | None = -1  # position of the use whose buffers are free: at first the one before all others
 
-    def hold_gradients(self, micro_step: int, position: int, *, added: bool) -> None:
-        """Gradients that are complete after the backward at `position` may leave; it `added` to them unless it ran at home."""
-        if added:
-            self._added.update(self._carrier.programme.sums.get(position, ()))
+    def hold_gradients(self, micro_step: int, position: int) -> None:
+        """The gradients of replicas of the use at `position` may leave."""
         self._unsent = micro_step, position
 
     def hold_buffers(self, position: int) -> None:
@@ -54,20 +51,7 @@ class Departures:
                     spoil(self._buffers.slot(buffer))
         self._carrier.start(position + 1)
 
-    def finish(self) -> None:
-        """Brings all gradients home, also those that later backwards were to add to, where the stage ends before them."""
-        self.launch()
-        programme = self._carrier.programme
-        for position in sorted(programme.returns) if self._added else ():
-            self._send(programme.uses[position][0], position)
-        self.settle()
-
     def _send_gradients(self) -> None:
         if self._unsent is not None:
-            due, self._unsent = self._unsent, None
-            self._send(*due)
-
-    def _send(self, micro_step: int, position: int) -> None:
-        returns = [one for one in self._carrier.programme.returns.get(position, ()) if one.key in self._added]
-        self._added.difference_update(one.key for one in returns)
-        self._returns.send(micro_step, returns, self._slots.buffer_of)
+            (micro_step, position), self._unsent = self._unsent, None
+            self._returns.send(micro_step, self._carrier.programme.returns.get(position, ()), self._slots.buffer_of)

@@ -14,7 +14,7 @@ from foremoe.distributed.group import Group, as_group, reporting
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
-from foremoe.transfer.admission import refusal, require_agreement, resident_buffers
+from foremoe.transfer.admission import refusal, require_agreement
 from foremoe.transfer.backends import BackendSet, class_name, default_backends, resolve_backend
 from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
@@ -55,7 +55,7 @@ class Engine:
         resolved = [resolve_backend(backend) for backend in self.settings.backends or ()]
         self._owns_group = not isinstance(group, Group)
         self.group = as_group(group)
-        self.buffers, self._version, self._slots, self.sum_bytes = buffers, 0, SlotContents({}), 0
+        self.buffers, self._version, self.sum_bytes = buffers, 0, 0
         self._plan: Plan | None = None
         self._open: Residency | None = None
         self._watch: HomeWatch | None = None
@@ -76,8 +76,8 @@ class Engine:
 
         Args:
             plan: One that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
-            same_weights: No home weight was written since the last plan began, on any rank. Host stores and resident slots then
-                stay valid; otherwise stores are filled again.
+            same_weights: No home weight was written since the last plan began, on any rank. Host stores then stay valid;
+                otherwise they are filled again.
 
         Raises:
             InputError: The plan does not fit this engine, or differs between ranks; on all ranks.
@@ -86,8 +86,8 @@ class Engine:
         begin = time.perf_counter()
         if self._plan is not None:
             raise InputError("a plan is being run; call end() before the next begin().")
-        rank, held = self.group.rank, self._slots.expert_of if same_weights and self._version else None
-        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, held, debug=self.settings.debug)
+        rank = self.group.rank
+        refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, debug=self.settings.debug)
         if same_weights and not self._version:
             refused = "same_weights needs a plan before this one; leave it out for the first."
         if plan.header.schedule.trains and all(backend.one_sided for backend in self._backends.backends):
@@ -95,7 +95,7 @@ class Engine:
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
         require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
-        self._slots = SlotContents(resident_buffers(plan, rank))
+        self._slots = SlotContents()
         with self._step():
             self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
@@ -104,10 +104,10 @@ class Engine:
         self._departures = Departures(self._carrier, self._returns, self.buffers, self._slots, debug=self.settings.debug)
         self._plan, self._next, self._open, self._returned = plan, 0, None, False
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
-        self._owed: dict[tuple[int, int], int] = {}  # row that ran on replicas -> position after which its gradients have left
+        self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
         self._homes_only = plan.header.schedule.trains and self._backends.return_backend() < 0
         if self._contents is not None:
-            self._contents.spoil_free(self._slots.expert_of)
+            self._contents.spoil_all()
         self._begin_s, self._carrier.zero_s = time.perf_counter() - begin, time.perf_counter()
         self.launch()
 
@@ -138,9 +138,8 @@ class Engine:
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
         """What this rank's slots hold for a use, once it is there; the same again until it is released.
 
-        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. Backward adds to
-        the gradients of replicas: they are zero before it, or what earlier micro-steps left in resident slots. Raises what
-        `prepare` raises, which it calls if nobody has.
+        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
+        gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
         """
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
@@ -153,16 +152,18 @@ class Engine:
         """All ranks agreed that this row runs at home placement, in forward and in backward."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
-        self._owed.pop((micro_step, layer), None)
+        self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Backward of the row's experts is done here: `launch` sends complete gradients of replicas home and takes in others'."""
+        """Backward of the row's experts is done here: `launch` sends replica gradients home and takes in those of others."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
         self._returned = True
-        self._departures.hold_gradients(micro_step, position, added=(micro_step, layer) not in self._fell_back)
+        self._in_flight.discard((micro_step, layer))
+        if (micro_step, layer) not in self._fell_back:
+            self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
         """Waits until gradients of all rows whose backward is over are at home, as ``Departures.settle``; on all ranks alike."""
@@ -200,12 +201,14 @@ class Engine:
             InputError: Uses are left and `partial` is not set.
             TransferError: Something did not arrive, here or elsewhere.
         """
-        plan, num_uses = self._running(), len(self._programme.uses)
+        self._running()
+        num_uses = len(self._programme.uses)
         if (self._next < num_uses or self._open is not None) and not partial:
             raise InputError(f"{num_uses - self._next} of {num_uses} uses were not run; run them, or call end(partial=True).")
         failure = None
         try:
-            self._departures.finish()
+            self._departures.launch()
+            self._departures.settle()
             self._carrier.finish()
             if self._watch is not None:
                 self._watch.check()
@@ -216,8 +219,6 @@ class Engine:
         self.sum_bytes = self._returns.most_sum_bytes  # what float32 sums for bf16 main gradients took
         answers = self.group.gather(("" if failure is None else str(failure), self._backends.failed()))
         self._backends.give_up([failed for _, failed in answers])
-        for c in self._carrier.in_flight():
-            self._slots.drop(int(plan.transfers.buffer_C[c]))  # it has been overwritten
         if failure is not None:
             self._fail(failure)
         if failures := {g: text for g, (text, _) in enumerate(answers) if text}:
@@ -252,15 +253,15 @@ class Engine:
             if self._homes_only:
                 return dataclasses.replace(use, complete=False)
             if plan.header.schedule.trains:
-                self._owed[m, layer] = int(self._programme.owed_N[m * plan.L + layer])
+                self._in_flight.add((m, layer))
         return use
 
     def _agree(self, plan: Plan, position: int) -> None:
         """A pass boundary: rows run at home from here on if no backend is left to bring gradients home."""
         lost = self._carrier.agree(position, self._returns.settle)
         if lost and plan.header.schedule.trains and self._backends.return_backend() < 0:
-            if owed := sum(until >= position for until in self._owed.values()):
-                rows = f"{owed} rows that already ran on replicas"
+            if self._in_flight:
+                rows = f"{len(self._in_flight)} rows that already ran on replicas"
                 lack = f"no two-sided backend is left to bring home the gradients of {rows}"
                 cure = "end the job, for no rank may take this optimizer step, and give the engine a second two-sided backend"
                 raise TransferError(f"{', '.join(lost)} failed and {lack}; {cure}.")

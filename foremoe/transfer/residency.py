@@ -25,9 +25,9 @@ class Residency:
 class SlotContents:
     """Which expert each buffer of this rank holds, as far as known."""
 
-    def __init__(self, expert_of: dict[int, tuple[int, int]]) -> None:
-        self.expert_of = expert_of  # buffer -> (layer, expert)
-        self.buffer_of = {key: buffer for buffer, key in expert_of.items()}  # the buffer that it landed in last
+    def __init__(self) -> None:
+        self.expert_of = dict[int, tuple[int, int]]()  # buffer -> (layer, expert)
+        self.buffer_of = dict[tuple[int, int], int]()  # the buffer that it landed in last
 
     def drop(self, buffer: int) -> None:
         """The buffer's contents are not known any more."""

@@ -30,10 +30,10 @@ class _Sent:
 class Returns:
     """Gradient returns of one rank.
 
-    Returns start behind the last exchange of the backward that completes them. They are added to `main_grad` when those of
-    `prefetch` more rows have started, at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would
-    be staged. These points depend on the plan alone, not on timing, so that sums come out the same in every run: for an expert by
-    row, within a row by replica rank.
+    A row's returns start behind the last exchange of its backward. They are added to `main_grad` when `prefetch` more rows have
+    returned theirs, at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would be staged. These
+    points depend on the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a
+    row by replica rank.
 
     Where main gradients are bf16, an expert's returns are summed in float32 and added once, by `add_up` or at the end: a main
     gradient is rounded once more than without replicas, however many there were. The sums take four bytes per weight of the
@@ -49,8 +49,7 @@ class Returns:
         self._window, self._debug = max(settings.prefetch, 1), settings.debug
         self._limit_bytes, self.staged_bytes, self.most_staged_bytes = settings.return_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
-        self._stale = list[int]()  # buffers whose gradients have left, and that the use at hand adds to
-        self._summing = set[int]()  # buffers whose gradients are not complete yet
+        self._stale = list[int]()  # buffers whose gradients are of an earlier use
         self._sums: dict[tuple[int, int], Tensors] = {}  # (layer, expert) -> what is to be added to bf16 main gradients
         self.most_sum_bytes = 0
         self.log = Log()
@@ -85,7 +84,6 @@ class Returns:
             if one.src_rank == self._rank:
                 buffer = buffer_of[one.layer, one.expert]
                 sent.buffers.add(buffer)
-                self._summing.discard(buffer)
                 ends = self._buffers.slot_grad(buffer), None
             else:
                 totals = self._buffers.main_grad(one.layer, one.expert)
@@ -112,13 +110,12 @@ class Returns:
 
     def expect(self, buffers: Iterable[int]) -> None:
         """The use at hand will add to the gradients of buffers."""
-        self._stale = [buffer for buffer in buffers if buffer not in self._summing]
+        self._stale = list(buffers)
 
     def renew(self) -> None:
         """Makes the gradients of expected buffers ready to be added to; once."""
         while self._stale:
             buffer = self._stale.pop()
-            self._summing.add(buffer)
             self.settle(buffer)
             with torch.no_grad():
                 for grad in self._buffers.slot_grad(buffer):

@@ -105,7 +105,7 @@ def test_commands_do_not_wait_for_a_fifo(command, tmp_path):
         {"schedule__num_chunks": 10**12},
         {"schedule__micro_step_X": np.array([0, 0, 2**31 - 1, 2**31 - 1], np.int32)},
         {"schedule__chunk_X": np.array([0, 0, 2**31 - 1, 0], np.int32), "schedule__num_chunks": 2**31},
-        {"slots__depth": 10**9},
+        {"slot_depth": 10**9},
         {"redundant": 10**9},
         {"cluster__ranks_per_node": 10**12},
         {"model__num_layers": 10**12},
@@ -125,17 +125,17 @@ def test_numbers_of_a_small_plan_allocate_nothing(plan, tmp_path, values):
         {"key__stage": "train"}, {"key__step": "0"}, {"key": []}, {"key": None}, {"planner": 3}, {"trace_id": None},
         {"dealt": {}},
         {"keeps_homes": 1}, {"cost__objective": "speed"}, {"cost__overlap": 2.0}, {"cost__overlap": float("inf")},
-        {"cost__overlap": float("nan")}, {"slots__kind": "Ring"}, {"slots__kind": ["SharedSlots"]}, {"schedule__reforward": "no"},
+        {"cost__overlap": float("nan")}, {"slot_depth": "3"}, {"slot_depth": 0}, {"schedule__reforward": "no"},
         {"schedule__num_chunks": 1.5}, {"cluster__dispatch": ["pairs"]}, {"cluster__dispatch": "tokens"}, {"model": 3},
         {"transfers__link_C": 7}, {"transfers__phase_C": 9}, {"schedule__phase_X": 2}, {"stop_ML": 200}, {"moe_layer_L": 2},
-        {"order_M": 7}, {"home_LE": -1}, {"expert_MLGS": 8}, {"transfers__dst_C": -1}, {"transfers__layer_C": 2},
+        {"home_LE": -1}, {"expert_MLGS": 8}, {"transfers__dst_C": -1}, {"transfers__layer_C": 2},
     ],
     ids=str,
 )  # fmt: skip
 def test_types_and_codes_are_those_of_the_format(plan, tmp_path, values):
     held = {
         "transfers__link_C": plan.transfers.link_C, "transfers__phase_C": plan.transfers.phase_C, "stop_ML": plan.stop_ML,
-        "schedule__phase_X": plan.header.schedule.phase_X, "order_M": plan.order_M, "home_LE": plan.home_LE,
+        "schedule__phase_X": plan.header.schedule.phase_X, "home_LE": plan.home_LE,
         "expert_MLGS": plan.expert_MLGS, "transfers__dst_C": plan.transfers.dst_C, "transfers__layer_C": plan.transfers.layer_C,
     }  # fmt: skip
     ((key, value),) = values.items()

@@ -27,7 +27,6 @@ from foremoe.calibrate.routing import Routing
 from foremoe.cli.main import main
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
-from foremoe.problem.slots import ResidentSlots
 from foremoe.testing.ranks import get_pool
 
 THIRD_PARTY = Path(__file__).parents[1] / "testing" / "third_party"
@@ -207,7 +206,7 @@ SMALL = Settings(
 @pytest.mark.parametrize("skew", [1.15, 1.3, 1.5])
 def test_given_routing_has_the_skew_that_was_asked_for(skew):
     samples = given_samples(SMALL, skew, 2)
-    plans = plan_stages(trace_of(samples, SMALL), SMALL, cluster_of(2), 2, 1, ResidentSlots(1))
+    plans = plan_stages(trace_of(samples, SMALL), SMALL, cluster_of(2), 2, 1)
     assert set(plans) == {"recompute", "update"}
     for planned in plans.values():
         assert float(static_skew(planned.workload).mean()) == pytest.approx(skew, abs=0.02)

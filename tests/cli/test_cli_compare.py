@@ -130,10 +130,11 @@ def test_shuffling_is_a_function_of_the_seed(trace: str, dealing: list[str]) -> 
 
 
 def test_every_option_of_the_problem_reaches_it(trace: str, dealing: list[str]) -> None:
-    options = {"objective": "balance", "schedule": "1f1b:2,0+reforward", "slots": "resident:2", "replicas": "node"}
+    options = {"objective": "balance", "schedule": "1f1b:2,0+reforward", "replicas": "node"}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    case = parsed(good(["compare", trace, *dealing, *words, "--redundant", "2", "--planners", "greedy", "--json"]).stdout)["case"]
-    assert case.items() >= options.items() and case["redundant"] == 2
+    words += ["--redundant", "2", "--slot-depth", "4"]
+    case = parsed(good(["compare", trace, *dealing, *words, "--planners", "greedy", "--json"]).stdout)["case"]
+    assert case.items() >= options.items() and (case["redundant"], case["slot_depth"]) == (2, 4)
     recompute = ["--stage", "recompute", "--layers", "1:3", "--planners", "static", "--json"]
     case = parsed(good(["compare", trace, *dealing, *recompute]).stdout)["case"]
     assert (case["stage"], case["schedule"], case["layers"]) == ("recompute", "forward", 2)

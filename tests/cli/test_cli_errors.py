@@ -43,7 +43,7 @@ OPTIONS = {
     "schedule against stage": (["--schedule", "forward"], "backward"),
     "stage against schedule": (["--stage", "recompute", "--schedule", "accumulate"], "backward"),
     "interleaved": (["--schedule", "interleaved:2,3,0"], "multiples of 2"),
-    "slots": (["--slots", "ring:3"], "slot policy"),
+    "slot_depth": (["--slot-depth", "0"], "--slot-depth"),
     "slot depth": (["--slots", "shared:0"], "depth"),
     "replicas": (["--replicas", "some"], "--replicas"),
     "objective": (["--objective", "fun"], "--objective"),

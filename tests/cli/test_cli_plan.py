@@ -106,7 +106,7 @@ def test_check_finds_other_prices_and_another_trace(plan_and_workload: tuple[str
     [
         "--stage recompute --dispatch node --ranks-per-node 2",
         "--planner eplb-history --objective balance --redundant 2",
-        "--slots resident:1 --host-store",
+        "--slot-depth 1 --host-store",
         "--planner Planner(pack=AsGiven(shuffle=True),home=Lpt()) --schedule 1f1b:2,0+reforward --replicas node",
     ],
 )

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from foremoe.base.errors import InputError
 from foremoe.cli.jsonio import _with_value, plain
 from foremoe.cli.texts import Seconds, foresight_of, layer_range, planner_of, split_list, whole_numbers
+from foremoe.problem.cost import CostModel
 from foremoe.problem.foresight import Noisy, Rerouted
-from foremoe.problem.slots import ResidentSlots, SharedSlots, slots_of
 
 NAME = st.text("abcxyz_-0123456789.", min_size=1, max_size=6)
 CALL = st.builds(
@@ -51,15 +51,6 @@ def test_only_plain_whole_numbers_pass(text: str) -> None:
 def test_seconds_are_finite_and_positive(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Seconds().convert(text, None, None)
-
-
-def test_slot_policies() -> None:
-    assert slots_of("shared:4") == SharedSlots(4)
-    assert slots_of("resident:2") == ResidentSlots(2)
-    assert slots_of("shared") == SharedSlots()
-    for text in ("", "ring:3", "shared:", "shared:x", "shared:-1", "shared:0", "resident:9999999999"):
-        with pytest.raises(InputError):
-            slots_of(text)
 
 
 def test_layer_ranges() -> None:
@@ -118,5 +109,5 @@ def test_plain_values_are_strict_json(value: object) -> None:
 
 
 def test_plain_takes_numpy_and_dataclasses() -> None:
-    value = {"a": np.float64(math.nan), "b": np.arange(2), 3: (np.int32(1), math.inf), "s": SharedSlots(2)}
-    assert plain(value) == {"a": None, "b": [0, 1], "3": [1, None], "s": {"depth": 2}}
+    value = {"a": np.float64(math.nan), "b": np.arange(2), 3: (np.int32(1), math.inf), "s": CostModel(overlap=0.5)}
+    assert plain(value) == {"a": None, "b": [0, 1], "3": [1, None], "s": {"objective": "time", "overlap": 0.5}}

@@ -20,7 +20,7 @@ from foremoe.base.tensor_file import digest
 EDGES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 255, 256, 2**15 - 1, 2**15, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**12,
     10**30, 10**400, 0.0, -0.0, 0.5, 1.5, -1.5, 1e-300, 1e308, float("inf"), float("-inf"), float("nan"),
-    "", " ", "0", "1", "any", "node", "nodes", "pairs", "update", "time", "balance", "SharedSlots", "ResidentSlots",
+    "", " ", "0", "1", "any", "node", "nodes", "pairs", "update", "time", "balance",
     "\x1b[31m\n", "\ud800", "\u00e9" * 9, "x" * 5000, "Evil(cmd='x')", "os:system",
     [], [0], [1, 2], [None], [[0]] * 3, ["a"], {}, {"a": 1}, {"kind": "plan"}, [[[[[[[[[]]]]]]]]],
 ]  # fmt: skip
@@ -93,7 +93,7 @@ def changed_arrays(arrays: dict[str, np.ndarray], rng: Random) -> dict[str, np.n
     if how == 0:
         del arrays[name]
     elif how == 1:
-        new = rng.choice(["a", "known_T", "weight_TLK", "resident_LGS", "schedule.chunk_L", "schedule.block_L", "\x1b"])
+        new = rng.choice(["a", "known_T", "weight_TLK", "schedule.chunk_L", "schedule.block_L", "\x1b"])
         arrays[new] = arrays[name]
     elif how == 2:
         arrays[name], arrays[other] = arrays[other], arrays[name]

@@ -24,7 +24,6 @@ from foremoe.base.stored import open_stored
 from foremoe.base.tensor_file import kind_of
 from foremoe.cli.figures import plan_figures, trace_figures, trace_text, workload_figures, workload_text
 from foremoe.plan.plan import Plan
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.routing.readers import sglang, vllm
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload import Workload, count_workload, from_routed_experts, open_recordings
@@ -65,10 +64,9 @@ def work() -> Workload:
 
 
 @functools.cache
-def plan(resident: bool) -> Plan:
-    slots, cost = ResidentSlots(2) if resident else SharedSlots(), foremoe.CostModel(objective="balance")
-    cluster = foremoe.Cluster.preset("8xh100", RANKS, 2)
-    problem = foremoe.Problem.of(work(), cluster, model=MODEL, redundant=1, cost=cost, slots=slots)
+def plan() -> Plan:
+    cluster, cost = foremoe.Cluster.preset("8xh100", RANKS, 2), foremoe.CostModel(objective="balance")
+    problem = foremoe.Problem.of(work(), cluster, model=MODEL, redundant=1, cost=cost)
     return foremoe.Planner().plan(problem)[0]
 
 
@@ -220,8 +218,7 @@ def of_table(value: Any, use: Callable[[str], None]) -> Loader:
 
 CLUSTER = dataclasses.replace(foremoe.Cluster.preset("8xh100", RANKS, 2), node_of_rank_G=np.array([0, 1, 0, 1]))
 LOADERS: dict[str, Loader] = {
-    "plan": of_tensors(lambda: plan(False), use_plan),
-    "resident plan": of_tensors(lambda: plan(True), use_plan),
+    "plan": of_tensors(plan, use_plan),
     "workload": of_tensors(work, use_workload),
     "trace": of_tensors(trace, use_trace),
     "recording": Loader(

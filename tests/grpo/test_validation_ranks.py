@@ -8,14 +8,13 @@ from examples.grpo.arms import Arms
 from examples.grpo.planning import cluster_of
 from examples.grpo.task import MAX_ANSWER
 from foremoe.plan.transfers import Link
-from foremoe.problem.slots import SharedSlots
 from foremoe.testing.ranks import get_pool
 
 
 def gradients(group, options):
     """What an update leaves on a rank, and whether copies came from host stores, and forwards ran again."""
     torch.use_deterministic_algorithms(True)
-    config = Configuration(hidden=32, tokens=256, skew=1.3, redundant=2, slots=SharedSlots(3), held_out=True, **options)
+    config = Configuration(hidden=32, tokens=256, skew=1.3, redundant=2, slot_depth=3, held_out=True, **options)
     rank = Rank(group, config, config.cluster(cluster_of(2)))
     with rank.runtime:
         arms = Arms(rank.policy, rank.runtime, rank.clock, rank.plans)

@@ -14,7 +14,6 @@ from foremoe.machine.cluster import Cluster
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, row_solver
 from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Quota
 from foremoe.transfer.local import Local
 from foremoe.transfer.settings import EngineSettings
@@ -32,8 +31,6 @@ def no_edit(load_E, node_G, num_base, options, expert_GS, quota_GS):  # type: ig
         ({"planner": Quota()}, {"planner": Planner(rank=(Quota(),))}),
         ({"cost": "balance"}, {"cost": CostModel(objective="balance")}),
         ({"cost": "CostModel(overlap=0.5)"}, {"cost": CostModel(overlap=0.5)}),
-        ({"slots": "resident:2"}, {"slots": ResidentSlots(copies=2)}),
-        ({"slots": "SharedSlots(depth=2)"}, {"slots": SharedSlots(depth=2)}),
         ({"backends": "collective"}, {"backends": ("collective",)}),
         ({"backends": ["pinned_host", "collective"]}, {"backends": ("pinned_host", "collective")}),
     ],
@@ -69,8 +66,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"planner": 3}, "not a solver"),
     ({"cost": "tiem"}, "objective must be"),
     ({"cost": 1.0}, "cost must be a CostModel"),
-    ({"slots": "shared:x"}, "not a valid slot policy"),
-    ({"slots": "Quota()"}, "not a valid slot policy"),
+    ({"slot_depth": 0}, "slot_depth must be a whole number from 1 to 1024"),
+    ({"slot_depth": "x"}, "slot_depth must be a whole number from 1 to 1024"),
     ({"replicas": "nodes"}, "replicas must be"),
     ({"cluster": {"num_ranks": 2}}, "cluster must be a Cluster"),
     ({"cluster": "/no/such/file.toml"}, "there is no file"),

@@ -29,8 +29,6 @@ import program_arms as arms
 import torch
 from magnitudes import Magnitudes
 
-from foremoe.plan.replicas import Lives
-
 # Letters: M micro-steps, L MoE layers of this rank, G ranks of the EP group, S slots.
 
 EXTRA_ROUNDINGS = 64  # scaling by 1/M and 1/DP, and one addition per micro-step, slot and data-parallel rank
@@ -47,7 +45,6 @@ class Verdict:
         as_expected: whether slots served, and layers drifted, as `program_arms.expected_service` says.
         load_ML: pairs that this rank served, by step.   skew_ML: the plans'.
         replicas, cross_node: replicas of the plans, and those on another node than their home.
-        lives: gradients of replicas that go home.
         distinct: whether every row of a plan has a placement or quotas of its own.
         fell_back: rows that ran at home for want of a replica.   backends: (kind of copy, backend) that arrived here.
         served_skew_ML: as reported, by step; None with replay.
@@ -64,7 +61,6 @@ class Verdict:
     skew_ML: np.ndarray
     drift: int
     replicas: int
-    lives: int
     cross_node: int
     distinct: bool
     fell_back: int
@@ -115,7 +111,6 @@ def one_step(
         ),
         load_ML=np.stack([r.served_MLS.sum(axis=2) for r in reports]), skew_ML=np.stack([r.plan.skew_ML for r in reports]),
         drift=sum(int(r.drift_ML.sum()) for r in reports), replicas=sum(r.plan.num_replicas for r in reports),
-        lives=sum(len(Lives.of(r.plan).returned().rank_Z) for r in reports),
         cross_node=sum(_cross_node(case, r.plan) for r in reports), distinct=all(_distinct(r.plan) for r in reports),
         fell_back=sum(len(r.fell_back) for r in reports),
         copies=sum(

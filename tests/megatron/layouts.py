@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from program import Layout
 
-from foremoe.problem.slots import ResidentSlots, SharedSlots
-
 # What every factor can be. The grid is (ranks, EP, PP, VPP), and EDP what is left; sizes that need eight ranks are left out.
 FACTORS = {
     "grid": ((2, 2, 1, None), (4, 4, 1, None), (4, 2, 1, None), (4, 2, 2, None), (4, 2, 2, 2)),
@@ -18,7 +16,7 @@ FACTORS = {
     "overlap_grad": (False, True),
     "optimizer": ("plain", "distributed", "overlap_param"),
     "experts": (("sequential", "fp32"), ("sequential", "bf16"), ("grouped", "bf16")),  # Megatron has no grouped float32
-    "slots": (SharedSlots(depth=1), SharedSlots(depth=3), ResidentSlots(copies=2)),
+    "slot_depth": (1, 3, 8),
     "nodes": (1, 2),
     "dense": (False, True),
     "shared_experts": (False, True),
@@ -35,12 +33,11 @@ class Case:
 
     num_ranks: int
     layout: Layout
-    slots: SharedSlots | ResidentSlots = dataclasses.field(default_factory=SharedSlots)
+    slot_depth: int = 3
     nodes: int = 1
 
     def __str__(self):
-        slots = f"{type(self.slots).__name__[0].lower()}{getattr(self.slots, 'depth', '')}"
-        return f"{self.num_ranks}-{self.layout}-{slots}-n{self.nodes}"
+        return f"{self.num_ranks}-{self.layout}-s{self.slot_depth}-n{self.nodes}"
 
 
 def case_of(choice):
@@ -58,7 +55,7 @@ def case_of(choice):
         overlap_param=choice["optimizer"] == "overlap_param", bf16=choice["experts"][1] == "bf16",
         grouped=choice["experts"][0] == "grouped", shared_experts=choice["shared_experts"], M=2 if chunks == 1 else 4,
     )  # fmt: skip
-    return Case(num_ranks, layout, choice["slots"], choice["nodes"])
+    return Case(num_ranks, layout, choice["slot_depth"], choice["nodes"])
 
 
 def pairs_of(choice):

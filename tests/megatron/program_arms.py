@@ -135,7 +135,7 @@ def attached(program, case, **options):
     from foremoe.integrations.megatron import attach
 
     # At toy sizes no replica is worth its transfer: plan for balance alone.
-    options = {"cost": CostModel(objective="balance"), "slots": case.slots, "cluster": cluster_of(case)} | options
+    options = {"cost": CostModel(objective="balance"), "slot_depth": case.slot_depth, "cluster": cluster_of(case)} | options
     moe = attach(program.chunks, **options)
     try:
         yield moe

@@ -19,12 +19,11 @@ from program import Layout, Program
 from foremoe.base.errors import InputError
 from foremoe.integrations.megatron import AttachSettings
 from foremoe.machine.cluster import Cluster
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.ranks import run_threads
 
 CASES = (
     Case(2, Layout(overlap_grad=True, overlap_param=True, shared_experts=True)),
-    Case(2, Layout(num_layers=3, dense=(1,), bf16=True, grouped=True, distributed=False), ResidentSlots()),
+    Case(2, Layout(num_layers=3, dense=(1,), bf16=True, grouped=True, distributed=False), 8),
     Case(4, Layout(pp=2, vpp=2, num_layers=4, recompute="selective")),
     Case(2, Layout(recompute="full", dispatcher="deepep")),
 )
@@ -206,7 +205,7 @@ def test_misuse_is_refused_in_one_sentence(pool):
         "other R": "the plan is for redundant=1", "nothing run": "uses were not run", "after that": "an earlier stage failed",
         "detached": "attach it again",
     }  # fmt: skip
-    for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), SharedSlots(depth=2)), num_ranks=2):
+    for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), 2), num_ranks=2):
         assert said.keys() == wanted.keys()
         assert all(part in said[name] for name, part in wanted.items()), said
 

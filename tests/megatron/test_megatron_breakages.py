@@ -9,10 +9,9 @@ from layouts import Case
 from program import Layout
 
 from foremoe.base.errors import InputError
-from foremoe.problem.slots import SharedSlots
 
-PLAIN = Case(2, Layout(), SharedSlots(depth=1))
-PIPELINED = Case(4, Layout(pp=2, num_layers=4), SharedSlots(depth=1))
+PLAIN = Case(2, Layout(), 1)
+PIPELINED = Case(4, Layout(pp=2, num_layers=4), 1)
 
 
 def verdicts(pool, case, breakage):
@@ -53,7 +52,7 @@ def test_weights_of_another_micro_step_are_refused(pool):
 
 def test_weights_that_are_not_looked_up_again_show(pool):
     """By the time backward comes, that place of the ring holds another expert, and the right one lies elsewhere."""
-    case = Case(4, Layout(pp=2, num_layers=4), SharedSlots(depth=2))
+    case = Case(4, Layout(pp=2, num_layers=4), 2)
     assert all(v.equal for v in verdicts(pool, case, ""))
     assert not all(v.equal for v in verdicts(pool, case, "kept_weights"))
 

@@ -22,7 +22,6 @@ from foremoe.integrations.megatron import attach
 from foremoe.levels import PathSolver
 from foremoe.plan.transfers import Link
 from foremoe.planner.planner import Planner
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.ranks import RankDied, run_processes
 from foremoe.transfer.collective import Collective
 from foremoe.transfer.pinned_host import PinnedHost
@@ -123,7 +122,7 @@ def ended_by_rank_1(group, case, fault):
 )
 def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):
     begin = time.monotonic()
-    case = Case(2, Layout(), SharedSlots(depth=1))
+    case = Case(2, Layout(), 1)
     alive, ended = run_processes(ended_by_rank_1, 2, case, fault, timeout_s=30.0, errors=True)
     assert time.monotonic() - begin < 900  # a process group alone would wait for half an hour
     assert isinstance(ended, RankDied)
@@ -239,8 +238,8 @@ def host_down():
 
 LAYOUTS = (
     PLAIN,
-    Case(4, Layout(ep=4, recompute="full"), SharedSlots(depth=1), nodes=2),
-    Case(4, Layout(pp=2, num_layers=4, recompute="selective"), ResidentSlots(copies=2)),
+    Case(4, Layout(ep=4, recompute="full"), 1, nodes=2),
+    Case(4, Layout(pp=2, num_layers=4, recompute="selective"), 8),
 )
 
 

@@ -62,7 +62,7 @@ def test_one_step_equals_the_program_without_foremoe(pool, case, backend):
         assert verdict.equal and verdict.served and verdict.drift == 0 and verdict.fell_back == 0, (rank, verdict)
         assert verdict.known == (0, verdict.skew_ML[1].size)
     assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
-    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.lives for v in verdicts)
+    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

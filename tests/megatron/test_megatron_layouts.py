@@ -8,8 +8,6 @@ import compare
 from layouts import CASES, CHOICES, FACTORS, NARROW, Case, all_pairs, few, pairs_of
 from program import Layout
 
-from foremoe.problem.slots import SharedSlots
-
 # One expert per rank, for which Megatron has a path of its own.
 SINGLE = Case(4, Layout(ep=4, num_experts=4, recompute="full"))
 # Experts that add weight gradients to float32 themselves; in one micro-step, they are reduced in the backward that makes them.
@@ -24,7 +22,7 @@ OF_THE_OPTIMIZER = ("grid", "tp", "overlap_grad", "optimizer", "experts")
 # The case, and whether products of matrices are `steady_rows` or those of BLAS.
 LONG = (
     (Case(4, Layout(pp=2, num_layers=4, recompute="full2", overlap_grad=True, overlap_param=True, M=2), nodes=2), False),
-    (Case(4, Layout(overlap_grad=True, overlap_param=True, bf16=True, M=2), SharedSlots(depth=1)), True),
+    (Case(4, Layout(overlap_grad=True, overlap_param=True, bf16=True, M=2), 1), True),
 )
 
 
@@ -43,7 +41,7 @@ def test_one_step_equals_the_program_without_foremoe(pool, case):
         assert verdict.known == (0, verdict.skew_ML[1].size)
     assert all(verdict.replicas and verdict.copies == 0 for verdict in verdicts)
     # Every gradient of a replica comes home once; the ranks of an EP group have the same plan.
-    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.lives for v in verdicts)
+    assert sum(v.returns for v in verdicts) * case.layout.ep == sum(v.replicas for v in verdicts)
     assert all((verdict.cross_node > 0) == (case.nodes > 1) for verdict in verdicts)
 
 

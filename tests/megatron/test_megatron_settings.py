@@ -13,10 +13,9 @@ from program import Layout, Program
 from foremoe.machine.cluster import Cluster
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
-from foremoe.problem.slots import SharedSlots
 from foremoe.solvers import Search
 
-PLAIN = Case(2, Layout(), SharedSlots(depth=2))
+PLAIN = Case(2, Layout(), 2)
 CLUSTER = Cluster.preset("8xh100", num_ranks=2)
 
 
@@ -38,7 +37,7 @@ DIFFERENT = [
     ({"planner": Planner()}, {"planner": Planner(rank=(Search(effort=4),))}, "rank 1 has planner.rank=(Search(effort=4"),
     ({"replicas": "any"}, {"replicas": "node"}, "replicas='node', rank 0 has replicas='any'"),
     ({"cost": CostModel()}, {"cost": CostModel(overlap=0.5)}, "cost.overlap=0.5, rank 0 has cost.overlap=1.0"),
-    ({"slots": SharedSlots(2)}, {"slots": SharedSlots(3)}, "slots.depth=3, rank 0 has slots.depth=2"),
+    ({"slot_depth": 2}, {"slot_depth": 3}, "slot_depth=3, rank 0 has slot_depth=2"),
     ({"cluster": CLUSTER}, {"cluster": dataclasses.replace(CLUSTER, nic_sharing=2)}, "cluster.nic_sharing=2, rank 0 has"),
     ({"cluster": CLUSTER}, {"cluster": None}, "cluster=None, rank 0 has cluster=Cluster"),
     ({"backends": ("collective",)}, {"backends": ("local",)}, "backends=Local, rank 0 has backends=Collective;"),

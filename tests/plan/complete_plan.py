@@ -2,7 +2,7 @@
 
 Golden files were written from it. A new format gets one of its own::
 
-    PYTHONPATH=tests/plan python -c "import complete_plan as c; c.complete_plan().save('tests/plan/golden/plan_v3.safetensors')"
+    PYTHONPATH=tests/plan python -c "import complete_plan as c; c.complete_plan().save('tests/plan/golden/plan_v4.safetensors')"
 """
 
 from __future__ import annotations
@@ -37,23 +37,19 @@ CLUSTER = foremoe.Cluster(
 
 
 def complete_plan() -> Plan:
-    """Resident slots, blocks of re-forward, relays, a fitted cluster, whole sequences dealt."""
+    """Blocks of re-forward, relays, a fitted cluster, whole sequences dealt."""
     mix = np.arange(M * L * G * E).reshape(M, L, G, E)
     load_MLGE = ((mix * 7919 + 13) % 23 + 40 * ((mix * 31) % 17 == 0)).astype(np.int32)
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=2, model="tiny", moe_layer_L=np.arange(1, 1 + L, dtype=np.int32))
     schedule = dataclasses.replace(foremoe.Schedule.interleaved(M, 2, 2, 0, reforward=True), chunk_L=np.array([0, 0, 0, 1]))
     schedule = dataclasses.replace(schedule, block_L=np.array([0, 0, 1, 2]))
-    resident_LGS = np.full((L, G, E // G + 1), -1, np.int16)
-    resident_LGS[:, :, :2] = np.arange(E).reshape(G, 2)
-    resident_LGS[:, 0, 2] = E - 1
     problem = foremoe.Problem.of(
         work, CLUSTER, model=MODEL, redundant=1, schedule=schedule, cost=foremoe.CostModel(objective="balance", overlap=0.5),
-        slots=foremoe.ResidentSlots(copies=2), resident_LGS=resident_LGS,
+        slot_depth=2,
     )  # fmt: skip
     key = foremoe.PlanKey(step=3, stage="update", mini_batch=1, ep_group=2)
     planner = foremoe.Planner(path=Deadline(relay=True))
     plan, _ = planner.plan(problem, key=key)
-    plan = dataclasses.replace(plan, order_M=np.array([2, 0, 3, 1])).rederived()
     header = dataclasses.replace(
         plan.header, trace_id="of no trace",
         dealt=Dealt(tokens_per_rank=8, packer="AsGiven()", seed=5, over_budget=(1, 4), dropped_micro_steps=2),

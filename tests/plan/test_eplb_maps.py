@@ -112,16 +112,6 @@ def test_empty_slots_change_no_rank_load():
     assert np.allclose(even, filled)
 
 
-def test_a_resident_expert_that_serves_nothing_is_left_out():
-    plan = complete_plan()
-    m, layer, g, s = np.argwhere(plan.quota_MLGS[..., plan.B :] > 0)[0] + [0, 0, 0, plan.B]
-    expert, quota_MLGS = plan.expert_MLGS[m, layer, g, s], plan.quota_MLGS.copy()
-    assert expert in plan.to_eplb(layer, m).phy2log.reshape(plan.G, plan.S)[g]
-    quota_MLGS[m, layer, g, s] = 0
-    idle = dataclasses.replace(plan, quota_MLGS=quota_MLGS)
-    assert expert not in idle.to_eplb(layer, m).phy2log.reshape(plan.G, plan.S)[g]
-
-
 def test_a_placement_of_every_micro_step_is_refused_where_they_differ():
     plan = complete_plan()
     with pytest.raises(foremoe.InputError, match="choose one by micro_step="):

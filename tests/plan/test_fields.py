@@ -19,7 +19,6 @@ from foremoe.plan.transfers import TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.placement import Stop
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.dealing import Dealt
@@ -33,7 +32,7 @@ FREE = {
     ("header", "key", "ep_group"),
 }
 # What the executor shows; whether a search proved a bound or a stop cannot be seen from outside.
-SHOWN = ("transfers", "expert_MLGS", "quota_MLGS", "resident_LGS")
+SHOWN = ("transfers", "expert_MLGS", "quota_MLGS")
 CLAIMED = {("bound_ML",), ("load_bound_ML",), ("stop_ML",)}
 PATHS = list(paths(Plan))
 
@@ -174,12 +173,3 @@ def test_the_fact_that_a_plan_was_checked_stays_in_memory(tmp_path: Any) -> None
     broken.save(tmp_path / "broken.safetensors")
     with pytest.raises(InputError, match=r"breaks its laws \(\[bound\].*foremoe check"):
         Plan.load(tmp_path / "broken.safetensors")
-
-
-def test_plans_in_the_order_they_are_sent_have_their_own_price() -> None:
-    resident = dataclasses.replace(TIMED, slots=ResidentSlots())
-    plan, _ = Planner().plan(resident)
-    plan.check(resident)
-    dearer = dataclasses.replace(plan.cost_ML, transfer_s=plan.cost_ML.transfer_s * 2 + 1)
-    with pytest.raises(PlanError, match=r"\[cost\] .* transfer_s"):
-        dataclasses.replace(plan, cost_ML=dearer).check(resident)

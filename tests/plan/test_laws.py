@@ -15,9 +15,8 @@ from foremoe.plan.plan import Plan
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.pasteable import describe
-from foremoe.testing.samples import plan_of, random_residency
+from foremoe.testing.samples import plan_of
 from foremoe.testing.strategies import placements, plans, problems
 
 # Many breaks share the profile's examples.
@@ -31,17 +30,16 @@ NEEDS: dict[str, dict[str, Any]] = {
     "home_moved": {"density": 0.2},
     "replica_on_its_home_rank": EMPTY_SLOTS,
     "twice_on_a_rank": EMPTY_SLOTS,
-    "replica_without_quota": {**EMPTY_SLOTS, "slots": SharedSlots(depth=2), "min_ranks": 3},
+    "replica_without_quota": {**EMPTY_SLOTS, "slot_depth": 2, "min_ranks": 3},
     "unknown_expert": EMPTY_SLOTS,
     "replica_across_nodes": {"density": 0.3, "min_redundant": 2, "min_ranks": 3, "replicas": ("node",)},
     "into_a_slot_that_holds_another": {"min_redundant": 2},
-    "lands_before_its_buffer_was_used": {"slots": SharedSlots(depth=1)},
+    "lands_before_its_buffer_was_used": {"slot_depth": 1},
     "two_copies_into_one_buffer": {"min_redundant": 2, "min_ranks": 3},
-    "resident_experts_unknown": {"slots": ResidentSlots()},
     "relayed_before_it_is_there": RELAYS,
     "relayed_in_a_circle": RELAYS,
-    "relayed_from_an_overwritten_buffer": RELAYS | {"slots": SharedSlots(depth=1), "min_micro_steps": 3},
-    "overwritten_while_it_is_relayed": RELAYS | {"slots": ResidentSlots(), "min_micro_steps": 3, "relays": 1.0},
+    "relayed_from_an_overwritten_buffer": RELAYS | {"slot_depth": 1, "min_micro_steps": 3},
+    "overwritten_while_it_is_relayed": RELAYS | {"slot_depth": 2, "min_micro_steps": 3, "relays": 1.0},
 }
 
 
@@ -95,10 +93,9 @@ OTHERS: dict[str, Callable[[Problem], dict[str, Any]]] = {
     "cluster": lambda p: {"cluster": dataclasses.replace(p.cluster, peer_bytes_per_s=7e9)},
     "model": lambda p: {"model": dataclasses.replace(p.model, ffn_size=99)},
     "schedule": lambda p: {"schedule": dataclasses.replace(p.schedule, reforward=not p.schedule.reforward, block_L=None)},
-    "slots": lambda p: {"slots": SharedSlots(depth=9), "resident_LGS": None},
-    "redundant slots": lambda p: {"redundant": p.redundant + 1, "resident_LGS": None},
+    "slot depth": lambda p: {"slot_depth": 9},
+    "redundant slots": lambda p: {"redundant": p.redundant + 1},
     "replica limit": lambda p: {"replicas": "node"},
-    "resident experts": lambda p: {"slots": ResidentSlots(), "resident_LGS": random_residency(p, np.random.default_rng(0))},
 }
 
 
@@ -106,9 +103,7 @@ OTHERS: dict[str, Callable[[Problem], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OTHERS)
 @given(data=st.data())
 def test_a_plan_of_another_problem_is_named(name: str, data: st.DataObject) -> None:
-    slots = ResidentSlots() if name == "resident experts" else SharedSlots()
-    problem = data.draw(problems(min_ranks=2, max_ranks=3, min_redundant=1, max_redundant=1, replicas=("any",), slots=slots))
-    problem = dataclasses.replace(problem, resident_LGS=None)
+    problem = data.draw(problems(min_ranks=2, max_ranks=3, min_redundant=1, max_redundant=1, replicas=("any",), slot_depth=3))
     note(describe(problem))
     plan = data.draw(plans(problem))
     other = dataclasses.replace(problem, **OTHERS[name](problem))

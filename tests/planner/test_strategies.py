@@ -33,8 +33,6 @@ def test_the_repr_of_a_strategy_is_its_text(name):
         ),
         Noisy(0.25, seed=3),
         Rerouted(0.25, "redraw", seed=3),
-        foremoe.SharedSlots(5),
-        foremoe.ResidentSlots(copies=2),
         foremoe.CostModel(objective="balance", overlap=0.5),
         Planner(rank=(Quota(min_pairs=7), Exact(node_limit=3)), foresight=Noisy(0.1), guard=False),
     ],

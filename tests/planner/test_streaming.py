@@ -17,7 +17,6 @@ from foremoe.planner.streaming import PlanStream
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Eplb, Greedy, Quota, RankSolver, Search
 from foremoe.workload.workload import Workload
 
@@ -52,7 +51,7 @@ def test_a_streamed_plan_equals_the_plan_of_the_whole(planner: Planner, data: st
     cuts = sorted(data.draw(st.sets(st.integers(1, work.M - 1)))) if work.M > 1 else []
     options = {
         "model": MODEL, "redundant": data.draw(st.integers(0, 2)),
-        "slots": data.draw(st.sampled_from([SharedSlots(), ResidentSlots(2)])),
+        "slot_depth": data.draw(st.integers(1, 3)),
         "cost": foremoe.CostModel(objective=data.draw(st.sampled_from(["time", "balance"]))),
         "home_LE": np.stack([np.random.default_rng(i).permutation(MODEL.num_experts) for i in range(3)]),
     }  # fmt: skip
@@ -78,18 +77,16 @@ def test_a_streamed_plan_equals_the_plan_of_the_whole(planner: Planner, data: st
         assert mine.skew_mean == pytest.approx(theirs.skew_mean)
 
 
-def test_what_is_resident_at_the_start_and_proofs_are_kept() -> None:
+def test_proofs_are_kept() -> None:
     work = workload()
-    options = {"model": MODEL, "slots": ResidentSlots(), "cost": foremoe.CostModel(objective="balance")}
-    problem = Problem.of(work, CLUSTER, **options)
-    resident_LGS = Planner().plan(problem)[0].expert_MLGS[-1]
-    whole, _ = Planner().plan(dataclasses.replace(problem, resident_LGS=resident_LGS))
+    options = {"model": MODEL, "cost": foremoe.CostModel(objective="balance")}
+    whole, _ = Planner().plan(Problem.of(work, CLUSTER, **options))
     assert (whole.stop_ML == foremoe.Stop.OPTIMAL).any()
-    with PlanStream(Planner(), CLUSTER, resident_LGS=resident_LGS, **options) as stream:
+    with PlanStream(Planner(), CLUSTER, **options) as stream:
         for part in pieces(work, [1, 2]):
             stream.add(part)
         plan, _ = stream.finish()
-    assert plan.same_as(whole) and plan.resident_LGS is not None
+    assert plan.same_as(whole)
 
 
 def test_how_a_trace_was_dealt_stays_in_the_header() -> None:

@@ -23,7 +23,6 @@ from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates, row_rates
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Exact, Greedy, LeastLoaded, Quota, Search
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.testing.pasteable import describe
@@ -231,8 +230,8 @@ class Reference:
         r: Rates = self.r
         copy = max(near * r.copy_peer_s, far * r.copy_rdma_s)
         # Of one rank's experts the weights go out in backward while the gradients come in.
-        back = max(near * r.gradient_peer_s, far * r.gradient_rdma_s) * r.returns_gradients
-        back = max(back, copy * r.sends_backward)
+        back = max(near * r.gradient_peer_s, far * r.gradient_rdma_s) * r.trains
+        back = max(back, copy * r.trains)
         return float(max(0.0, copy - r.hide_forward_s) + max(0.0, back - r.hide_backward_s))
 
     def near(self, replicas: int, per_node: bool) -> float:
@@ -334,11 +333,10 @@ def test_the_time_bound_is_what_it_says_at_real_sizes(tokens: int, contention: f
         cluster = Cluster.preset("8xh100", num_ranks=4, ranks_per_node=ranks_per_node)
         cluster = dataclasses.replace(cluster, copy_contention=contention)
         cost = CostModel(overlap=overlap)
-        for slots in (SharedSlots(), ResidentSlots()):
-            problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost, slots=slots)
-            bound_N = row_bound(problem)
-            for n in range(problem.N):
-                assert bound_N[n] == pytest.approx(Reference(problem, n).bound(), rel=1e-9)
+        problem = Problem.of(work, cluster, model=model, redundant=redundant, replicas=replicas, cost=cost)
+        bound_N = row_bound(problem)
+        for n in range(problem.N):
+            assert bound_N[n] == pytest.approx(Reference(problem, n).bound(), rel=1e-9)
 
 
 @given(st.data())

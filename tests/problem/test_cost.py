@@ -17,7 +17,6 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import row_rates
-from foremoe.problem.slots import SharedSlots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement
 from foremoe.testing.strategies import placements, problems
@@ -65,13 +64,13 @@ def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, f
     back = max(
         sum(again * (c[end] == g) + gradient * (c[1 - end] == g) for c in copies)
         for copies, again, gradient in (
-            (peer, rates.sends_backward * rates.copy_peer_s, rates.returns_gradients * rates.gradient_peer_s),
-            (rdma, rates.sends_backward * rates.copy_rdma_s, rates.returns_gradients * rates.gradient_rdma_s),
+            (peer, rates.trains * rates.copy_peer_s, rates.trains * rates.gradient_peer_s),
+            (rdma, rates.trains * rates.copy_rdma_s, rates.trains * rates.gradient_rdma_s),
         )
         for g in range(G)
         for end in (0, 1)
     )
-    again = rates.sends_backward * max(0.0, copy - rates.hide_backward_s)
+    again = rates.trains * max(0.0, copy - rates.hide_backward_s)
     transfer = max(0.0, copy - rates.hide_forward_s) + again
     return {
         "window_s": times.window_N[n],
@@ -152,7 +151,7 @@ def test_hiding_copies_never_costs_more(data: st.DataObject) -> None:
 def test_copies_are_priced_by_fan_out() -> None:
     # Two replicas of one home cost more than one replica each of two homes.
     problem = many_row_problem(4)[:1]
-    problem = dataclasses.replace(problem, load_MLE=np.full_like(problem.load_MLE, 10), slots=SharedSlots())
+    problem = dataclasses.replace(problem, load_MLE=np.full_like(problem.load_MLE, 10), slot_depth=3)
     problem = dataclasses.replace(
         problem, cost=CostModel(overlap=0.0), cluster=dataclasses.replace(problem.cluster, node_of_rank_G=[0, 0, 0, 0])
     )

@@ -16,7 +16,6 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.pasteable import describe, evaluate
 from foremoe.testing.samples import many_row_problem, plan_of
 from foremoe.testing.strategies import problems
@@ -72,8 +71,6 @@ def test_ranges_of_micro_steps_are_problems(data: st.DataObject) -> None:
     part = problem[low:]
     assert part.M == problem.M - low == part.schedule.M
     assert (part.load_MLE == problem.load_MLE[low:]).all()
-    # What earlier micro-steps leave in resident slots is not known to a later range.
-    assert (part.resident_LGS is None) == (low > 0 or problem.resident_LGS is None)
     assert problem[:].same_as(problem)
     plan_of(part, part.static()).check(part)
 
@@ -98,8 +95,8 @@ def test_of_takes_what_the_workload_knows() -> None:
     load_MLGE = np.random.default_rng(0).integers(0, 9, (2, 3, 4, 8))
     for stage, schedule in (("update", Schedule.accumulate(2)), ("recompute", Schedule.forward_only(2))):
         work = Workload.from_counts(load_MLGE, num_topk=2, stage=stage)
-        problem = Problem.of(work, CLUSTER, model=MODEL, redundant=2, replicas="node", slots=ResidentSlots())
-        assert problem.schedule.same_as(schedule) and problem.stage == stage and problem.R == 2
+        problem = Problem.of(work, CLUSTER, model=MODEL, redundant=2, replicas="node", slot_depth=2)
+        assert problem.schedule.same_as(schedule) and problem.stage == stage and problem.R == problem.slot_depth == 2
         assert (problem.load_MLGE == load_MLGE).all() and (problem.load_MLE == load_MLGE.sum(axis=2)).all()
         assert (problem.home_LE == np.arange(8)).all() and problem.cost == CostModel()
     with pytest.raises(InputError, match="names no model"):
@@ -145,10 +142,9 @@ GOOD: dict[str, Any] = {
         ({"tokens_MG": np.ones((2, 3), int)}, "tokens_MG must have shape [2, 4]; got [2, 3]"),
         ({"tokens_MG": -np.ones((2, 4), int)}, "tokens_MG holds 8 negative values"),
         ({"attention_MG": -np.ones((2, 4))}, "attention_MG holds 8 negative values"),
-        ({"resident_LGS": np.full((3, 4, 3), -1)}, "SharedSlots hold nothing"),
-        ({"slots": ResidentSlots(), "resident_LGS": np.full((3, 4, 2), -1)}, "resident_LGS must have shape [3, 4, 3]"),
-        ({"slots": ResidentSlots(), "resident_LGS": np.full((3, 4, 3), 8)}, "resident_LGS holds 8 to 8"),
-        ({"slots": ResidentSlots(), "redundant": 2, "resident_LGS": np.full((3, 4, 4), 5)}, "an expert twice on one rank"),
+        ({"slot_depth": 0}, "slot_depth must be a whole number from 1 to 1024; got 0"),
+        ({"slot_depth": 1025}, "slot_depth must be a whole number from 1 to 1024; got 1025"),
+        ({"slot_depth": 1.0}, "slot_depth must be a whole number from 1 to 1024; got 1.0"),
     ],
 )
 def test_bad_input_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -160,4 +156,4 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], sentence: str) -> Non
 
 def test_defaults() -> None:
     problem = Problem(**GOOD)
-    assert (problem.stage, problem.redundant, problem.replicas, problem.slots) == ("update", 1, "any", SharedSlots())
+    assert (problem.stage, problem.redundant, problem.replicas, problem.slot_depth) == ("update", 1, "any", 3)

@@ -33,7 +33,6 @@ def rename_experts(problem: Problem, new_E: Array) -> Problem:
         load_MLE=permuted(problem.load_MLE, new_E, 2),
         load_MLGE=None if problem.load_MLGE is None else permuted(problem.load_MLGE, new_E, 3),
         home_LE=permuted(problem.home_LE, new_E, 1),
-        resident_LGS=None if problem.resident_LGS is None else renamed(problem.resident_LGS, new_E),
     )
 
 
@@ -46,7 +45,6 @@ def rename_ranks(problem: Problem, new_G: Array) -> Problem:
         tokens_MG=move(problem.tokens_MG, 1),
         attention_MG=move(problem.attention_MG, 1),
         home_LE=(new_G[problem.home_LE // B] * B + problem.home_LE % B).astype(np.int32),
-        resident_LGS=move(problem.resident_LGS, 1),
         cluster=dataclasses.replace(problem.cluster, node_of_rank_G=permuted(problem.cluster.node_of_rank_G, new_G, 0)),
     )
 
@@ -64,7 +62,6 @@ def rename_experts_of_plan(plan: Plan, problem: Problem, new_E: Array) -> Plan:
         home_LE=problem.home_LE,
         load_MLE=problem.load_MLE,
         expert_MLGS=renamed(plan.expert_MLGS, new_E),
-        resident_LGS=problem.resident_LGS,
         transfers=t.replace(expert_C=np.where(known_C, new_E[t.expert_C % len(new_E)], t.expert_C)),
     )
 
@@ -78,7 +75,6 @@ def rename_ranks_of_plan(plan: Plan, problem: Problem, new_G: Array) -> Plan:
         home_LE=problem.home_LE,
         expert_MLGS=permuted(plan.expert_MLGS, new_G, 2),
         quota_MLGS=permuted(plan.quota_MLGS, new_G, 2),
-        resident_LGS=problem.resident_LGS,
         transfers=t.replace(src_C=rename(t.src_C), dst_C=rename(t.dst_C)),
     )
 

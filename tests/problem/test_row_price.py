@@ -14,7 +14,7 @@ from foremoe.machine.cluster import DISPATCHES
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, move_pairs, row_seconds
 from foremoe.problem.kernels.traffic import settle
 from foremoe.problem.pricing import price, problem_rows
-from foremoe.problem.rows import empty_of, nothing_held, row_of
+from foremoe.problem.rows import empty_of, row_of
 from foremoe.simulate import simulate
 from foremoe.testing import strategies as draws
 
@@ -25,7 +25,7 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
     np.random.seed(seed)
     G, E = expert_GS.shape[0], rows.counts.load_NE.shape[1]
     t, pairs_G = empty_of(rows), np.empty(G)
-    row = row_of(rows, n, pairs_G, nothing_held(rows))
+    row = row_of(rows, n, pairs_G)
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     for i in range(num):
         e = np.random.randint(E)
@@ -59,7 +59,7 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
 def whole(n, rows, expert_GS, quota_GS):
     """The sums and seconds of a row, from nothing; and whether clearing leaves nothing."""
     t, pairs_G = empty_of(rows), np.empty(expert_GS.shape[0])
-    row, w = row_of(rows, n, pairs_G, nothing_held(rows)), rows.window_N3[n]
+    row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     seconds = row_seconds(rows.prices, Windows(w[0], w[1], w[2]), row, t)
     sum_XG = t.sum_XG.copy()
@@ -102,7 +102,7 @@ def test_so_they_do_after_ten_thousand_moves(dispatch, num_ranks, kind):
 @given(st.data())
 def test_rows_without_copies_are_what_the_simulator_takes(data):
     problem = data.draw(draws.problems(sources=True))
-    problem = dataclasses.replace(problem, redundant=0, resident_LGS=None, slots=foremoe.SharedSlots())
+    problem = dataclasses.replace(problem, redundant=0, slot_depth=3)
     plan, _ = foremoe.resolve("static").plan(problem)
     cost, parts = price(problem, problem.static()).sum(), simulate(problem, plan).parts
     # In backward, a rank whose window is over begins the next one while others are still in theirs: that couples rows.
@@ -121,7 +121,7 @@ def test_copies_cost_what_does_not_hide_by_hand(depth):
     load_MLGE = np.full((1, 1, 4, 4), 64, np.int32)
     problem = foremoe.Problem(
         model=model, cluster=cluster, schedule=foremoe.Schedule.plain("recompute", 1), stage="recompute", redundant=1,
-        slots=foremoe.SharedSlots(depth), home_LE=np.arange(4)[None], load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE,
+        slot_depth=depth, home_LE=np.arange(4)[None], load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE,
         moe_layer_L=np.arange(1),
     )  # fmt: skip
     expert_NGS, quota_NGS = np.array([[[0, -1], [1, 0], [2, 0], [3, -1]]]), np.array([[[100, 0], [256, 78], [256, 78], [256, 0]]])

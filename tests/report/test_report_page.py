@@ -71,7 +71,7 @@ def test_replicas_of_any_plan_add_up_to_its_loads(case, name):
 
 
 def test_links_carry_what_leaves_and_arrives(case):
-    link = link_bytes(case.problem, case.plan)
+    link = link_bytes(case.problem, case.plan, Replicas.of(case.plan))
     assert link["peer out"].sum() == link["peer in"].sum() and link["rdma out"].sum() == link["rdma in"].sum()
     weights = len(case.plan.transfers) * case.problem.model.expert_bytes
     gradients = case.plan.num_replicas * case.problem.model.gradient_bytes

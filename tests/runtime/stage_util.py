@@ -27,7 +27,6 @@ from foremoe.plan.transfers import Link
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
-from foremoe.problem.slots import ResidentSlots
 from foremoe.runtime import ExpertBank, Runtime, StageSummary
 from foremoe.testing.samples import plan_of
 from foremoe.workload.workload import Workload
@@ -87,7 +86,7 @@ class Case:
         """(micro-step, phase, chunk) in the order of the plan's schedule."""
         schedule = self.plan.header.schedule
         for position, phase, chunk in zip(schedule.micro_step_X, schedule.phase_X, schedule.chunk_X, strict=True):
-            yield int(self.plan.order_M[position]), Phase(int(phase)), int(chunk)
+            yield int(position), Phase(int(phase)), int(chunk)
 
 
 def case_of(
@@ -135,7 +134,6 @@ def a_case(stage: str = "update", host: bool = False, schedule: Schedule | None 
         stage=stage,
         schedule=schedule or (Schedule.accumulate(2) if stage == "update" else Schedule.forward_only(2)),
         redundant=1,
-        slots=ResidentSlots(),
         home_LE=np.tile(np.arange(2 * base), (2, 1)),
         load_MLE=load_MLGE.sum(axis=2),
         moe_layer_L=np.arange(2),
@@ -170,7 +168,7 @@ def make_bank(case: Case, rank: int, num_ranks: int, math: Any = None) -> Expert
         ffn_size=F,
         rank=rank,
         num_ranks=num_ranks,
-        num_buffers=plan.header.slots.num_buffers(plan.header.redundant, plan.L),
+        num_buffers=plan.header.num_buffers,
         home_LE=plan.home_LE,
         dtype=case.dtype,
         seed=case.seed,

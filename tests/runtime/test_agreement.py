@@ -67,7 +67,7 @@ def shared_plan(group: Group, homes: bool = False) -> tuple[bool, bool, str]:
     head = case.plan.header
     task = PlanningTask(
         model=head.model, cluster=Cluster.preset("8xh100", num_ranks=group.size), stage="update", schedule=head.schedule,
-        redundant=1, slots=head.slots, moe_layer_L=np.arange(2, dtype=np.int32), home_LE=np.array(case.plan.home_LE),
+        redundant=1, slot_depth=head.slot_depth, moe_layer_L=np.arange(2, dtype=np.int32), home_LE=np.array(case.plan.home_LE),
     )  # fmt: skip
     load_MLE = counts_of(case, group.rank)
     tokens_M = load_MLE.sum(axis=(1, 2)) // 4

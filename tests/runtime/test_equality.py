@@ -17,7 +17,6 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.problem.slots import ResidentSlots, SharedSlots, Slots
 from foremoe.testing.pasteable import describe
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.testing.samples import plan_of, random_placement, random_sources
@@ -35,14 +34,14 @@ SMALL = {"max_ranks": 4, "max_pairs": 6, "max_micro_steps": 4, "max_layers": 4, 
 # Every layer of every micro-step has replicas, so a shared ring is overwritten all the time.
 BUSY = SMALL | {"min_ranks": 2, "min_redundant": 1, "min_micro_steps": 2, "min_layers": 2, "max_pairs": 4}
 BUSY |= {"row_kinds": ("flat", "skewed"), "replicas": ("any",), "uneven": False}
-SLOTS = (SharedSlots(1), SharedSlots(2), ResidentSlots(1))
+DEPTHS = (1, 2, 8)
 SCHEDULES = ("forward", "accumulate", "1f1b", "interleaved", "blocks")
 
 
 @st.composite
 def cases(draw: st.DrawFn, **options: float) -> Case:
-    """A problem of any kind and a plan of it. Replicas left by earlier plans are another test's business."""
-    problem: Problem = dataclasses.replace(draw(problems(**SMALL)), resident_LGS=None)
+    """A problem of any kind and a plan of it."""
+    problem: Problem = draw(problems(**SMALL))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return _case(draw, problem, draw(plans(problem)), rng, options)
 
@@ -51,20 +50,20 @@ def cases(draw: st.DrawFn, **options: float) -> Case:
 def busy_cases(
     draw: st.DrawFn,
     schedule: str = "",
-    slots: Slots | None = None,
+    slot_depth: int = 0,
     host: bool = False,
     relays: bool = False,
     max_ranks: int = 4,
     **options: float,
 ) -> Case:
-    """Many copies; `schedule` of `SCHEDULES` and `slots` of `SLOTS`, by default any."""
-    schedule, slots = schedule or draw(st.sampled_from(SCHEDULES)), slots or draw(st.sampled_from(SLOTS))
+    """Many copies; `schedule` of `SCHEDULES` and `slot_depth` of `DEPTHS`, by default any."""
+    schedule, slot_depth = schedule or draw(st.sampled_from(SCHEDULES)), slot_depth or draw(st.sampled_from(DEPTHS))
     stage = "recompute" if schedule == "forward" else "update"
-    problem: Problem = draw(problems(**(BUSY | {"slots": slots, "stages": (stage,), "max_ranks": max_ranks})))
-    problem = dataclasses.replace(problem, resident_LGS=None, schedule=_schedule(draw, schedule, problem))
+    problem: Problem = draw(problems(**(BUSY | {"slot_depth": slot_depth, "stages": (stage,), "max_ranks": max_ranks})))
+    problem = dataclasses.replace(problem, schedule=_schedule(draw, schedule, problem))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=1.0, evenness=20.0)
-    plan = plan_of(problem, placement, order_M=rng.permutation(problem.M))
+    plan = plan_of(problem, placement).rederived()
     if relays:
         plan = with_relays(plan, rng)
     return _case(draw, problem, by_host(plan, rng) if host else plan, rng, options)
@@ -114,12 +113,12 @@ def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
 
-@pytest.mark.parametrize("slots", SLOTS, ids=repr)
+@pytest.mark.parametrize("slot_depth", DEPTHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(st.data())
 @examples(6)
-def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slots: Slots, data: st.DataObject) -> None:
-    case = data.draw(busy_cases(schedule=schedule, slots=slots))
+def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slot_depth: int, data: st.DataObject) -> None:
+    case = data.draw(busy_cases(schedule=schedule, slot_depth=slot_depth))
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, data.draw(st.integers(0, 3))))
 
 

@@ -29,7 +29,7 @@ def cases(draw: st.DrawFn) -> Case:
     """Every layer is a chunk of its own, so layers do not feed each other and errors stay within one."""
     problem = draw(problems(max_ranks=4, max_pairs=12, max_micro_steps=3, min_layers=2, max_layers=2, stages=("update",)))
     schedule = Schedule.interleaved(problem.M, 1, 2, 0, draw(st.booleans()))
-    problem = dataclasses.replace(problem, resident_LGS=None, schedule=schedule)
+    problem = dataclasses.replace(problem, schedule=schedule)
     note(describe(problem))
     plan, rng = draw(plans(problem)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     mode = draw(st.sampled_from(["reentrant", "non-reentrant"])) if schedule.reforward else "kept"

@@ -9,7 +9,6 @@ from foremoe.plan.rounds import rounds_of
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import SharedSlots
 
 
 def flow(problem, plan, n):
@@ -140,23 +139,6 @@ def _of_pairs(model):
     return of_pairs / (16 + of_pairs)
 
 
-def leaves(plan, uses, u, g, s):
-    """Whether the gradient of a slot goes home after use `u`: no later backward adds to it before its expert is sent again."""
-    if isinstance(plan.header.slots, SharedSlots):
-        return True
-    t, layer = plan.transfers, int(uses.layer_U[u])
-    row = int(plan.order_M[uses.micro_step_U[u]]) * plan.L + layer
-    e = plan.expert_NGS[row, g, s]
-    for later in range(u + 1, len(uses.use_U)):
-        if ((t.need_C == later) & (t.dst_C == g) & (t.layer_C == layer) & (t.expert_C == e)).any():
-            return True
-        if uses.layer_U[later] == layer and uses.phase_U[later] == Phase.BACKWARD:
-            n = int(plan.order_M[uses.micro_step_U[later]]) * plan.L + layer
-            if ((plan.expert_NGS[n, g] == e) & (plan.quota_NGS[n, g] > 0)).any():
-                return False
-    return True
-
-
 def stage_seconds(problem, plan, prefetch, known, plan_s):
     """Seconds of the stage, and (start, end) of every copy."""
     cluster, model, G, B = problem.cluster, problem.model, problem.G, problem.B
@@ -228,14 +210,12 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     for c in in_order:
         if c not in late:
             begins[begin[c]].append(c)
-    shared = isinstance(problem.slots, SharedSlots)
-    depth = problem.slots.num_buffers(1, 1)
     gone = defaultdict(list)  # buffer -> ends of gradients that left it
     returned = 0.0
     for c in begins[0]:
         copy(c, 0.0)
     for u in range(len(uses.use_U)):
-        m, l, phase = int(plan.order_M[uses.micro_step_U[u]]), int(uses.layer_U[u]), int(uses.phase_U[u])  # noqa: E741
+        m, l, phase = int(uses.micro_step_U[u]), int(uses.layer_U[u]), int(uses.phase_U[u])  # noqa: E741
         n = m * problem.L + l
         peer_s, rdma_s = exchange_seconds(problem, plan, n)
         swap_s = 0.0 if G == 1 else latency_s + max(peer_s, rdma_s)
@@ -264,16 +244,15 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         compute_G += cluster.slot_overhead_s * busy_G
         needed = [c for c in in_order if t.need_C[c] == u]
         own_G = {g: [c for c in needed if t.dst_C[c] == g] for g in range(G)}
-        served = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
-        away = [(g, s) for g, s in served if leaves(plan, uses, u, g, s)]
+        away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]
 
-        def begin_of(g, dispatched, phase=phase, own_G=own_G, away=away, l=l):  # noqa: E741
+        def begin_of(g, dispatched, phase=phase, own_G=own_G, away=away):
             """When the first products of a rank may begin: its weights are there, its gradient buffers have been left."""
             begin = max([dispatched, *(times[c][1] for c in own_G[g])])
             for rank, s in away if phase == Phase.BACKWARD else ():
-                left = gone[rank, s, 0 if shared else l]
-                if rank == g and len(left) >= depth:
-                    begin = max(begin, left[-depth])
+                left = gone[rank, s]
+                if rank == g and len(left) >= problem.slot_depth:
+                    begin = max(begin, left[-problem.slot_depth])
             return begin
 
         again = phase == Phase.BACKWARD and problem.schedule.reforward and (int(uses.micro_step_U[u]), l) not in blocks
@@ -299,7 +278,7 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
             for _, (_, s, g, home) in sorted(zip(rounds, leaving, strict=True), key=lambda x: x[0]):
                 path = Link.PEER if node_G[g] == node_G[home] else Link.RDMA
                 _, end = send(g, home, path, model.gradient_bytes, back, own)
-                gone[g, s, 0 if shared else l].append(end)
+                gone[g, s].append(end)
                 returned = max(returned, end)
             for c in begins[u + 1]:
                 copy(c, back)

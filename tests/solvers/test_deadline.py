@@ -17,7 +17,6 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.estimate import problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.testing import describe, placements, problems
 from foremoe.testing.reference import dense_reference, run_reference
@@ -30,9 +29,8 @@ SPREAD = problems(min_ranks=4, max_base=1, min_redundant=1, max_redundant=2, min
 
 def copies_of(problem, placement):
     return derive_transfers(
-        placement.expert_NGS, placement.quotas_NGS, problem.home_LE, schedule=problem.schedule, slots=problem.slots,
-        order_M=np.arange(problem.M, dtype=np.int32), node_of_rank_G=problem.cluster.node_of_rank_G,
-        resident_LGS=problem.resident_LGS,
+        placement.expert_NGS, placement.quotas_NGS, problem.home_LE, schedule=problem.schedule, slot_depth=problem.slot_depth,
+        node_of_rank_G=problem.cluster.node_of_rank_G,
     )  # fmt: skip
 
 
@@ -148,11 +146,7 @@ def relays_by_hand(problem, transfers, relay):
     seconds = problem.cluster.copy_seconds(problem.model.expert_bytes)
     arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
     timeline = Timeline(problem)
-    kept = []  # (rank, buffer, layer, expert, use it came for) of residents and of copies from ranks
-    if problem.resident_LGS is not None:
-        for layer, g, r in np.argwhere(problem.resident_LGS[:, :, problem.B :] >= 0).tolist():
-            pool = problem.slots.num_buffers(problem.R, 1)
-            kept.append((g, layer * pool + r, layer, int(problem.resident_LGS[layer, g, problem.B + r]), -1))
+    kept = []  # (rank, buffer, layer, expert, use it came for) of copies from ranks
     landings = list(zip(*(a.tolist() for a in (t.dst_C, t.buffer_C, t.need_C, t.after_C)), strict=True))
     in_order = in_rounds(problem, transfers)
     for need in sorted(set(t.need_C.tolist())):
@@ -252,7 +246,7 @@ def fan_out(num_ranks, alone=False, **links):
     load_E[0] = 10 * num_ranks
     problem = make_problem(load_E[None, None], np.minimum(np.arange(num_ranks), int(alone)), 1)
     cluster = dataclasses.replace(problem.cluster, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0, **links)
-    problem = dataclasses.replace(problem, cluster=cluster, slots=SharedSlots())
+    problem = dataclasses.replace(problem, cluster=cluster, slot_depth=3)
     expert_NGS, quota_NGS = problem.static().expert_NGS.copy(), problem.static().quotas_NGS.copy()
     expert_NGS[0, 1:, 1], quota_NGS[0, 1:, 1], quota_NGS[0, 0, 0] = 0, 10, 10
     return problem, copies_of(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS))

@@ -20,7 +20,6 @@ from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.estimate import _features, bound_rates
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
-from foremoe.problem.slots import SharedSlots
 from foremoe.solvers import Greedy, LeastLoaded, Quota, Search
 from foremoe.solvers.exact import exact as exact_module
 from foremoe.solvers.exact.exact import Exact
@@ -85,7 +84,7 @@ def linear_N(problem, placement):
 def test_no_optimum_of_the_program_is_above_a_price(data):
     """Shared slots: the program counts less than a row costs."""
     few = dict(SMALL, max_ranks=2, max_redundant=1, max_micro_steps=1, max_layers=1, max_pairs=4, objectives=("time",))
-    problem = dataclasses.replace(data.draw(problems(**few)), slots=SharedSlots(), resident_LGS=None)
+    problem = dataclasses.replace(data.draw(problems(**few)), slot_depth=3)
     note(describe(problem))
     found = Exact().solve(problem, problem.static())
     best = min(row_objective(problem, placement)[0] for placement in all_placements(problem))

@@ -16,7 +16,6 @@ from foremoe.problem.estimate import estimate_rows, problem_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 
@@ -58,7 +57,7 @@ def test_moves_are_priced_by_the_busiest_rank_and_link():
 def test_what_drawing_near_saves_is_what_the_cost_model_says(problem, by_rank):
     if problem.load_MLGE is None:
         return
-    problem = dataclasses.replace(problem, cost=CostModel(), redundant=0, resident_LGS=None, slots=SharedSlots())
+    problem = dataclasses.replace(problem, cost=CostModel(), redundant=0, slot_depth=3)
     node_G, rates = problem.cluster.node_of_rank_G.astype(np.int64), problem_rates(problem)
     domain_G = np.arange(problem.G) if by_rank else node_G
     cost = estimate_rows(problem, problem.static())

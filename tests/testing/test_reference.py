@@ -15,21 +15,20 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.pasteable import describe, evaluate
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import plan_of, random_placement, random_sources
 from foremoe.testing.strategies import plans, problems
 
 TOLERANCE = 1e-10
-SMALL_RING = {"slots": SharedSlots(depth=1), "min_micro_steps": 3}
+SMALL_RING = {"slot_depth": 1, "min_micro_steps": 3}
 RELAYED = {"min_ranks": 3, "max_base": 1, "max_redundant": 1}
 RELAYING = copying_plans(relays=1.0, **RELAYED)
 RELAY_BREAKS = {
     mutations.relayed_before_it_is_there: copying_plans(**RELAYED),
     mutations.relayed_in_a_circle: copying_plans(**RELAYED),
     mutations.relayed_from_an_overwritten_buffer: copying_plans(**RELAYED, **SMALL_RING),
-    mutations.overwritten_while_it_is_relayed: copying_plans(relays=1.0, **RELAYED, slots=ResidentSlots(), min_micro_steps=3),
+    mutations.overwritten_while_it_is_relayed: copying_plans(relays=1.0, **RELAYED, slot_depth=2, min_micro_steps=3),
 }
 
 

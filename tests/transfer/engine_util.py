@@ -16,7 +16,7 @@ class ToyBuffers:
 
     def __init__(self, plan, rank, *, num_buffers=None, dtype=torch.float64):
         head = plan.header
-        own = head.slots.num_buffers(head.redundant, plan.L) if head.redundant else 0
+        own = head.num_buffers if head.redundant else 0
         self.num_buffers = own if num_buffers is None else num_buffers
         self.dtype, self.rank = dtype, rank
         self.homes = {
@@ -73,13 +73,13 @@ def expected_grads(plan, *, fell_back=()):
 
 
 def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
-    """Runs all uses (up to `stop`) and checks what is resident; rows whose replicas are missing anywhere fall back."""
+    """Runs all uses (up to `stop`) and checks what slots hold; rows whose replicas are missing anywhere fall back."""
     uses = plan.header.schedule.uses(plan.L)
     fell_back = []
     for u, (position, layer, phase) in enumerate(zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True)):
         if u == stop:
             break
-        m, layer, phase = int(plan.order_M[position]), int(layer), Phase(int(phase))
+        m, layer, phase = int(position), int(layer), Phase(int(phase))
         if on_use is not None:
             on_use(u)
         complete = engine.prepare(m, layer, phase)
@@ -117,7 +117,7 @@ def check_grads(plan, buffers, *, stages=1, fell_back=()):
             assert (grad == stages * total.get((layer, e), 0.0)).all(), f"layer {layer}, expert {e}"
 
 
-def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, slots=None, stage="update", seed=0):
+def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, slot_depth=3, stage="update", seed=0):
     """A plan with replicas in every row, of another expert in each."""
     rng = np.random.default_rng(seed)
     load_MLGE = rng.integers(1, 20, (micro_steps, layers, ranks, 2 * ranks))
@@ -134,7 +134,7 @@ def a_plan(*, redundant=1, micro_steps=3, layers=2, ranks=3, slots=None, stage="
         model=model,
         redundant=redundant,
         cost=foremoe.CostModel(objective="balance"),
-        slots=slots or foremoe.SharedSlots(),
+        slot_depth=slot_depth,
     )
     plan, _ = foremoe.Planner().plan(problem)
     assert (plan.quota_MLGS[..., plan.B :] > 0).any(axis=(2, 3)).all()

@@ -26,7 +26,7 @@ class Stacked:
 
     def __init__(self, plan, rank, ep):
         head = plan.header
-        self.num_buffers, self.dtype = head.slots.num_buffers(head.redundant, plan.L), DTYPE
+        self.num_buffers, self.dtype = head.num_buffers, DTYPE
         self._plan, self._rank = plan, rank
         shape = (plan.L, plan.B, WIDTH)
         self._homes, self._grads = ([torch.zeros(shape, dtype=DTYPE) for _ in SIZES] for _ in range(2))
@@ -98,15 +98,15 @@ def stage(group, plan, domains, stages=1):
 @given(st.data())
 def test_uses_find_their_replicas_and_gradients_get_home(data):
     problem = data.draw(problems(max_ranks=4, max_layers=4, max_micro_steps=3))
-    problem = dataclasses.replace(problem, replicas="node", resident_LGS=None)
+    problem = dataclasses.replace(problem, replicas="node")
     note(describe(problem))
-    plan = dataclasses.replace(data.draw(plans(problem)), resident_LGS=None).rederived()
+    plan = data.draw(plans(problem))
     run_threads(stage, problem.G, plan, domains_of(plan), 2)
 
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_use_is_one_call_and_what_a_buffer_still_holds_is_not_sent_again(depth):
-    plan = a_plan(micro_steps=2, layers=2, slots=foremoe.SharedSlots(depth=depth))
+    plan = a_plan(micro_steps=2, layers=2, slot_depth=depth)
     num_filled, num_rows = len(set(plan.transfers.need_C.tolist())), plan.M * plan.L
     assert num_filled == num_rows if depth == 4 else num_filled > num_rows
     for calls in run_threads(stage, plan.G, plan, domains_of(plan)):

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from engine_util import ToyBuffers, a_plan, run_uses
 
-import foremoe
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
@@ -55,11 +53,11 @@ def test_misuse_ends_in_one_sentence():
         with pytest.raises(
             InputError, match=r"has forward of micro-step \d, layer 0 next; got forward of micro-step \d, layer 1"
         ):
-            engine.weights(int(plan.order_M[0]), 1, Phase.FORWARD)
+            engine.weights(0, 1, Phase.FORWARD)
         with pytest.raises(InputError, match="which the plan does not have"):
             engine.weights(99, 0, Phase.FORWARD)
         with pytest.raises(InputError, match="released before"):
-            engine.release(int(plan.order_M[0]), 0, Phase.FORWARD)
+            engine.release(0, 0, Phase.FORWARD)
         with pytest.raises(InputError, match="uses were not run"):
             engine.end()
         run_uses(engine, plan, group)
@@ -75,7 +73,7 @@ def test_misuse_ends_in_one_sentence():
 
 
 def test_a_ring_too_small_for_the_plan_is_refused_on_all_ranks():
-    plan = a_plan(slots=foremoe.SharedSlots(3))
+    plan = a_plan(slot_depth=3)
 
     def small(group):
         buffers = ToyBuffers(plan, group.rank, num_buffers=1 if group.rank == 2 else None)
@@ -94,7 +92,7 @@ def test_gradients_come_once_and_before_release():
         engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
         engine.begin(plan)
         run_uses(engine, plan, group, stop=plan.L)
-        m, layer = int(plan.order_M[0]), plan.L - 1
+        m, layer = 0, plan.L - 1
         with pytest.raises(InputError, match="between weights and release"):
             engine.gradients(m, layer)
         engine.weights(m, layer, Phase.BACKWARD)
@@ -156,27 +154,6 @@ def test_what_ranks_must_agree_on_is_compared():
     run_threads(differ, plan.G)
 
 
-def test_after_an_early_end_resident_replicas_are_what_is_there():
-    plan = a_plan(slots=foremoe.ResidentSlots(1), stage="recompute", micro_steps=4)
-
-    def early(group):
-        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), prefetch=4)
-        engine.begin(plan)
-        run_uses(engine, plan, group, stop=plan.L)
-        engine.end(partial=True)
-        # Copies for later uses have landed meanwhile: the engine no longer vouches for these buffers.
-        held_LGS = np.full((plan.L, plan.G, plan.S), -1, np.int16)
-        held_LGS[..., : plan.B] = plan.expert_MLGS[0, ..., : plan.B]
-        first = int(plan.order_M[0])
-        held_LGS[..., plan.B :] = np.where(plan.quota_MLGS[first, ..., plan.B :] > 0, plan.expert_MLGS[first, ..., plan.B :], -1)
-        again = dataclasses.replace(plan, resident_LGS=held_LGS).rederived()
-        with pytest.raises(InputError, match="that is not there; plan without it"):
-            engine.begin(again, same_weights=True)
-        engine.close()
-
-    run_threads(early, plan.G)
-
-
 def test_an_optimizer_step_inside_a_plan_is_an_error():
     plan = a_plan()
 
@@ -194,8 +171,8 @@ def test_an_optimizer_step_inside_a_plan_is_an_error():
 
 
 def test_debug_sees_an_overwritten_buffer():
-    # Resident replicas of a forward pass are still there in its backward pass: nothing is sent again that would repair them.
-    plan = a_plan(slots=foremoe.ResidentSlots(1))
+    # Replicas of a forward pass are still there in its backward pass: nothing is sent again that would repair them.
+    plan = a_plan(slot_depth=8)
 
     def overwrite(group):
         buffers = ToyBuffers(plan, group.rank)

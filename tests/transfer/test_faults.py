@@ -8,7 +8,6 @@ import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
 from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf, Slow
 
-import foremoe
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.plan.transfers import Link
 from foremoe.testing.ranks import run_processes, run_threads
@@ -145,7 +144,7 @@ def test_in_an_update_it_is_repaired_or_ends_on_all_ranks(starts):
 
 @pytest.mark.parametrize("starts", [1, 3, 5])
 def test_nothing_of_a_retired_backend_lands_on_what_another_brought(starts):
-    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute", slots=foremoe.SharedSlots(1)))
+    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute", slot_depth=1))
     results = run_threads(lambda group: run(group, plan, (Slow(1, starts), Second()), timeout_s=5.0), RANKS)
     assert all(t.retired == ("Slow",) for _, t in results)
     assert any(e.backend == "Second" for _, t in results for e in t.events)
@@ -206,7 +205,7 @@ def test_a_store_of_an_earlier_version_is_no_way_out():
         engine.end()
         buffers.update(1)
         engine.begin(second)
-        fell_back = run_uses(engine, second, group, version=1)  # compares what is resident
+        fell_back = run_uses(engine, second, group, version=1)  # compares what slots hold
         engine.end()
         engine.close()
         return fell_back

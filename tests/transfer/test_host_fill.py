@@ -268,7 +268,7 @@ def test_an_early_end_waits_for_the_filling_so_that_weights_may_change():
             for grad in grads:
                 grad.zero_()
         engine.begin(plan)
-        run_uses(engine, plan, group, version=1)  # compares what is resident
+        run_uses(engine, plan, group, version=1)  # compares what slots hold
         engine.end()
         engine.close()
         check_grads(plan, buffers)

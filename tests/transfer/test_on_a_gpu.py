@@ -144,7 +144,7 @@ def stages(group, plan, backend, wrong):
 
     for version in range(3):
         engine.begin(plan)
-        for m, layer, phase in zip(plan.order_M[uses.micro_step_U], uses.layer_U, uses.phase_U, strict=True):
+        for m, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
             found = engine.weights(int(m), int(layer), int(phase))
             torch.cuda.current_stream().put(lambda args=(found, int(layer), version): read(*args))
             engine.release(int(m), int(layer), int(phase))

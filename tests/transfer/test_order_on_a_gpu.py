@@ -9,7 +9,6 @@ from pretend_gpu import gpu, raw
 from foremoe.plan.programme import Programme
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import SharedSlots
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.base import TransferBackend
 from foremoe.transfer.engine import Engine
@@ -77,7 +76,7 @@ def run(engine, plan, seen, reads):
             raw(grad).fill_(1.0)
 
     for u, (position, layer, phase) in enumerate(zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True)):
-        use = m, layer, phase = int(plan.order_M[position]), int(layer), Phase(int(phase))
+        use = m, layer, phase = int(position), int(layer), Phase(int(phase))
         engine.prepare(*use)
         note(seen, ("first exchange", u))
         found = engine.weights(*use).grads_S if reads else None
@@ -125,7 +124,7 @@ def test_copies_leave_behind_the_last_exchange_and_are_waited_for_between_the_fi
 
 
 def test_a_copy_that_nobody_reads_has_landed_before_the_next_one_starts():
-    plan = a_plan(ranks=2, stage="recompute", slots=SharedSlots(depth=1))
+    plan = a_plan(ranks=2, stage="recompute", slot_depth=1)
     for rank, seen in enumerate(run_threads(lambda group: stage(group, plan, reads=False), 2)):
         at, t = {what: i for i, what in enumerate(seen)}, plan.transfers
         mine = [c for c in range(len(t)) if t.dst_C[c] == rank]

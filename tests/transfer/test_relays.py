@@ -18,7 +18,6 @@ from foremoe.plan.programme import Programme
 from foremoe.plan.relays import keep_executable, relays_of
 from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.solvers import Deadline
 from foremoe.testing import describe, problems
 from foremoe.testing.ranks import get_pool, run_threads
@@ -44,10 +43,9 @@ def relaying_plans(draw, **options):
     usual = {"min_ranks": 3, "max_ranks": 4, "max_base": 1, "min_redundant": 1, "max_redundant": 2, "min_micro_steps": 2}
     usual |= {"max_micro_steps": 3, "max_layers": 3, "max_pairs": 8, "row_kinds": ("flat", "skewed"), "replicas": ("any",)}
     problem = draw(problems(**(usual | options)))
-    problem = dataclasses.replace(problem, resident_LGS=None)
     note(describe(problem))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    plan = plan_of(problem, random_placement(problem, rng, density=1.0, evenness=20.0), order_M=rng.permutation(problem.M))
+    plan = plan_of(problem, random_placement(problem, rng, density=1.0, evenness=20.0)).rederived()
     plan = with_relays(plan, rng, density=draw(st.sampled_from([1.0, 0.5])))
     assume(num_relays(plan))
     return plan
@@ -61,8 +59,8 @@ def a_relaying_plan(seed=0, **options):
     return dataclasses.replace(plan, transfers=t.replace(link_C=np.full(len(t), Link.PEER)))
 
 
-def everywhere(*, ranks, micro_steps=3, stage="update", slots=None):
-    plan = a_plan(ranks=ranks, micro_steps=micro_steps, stage=stage, slots=slots)
+def everywhere(*, ranks, micro_steps=3, stage="update", slot_depth=3):
+    plan = a_plan(ranks=ranks, micro_steps=micro_steps, stage=stage, slot_depth=slot_depth)
     expert_MLGS, quota_MLGS = plan.expert_MLGS.copy(), plan.quota_MLGS.copy()
     expert_MLGS[..., plan.B :], quota_MLGS[..., plan.B :] = -1, 0
     quota_MLGS[..., : plan.B] = np.take_along_axis(plan.load_MLE[:, :, None], expert_MLGS[..., : plan.B].astype(np.int64), 3)
@@ -115,7 +113,7 @@ def test_relays_bring_what_homes_would(data):
 
 def test_buffers_keep_what_is_passed_on_until_it_has_left():
     """Destinations dawdle in backward, where no exchange of this test holds sources back."""
-    plan = a_relaying_plan(micro_steps=2, slots=SharedSlots(1))
+    plan = a_relaying_plan(micro_steps=2, slot_depth=1)
     relays = relays_of(plan, plan.transfers)
     assert (relays.relay_C & (plan.transfers.phase_C == Phase.BACKWARD)).any()
 
@@ -164,33 +162,6 @@ def test_all_ranks_have_one_order_in_which_relays_come_after_what_they_pass_on(d
             assert one.start_C[c] > one.start_C[parent] or one.start_C[c] == one.need_C[c]
 
 
-def test_what_is_there_from_the_start_is_passed_on():
-    plan = everywhere(ranks=RANKS, stage="recompute", slots=ResidentSlots(1))
-    run_before = dataclasses.replace(
-        plan, expert_MLGS=np.repeat(plan.expert_MLGS[:1], plan.M, 0), quota_MLGS=np.repeat(plan.quota_MLGS[:1], plan.M, 0),
-        load_MLE=np.repeat(plan.load_MLE[:1], plan.M, 0),
-    ).rederived()  # fmt: skip
-    held_LGS = run_before.expert_MLGS[0].copy()
-    held_LGS[:, 2:, plan.B :] = -1
-    again = with_relays(dataclasses.replace(run_before, resident_LGS=held_LGS).rederived(), np.random.default_rng(0))
-    again.check()
-    assert num_relays(again) and (relays_of(again, again.transfers).parent_C == -1).any()
-
-    def twice(group):
-        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), debug=True)
-        engine.begin(run_before)
-        run_uses(engine, run_before, group)
-        engine.end()
-        engine.begin(again, same_weights=True)
-        fell_back = run_uses(engine, again, group)
-        timeline = engine.end()
-        engine.close()
-        return fell_back, timeline
-
-    results = run_threads(twice, RANKS)
-    assert relayed(results, again) == num_relays(again)
-
-
 def test_deadlines_relays_run():
     plan = everywhere(ranks=RANKS, stage="update")
     cluster = dataclasses.replace(plan.header.cluster, node_of_rank_G=np.array([0, 0, 1, 1]), host_bytes_per_s=1.0)
@@ -219,7 +190,8 @@ def a_problem(plan):
     head = plan.header
     return foremoe.Problem(
         model=head.model, cluster=head.cluster, cost=head.cost, stage=head.key.stage, schedule=head.schedule,
-        redundant=head.redundant, slots=head.slots, home_LE=plan.home_LE, load_MLE=plan.load_MLE, moe_layer_L=head.moe_layer_L,
+        redundant=head.redundant, slot_depth=head.slot_depth, home_LE=plan.home_LE, load_MLE=plan.load_MLE,
+        moe_layer_L=head.moe_layer_L,
     )  # fmt: skip
 
 
@@ -290,7 +262,7 @@ def test_in_an_update_it_is_repaired_or_ends_on_all_ranks(starts):
 
 @pytest.mark.parametrize("starts", [1, 3, 5])
 def test_nothing_of_a_retired_backend_lands_later(starts):
-    plan = a_relaying_plan(stage="recompute", micro_steps=4, slots=SharedSlots(1))
+    plan = a_relaying_plan(stage="recompute", micro_steps=4, slot_depth=1)
     results = run_threads(lambda group: run(group, plan, (Slow(1, starts), Second()), timeout_s=1.0), RANKS)
     assert all(t.retired == ("Slow",) for _, t in results)
 

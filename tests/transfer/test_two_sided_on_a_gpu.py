@@ -14,7 +14,6 @@ from test_order_on_a_gpu import OnGpu
 from test_relays import num_relays
 
 from foremoe.problem.schedule import Phase
-from foremoe.problem.slots import ResidentSlots, SharedSlots
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.cupy_peer import CupyPeer
 from foremoe.transfer.engine import Engine
@@ -31,14 +30,13 @@ def order(request, monkeypatch):
 
 @functools.cache
 def plans():
-    """Gradients every way: with a shared ring that is overwritten all the time, with resident slots, and with relays."""
-    shared = a_plan(ranks=3, slots=SharedSlots(depth=1))
+    """Gradients every way: with a ring that is overwritten all the time, with one that holds all, and with relays."""
     relays = with_relays(a_plan(ranks=4, redundant=2, micro_steps=4), np.random.default_rng(0))
     assert num_relays(relays) > 2
     return {
-        "one buffer": shared,
-        "two buffers": a_plan(ranks=3),
-        "resident": a_plan(ranks=3, slots=ResidentSlots()),
+        "one buffer": a_plan(ranks=3, slot_depth=1),
+        "three buffers": a_plan(ranks=3),
+        "buffers for all": a_plan(ranks=3, slot_depth=8),
         "relays": relays,
     }
 
@@ -60,7 +58,7 @@ def stage(group, plan, backends, options):
     for version in range(STAGES):
         engine.begin(plan)
         for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
-            use = int(plan.order_M[position]), int(layer), Phase(int(phase))
+            use = int(position), int(layer), Phase(int(phase))
             engine.prepare(*use)
             found = engine.weights(*use)
             torch.cuda.current_stream().put(lambda args=(*use, found, version): products(*args))
@@ -86,9 +84,9 @@ def stage(group, plan, backends, options):
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"return_bytes": 1}], ids=repr)
 @pytest.mark.parametrize("backends", [(LateNccl,), (CupyPeer, LateNccl)], ids=["nccl", "cupy_peer and nccl"])
-@pytest.mark.parametrize("slots", ["one buffer", "two buffers", "resident", "relays"])
-def test_weights_relays_and_gradients_are_right(slots, backends, options):
-    plan = plans()[slots]
+@pytest.mark.parametrize("case", ["one buffer", "three buffers", "buffers for all", "relays"])
+def test_weights_relays_and_gradients_are_right(case, backends, options):
+    plan = plans()[case]
     assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
 
 
@@ -102,7 +100,7 @@ def test_the_last_gradients_are_home_before_the_stream_goes_on():
         engine.begin(plan)
         uses = plan.header.schedule.uses(plan.L)
         for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
-            use = int(plan.order_M[position]), int(layer), Phase(int(phase))
+            use = int(position), int(layer), Phase(int(phase))
             engine.prepare(*use)
             found = engine.weights(*use)
             if use[2] == Phase.BACKWARD:

@@ -150,7 +150,7 @@ def slots_around(
     """
     kinds = [kind_of(place.moe.experts) for place in places]
     sync = ParamSync(chunks)
-    num_base, num_buffers = home_LE.shape[1] // group.size, settings.slots.num_buffers(settings.redundant, len(kinds))
+    num_base, num_buffers = home_LE.shape[1] // group.size, settings.redundant * settings.slot_depth
     buffers = MegatronBuffers(kinds, group.rank, num_base, num_buffers, sync, home_LE)
     if fault := buffers.prepare(""):
         raise InputError(fault)

@@ -127,10 +127,10 @@ class Planning:
                 f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
                 "which this rank runs; make the plan with schedule=attached.schedule_of(num_micro_steps, forward_only=...)."
             )
-        if (head.redundant, head.slots) != (self.settings.redundant, self.settings.slots):
+        if (head.redundant, head.slot_depth) != (self.settings.redundant, self.settings.slot_depth):
             return (
-                f"the plan is for redundant={head.redundant}, {head.slots!r}; this model was attached with "
-                f"redundant={self.settings.redundant}, {self.settings.slots!r}. Plan with these."
+                f"the plan is for redundant={head.redundant}, slot_depth={head.slot_depth}; this model was attached with "
+                f"redundant={self.settings.redundant}, slot_depth={self.settings.slot_depth}. Plan with these."
             )
         moved = bool((plan.home_LE != self.home_LE).any())
         if moved and stage == "update" and overlaps_reduction:
@@ -153,8 +153,8 @@ class Planning:
         return PlanningTask(
             model=model_of(self.config, float(self.weight_bytes)), cluster=settings.cluster, stage=stage,
             schedule=schedule_of(self.config, self.places, num_micro_steps, forward_only=stage == "recompute"),
-            redundant=settings.redundant, slots=settings.slots, cost=settings.cost, replicas=settings.replicas, home_LE=home_LE,
-            moe_layer_L=np.array([place.number for place in self.places], np.int32),
+            redundant=settings.redundant, slot_depth=settings.slot_depth, cost=settings.cost, replicas=settings.replicas,
+            home_LE=home_LE, moe_layer_L=np.array([place.number for place in self.places], np.int32),
         )  # fmt: skip
 
     def agree(

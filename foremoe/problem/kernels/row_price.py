@@ -4,8 +4,6 @@ A row's tokens go out, are computed and come back: each takes as long as the bus
 that, on links that exchanges leave free. What its neighbours send over the same links is not known to a row: they count as if
 they had what this one has, on ranks that are as likely any others. Copies may start two rows ahead, so a link with `b` seconds of
 this row's copies and `a` of its neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
-
-A replica that stays in its slot over several rows is paid for, weights and gradient, in the row for which its weights are sent.
 """
 
 from typing import NamedTuple
@@ -54,8 +52,7 @@ class Prices(NamedTuple):
     copy_rdma_s: float
     gradient_peer_s: float
     gradient_rdma_s: float
-    sends_backward: float  # 1 where weights are copied again for backward, else 0
-    returns: float  # 1 where gradients of replicas go home, else 0
+    trains: float  # 1 where weights are copied again for backward and gradients of replicas go home, else 0
     contention: float  # compute lost per second of a copy
     overlap: float  # share of the time of a row that copies hide under
     rows_ahead: int  # rows before the one that needs them in which copies may run: 0, 1 or more
@@ -136,19 +133,18 @@ def _copies_s(link, hide_forward_s, hide_backward_s, prices, t):
     """What of one link class does not hide, in forward and in backward. A gradient goes against its weights."""
     out_s = _late_s(link, link.copy_s, 0.0, hide_forward_s, prices, t)
     forward_s = max(out_s, _late_s(link, 0.0, link.copy_s, hide_forward_s, prices, t))
-    again_s, home_s = prices.sends_backward * link.copy_s, prices.returns * link.gradient_s
-    if again_s + home_s == 0.0:
+    if prices.trains == 0.0:
         return forward_s, 0.0
-    out_s = _late_s(link, again_s, home_s, hide_backward_s, prices, t)
-    return forward_s, max(out_s, _late_s(link, home_s, again_s, hide_backward_s, prices, t))
+    out_s = _late_s(link, link.copy_s, link.gradient_s, hide_backward_s, prices, t)
+    return forward_s, max(out_s, _late_s(link, link.gradient_s, link.copy_s, hide_backward_s, prices, t))
 
 
 @inner_kernel
 def _slowed_s(prices, t):
     """Seconds that copies, each way and in all passes, keep the links of the busiest rank busy."""
-    sends, slowed = 1.0 + prices.sends_backward, 0.0
-    near_s = sends * prices.copy_peer_s + prices.returns * prices.gradient_peer_s
-    far_s = sends * prices.copy_rdma_s + prices.returns * prices.gradient_rdma_s
+    sends, slowed = 1.0 + prices.trains, 0.0
+    near_s = sends * prices.copy_peer_s + prices.trains * prices.gradient_peer_s
+    far_s = sends * prices.copy_rdma_s + prices.trains * prices.gradient_rdma_s
     for g in range(t.quota_EG.shape[1]):
         near = t.sum_XG[COPY_OUT, g] + t.sum_XG[COPY_IN, g]
         slowed = max(slowed, near * near_s + t.sum_XG[FAR_COPIES, g] * far_s)
@@ -212,8 +208,7 @@ def set_quota(e, g, quota, row, t):
         return
     num = 1 if quota > 0 else -1
     total_XG[BUSY, g] += num
-    if not row.held_EG[e, g]:
-        count_copy(e, g, num, row, t)
+    count_copy(e, g, num, row, t)
     if num > 0:
         t.holder_EG[e, t.num_E[e]] = g
         t.num_E[e] += 1

@@ -45,7 +45,6 @@ class Row(NamedTuple):
     load_E: Array
     home_E: Array  # home rank of every expert
     ranks: Ranks
-    held_EG: Array  # bool, whether a rank holds an expert's weights from an earlier row: a replica of it costs no copy
 
 
 class Traffic(NamedTuple):

@@ -23,7 +23,7 @@ function headWords() {
   document.getElementById("verdict").append(html("strong", {}, v.gain), html("span", {}, ...marked(v.details.join(" "))), html("span", { class: "muted" }, ...marked(v.sure)));
   const about = [
     `${plural(facts.G, "rank")} of ${facts.cluster} on ${plural(facts.num_nodes, "node")}`, `${plural(facts.M, "micro-step")} × ${plural(facts.L, "layer")}`,
-    plural(facts.E, "expert"), `R = ${facts.R}, ${facts.slots}`, `objective ${facts.objective}`, `planner ${facts.planner}`,
+    plural(facts.E, "expert"), `R = ${facts.R}, slot depth ${facts.slot_depth}`, `objective ${facts.objective}`, `planner ${facts.planner}`,
   ];
   document.getElementById("about").textContent = about.filter(Boolean).join(" · ");
   document.getElementById("made").append(...[facts.source, facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · "), ...(facts.command ? [" · ", html("code", {}, facts.command)] : []));

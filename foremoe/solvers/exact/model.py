@@ -173,7 +173,7 @@ class Program:
             for inside, copy, gradient in links:
                 into, out = ([p for p in pairs if peer[p] == inside] for pairs in (self.reach[g], self.leave[g]))
                 forward += [(copy, into, 0.0, out), (copy, out, 0.0, into)]
-                again, back = copy * rates.sends_backward, gradient * rates.returns_gradients
+                again, back = copy * rates.trains, gradient * rates.trains
                 backward += [(again, into, back, out), (again, out, back, into)]
         for sides, hide_s in ((forward, row.hide_forward_s), (backward, row.hide_backward_s)):
             busy = [side for side in sides if (side[0] and side[1]) or (side[2] and side[3])]

@@ -40,7 +40,7 @@ def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...]
     seconds_L = np.zeros(problem.L)
     for m in chosen:
         # What slots hold belongs to the present homes; both sides start from empty ones.
-        step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE, resident_LGS=None)
+        step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE)
         placement = step.static()
         best_N = row_objective(step, placement)
         if problem.R >= 1 and problem.G >= 2:

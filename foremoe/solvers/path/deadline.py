@@ -55,7 +55,5 @@ class Deadline(PathSolver):
             row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
             hide_U = np.where(uses.phase_U == Phase.BACKWARD, times.hide_backward_N[row_U], times.hide_forward_N[row_U])
         return choose_links(
-            transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, relay=self.relay,
-            buffers_per_pool=problem.slots.num_buffers(problem.R, 1), resident_LGS=problem.resident_LGS,
-            hide_U=hide_U,
+            transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, relay=self.relay, hide_U=hide_U
         )  # fmt: skip

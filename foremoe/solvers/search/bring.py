@@ -67,7 +67,7 @@ def _choose(v, first, num_slots, row, num_rank_slots, scratch):
 def _num_held(row, num_slots):
     """Replicas that a rank holds at most: more than one only if all of them hide, while as many of its own experts go out."""
     rates = row.rates
-    back_s = rates.copy_rdma_s * rates.sends_backward + rates.gradient_rdma_s * rates.returns_gradients
+    back_s = rates.trains * (rates.copy_rdma_s + rates.gradient_rdma_s)
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
         most = min(most, rates.hide_backward_s / back_s)

@@ -6,19 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
-from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, Traffic, settle
-from foremoe.problem.rows import empty_of, nothing_held, row_of
-from foremoe.solvers.rows import Placed, assign, bare_homes, clean_row, copy_of
+from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
+from foremoe.problem.rows import empty_of, row_of
+from foremoe.solvers.rows import Placed, assign, bare_homes, copy_of
 from foremoe.solvers.rows import row_of as estimated_row
-from foremoe.solvers.search.level import level_goal
 from foremoe.solvers.search.moves import busiest, move
 from foremoe.solvers.search.parts import CLOSED_FORM, SMOOTHING
 from foremoe.solvers.search.start import price_of, start_row
 from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
-from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
 
@@ -88,65 +85,22 @@ def _descend(effort, s):
         undo(s)
 
 
-class Memory(NamedTuple):
-    """Memory of a thread that searches rows one after the other."""
-
-    t: Traffic  # empty between rows
-    pairs_G: Array
-    held_EG: Array  # bool, what ranks hold from earlier rows
-    own: tuple[Array, ...]  # of a `State`
-
-
 @kernel
-def empty_memory(rows, num_slots):
-    """Ranks hold nothing."""
-    G = rows.ranks.node_G.size
-    return Memory(empty_of(rows), np.empty(G), nothing_held(rows), empty_arrays(G, rows.num_base, num_slots))
-
-
-@kernel
-def _kept_start(row, s, tried):
-    """Overwrites `tried`, a placement, with replicas that ranks hold from earlier rows, the experts with most load first, and
-    splits pairs over them for balance."""
-    held_EG, num_base, node_G = row.held_EG, s.home_GB.shape[1], row.ranks.node_G
-    G, S = tried.expert_GS.shape
-    for g in range(G):
-        for slot in range(num_base, S):
-            best = np.int64(-1)
-            for e in range(row.load_E.size):
-                home = row.home_E[e]
-                if not held_EG[e, g] or row.load_E[e] == 0 or (s.node_only and node_G[home] != node_G[g]):
-                    continue
-                if (tried.expert_GS[g, num_base:slot] != e).all() and (best < 0 or row.load_E[e] > row.load_E[best]):
-                    best = e
-            tried.expert_GS[g, slot] = best
-    split_row(level_goal(s.node_only, node_G, tried.load_G), UNLIMITED, num_base, tried)
-    clean_row(num_base, tried)
-
-
-@kernel
-def search_row(n, rows, estimated, choice, memory, best):
+def _search_row(n, rows, estimated, choice, t, pairs_G, own, best):
     """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start, nor than its experts at
-    home."""
+    home. `t` is an empty traffic, `own` the memory of a `State`."""
     (G, S), num_base = best.expert_GS.shape, rows.num_base
-    t, pairs_G, held_EG, own = memory
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
-    row, w = row_of(rows, n, pairs_G, held_EG), rows.window_N3[n]
+    row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
     windows = Windows(w[0], w[1], w[2])
     s = State(
         row, rows.prices, windows, S - num_base, estimated.node_only, choice.parts, row.load_E.sum() / G, t, home_GB, replica_GR,
         num_G, change_4I, num_changes, random,
     )  # fmt: skip
     estimate = estimated_row(estimated, n, best.expert_GS)
-    holds = held_EG.any()
     given, given_s = copy_of(best), price_of(best, num_base, s) if choice.effort != 0 else 0.0
     # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
     start_row(choice.effort == 0 or s.parts & CLOSED_FORM == 0, estimate, s, best)
-    if holds:
-        kept = bare_homes(row.load_E, num_base, best.expert_GS)
-        _kept_start(row, s, kept)
-        if price_of(kept, num_base, s) < price_of(best, num_base, s):
-            assign(best, kept)
     if choice.effort == 0:
         return
     list_homes(row, home_GB, num_G)
@@ -168,11 +122,11 @@ def search_row(n, rows, estimated, choice, memory, best):
 
 @kernel
 def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
-    """`search_row` on rows [low, high) that hold nothing from earlier ones."""
+    """Starts and searches rows [low, high), in place."""
     G, S = expert_NGS.shape[1:]
-    memory = empty_memory(rows, S - rows.num_base)
+    t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, rows.num_base, S - rows.num_base)
     for n in range(low, high):
-        search_row(n, rows, estimated, choice, memory, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
+        _search_row(n, rows, estimated, choice, t, pairs_G, own, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
 
 
 @kernel

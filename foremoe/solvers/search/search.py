@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
-from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
-from foremoe.problem.slots import SharedSlots
 from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.rows import problem_rows as estimated_rows
 from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
 from foremoe.solvers.search.level import TRIES, Options, balanced_rows
 from foremoe.solvers.search.parts import without
-from foremoe.solvers.search.sequence import search_layers
 
 
 @dataclass(frozen=True)
@@ -28,12 +23,10 @@ class Search(RankSolver):
 
     Choose it for every plan that an engine runs; `Exact` proves how far from the best a small problem's rows are, `Robust` plans
     for loads that are not known. No row costs more than its start, or than without replicas. Plans are the same on every machine
-    and with every number of threads, and a row's does not depend on other layers, nor,
-    in shared slots, on other rows.
+    and with every number of threads, and a row's does not depend on other rows.
 
     Under the objective ``"balance"`` the largest rank load is nearly always the least possible, with few replicas; `effort` does
-    not matter then. Rows of unknown sources are started and not searched. In resident slots the rows of a layer are planned one
-    after the other: what those before left in the slots costs no copy. The method is our own; the page "How rows are planned"
+    not matter then. Rows of unknown sources are started and not searched. The method is our own; the page "How rows are planned"
     describes it.
 
     Attributes:
@@ -69,15 +62,4 @@ class Search(RankSolver):
         if problem.load_MLGE is None:
             effort = 0
         rows, estimated, choice = problem_rows(problem), estimated_rows(problem), Choice(effort, without(self.without))
-        if isinstance(problem.slots, SharedSlots):
-            return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))
-        held_LGP = np.full((problem.L, problem.G, problem.slots.num_buffers(problem.R, 1)), -1, np.int64)
-        if problem.resident_LGS is not None:
-            held_LGP[:, :, : problem.R] = problem.resident_LGS[:, :, problem.B :]
-        expert_NGS, quota_NGS, M = start.expert_NGS.copy(), start.quotas_NGS.copy(), problem.M
-        done_N = for_rows(  # a layer's rows in one block
-            lambda low, high: search_layers(low // M, high // M, rows, estimated, choice, held_LGP, expert_NGS, quota_NGS),
-            problem.N, M,
-        )  # fmt: skip
-        stop_N = np.where(np.tile(done_N[::M], M), Stop.DONE, Stop.CANCELLED)
-        return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=stop_N)
+        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))

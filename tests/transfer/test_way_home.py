@@ -1,4 +1,4 @@
-"""Replicas that stay in resident slots: their gradients are summed there and come home once, whatever fails meanwhile."""
+"""Gradients of replicas come home once each, whatever fails meanwhile."""
 
 import dataclasses
 import functools
@@ -11,7 +11,6 @@ from flaky import Flaky, Second
 import foremoe
 from foremoe.base.errors import TransferError
 from foremoe.plan.plan import Plan
-from foremoe.plan.replicas import Lives
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
@@ -24,14 +23,9 @@ RANKS, MICRO_STEPS = 3, 5
 
 
 @functools.cache
-def lasting() -> Plan:
-    """A plan whose layers change their replicas once, each in another micro-step."""
-    plan = a_plan(ranks=RANKS, micro_steps=MICRO_STEPS, slots=foremoe.ResidentSlots())
-    like_ML = np.array([[0, 0], [0, 0], [0, 1], [0, 1], [1, 1]])
-    at = like_ML, np.arange(plan.L)
-    names = ("expert_MLGS", "quota_MLGS", "load_MLE", "bound_ML", "load_bound_ML", "stop_ML")
-    cost_ML = type(plan.cost_ML)(**{name: part[at] for name, part in plan.cost_ML.parts().items()})
-    return dataclasses.replace(plan, **{name: getattr(plan, name)[at] for name in names}, cost_ML=cost_ML).rederived()
+def some_plan() -> Plan:
+    """A plan with replicas in every row."""
+    return a_plan(ranks=RANKS, micro_steps=MICRO_STEPS)
 
 
 class Falls:
@@ -47,53 +41,38 @@ class Falls:
         return self.engine.prepare(m, layer, phase) and (m, layer) not in self.rows
 
 
-def test_a_gradient_comes_home_once_for_all_micro_steps() -> None:
-    def run(group):
-        buffers = ToyBuffers(lasting(), group.rank)
-        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(lasting())
-        run_uses(engine, lasting(), group)
-        timeline = engine.end()
-        engine.close()
-        check_grads(lasting(), buffers)
-        return sum(e.kind == "gradient" for e in timeline.events)
-
-    returned = len(Lives.of(lasting()).returned().row_Z)
-    assert sum(run_threads(run, RANKS)) == returned < lasting().num_replicas / 2
-
-
 @pytest.mark.parametrize("rows", [{(0, 0)}, {(1, 0), (2, 1)}, {(3, 0), (3, 1)}, {(m, 0) for m in range(4)}], ids=str)
-def test_rows_that_fall_back_leave_the_sums_of_the_others_right(rows: set[tuple[int, int]]) -> None:
+def test_rows_that_fall_back_leave_the_gradients_of_the_others_right(rows: set[tuple[int, int]]) -> None:
     def run(group):
-        buffers = ToyBuffers(lasting(), group.rank)
+        buffers = ToyBuffers(some_plan(), group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(lasting())
-        assert set(run_uses(Falls(engine, rows), lasting(), group)) == rows
+        engine.begin(some_plan())
+        assert set(run_uses(Falls(engine, rows), some_plan(), group)) == rows
         engine.end()
         engine.close()
-        check_grads(lasting(), buffers, fell_back=rows)
+        check_grads(some_plan(), buffers, fell_back=rows)
 
     run_threads(run, RANKS)
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2, 3])
-def test_a_stage_that_ends_early_brings_home_what_was_summed(micro_steps: int) -> None:
+def test_a_stage_that_ends_early_brings_home_what_there_is(micro_steps: int) -> None:
     def run(group):
-        buffers = ToyBuffers(lasting(), group.rank)
+        buffers = ToyBuffers(some_plan(), group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        engine.begin(lasting())
-        run_uses(engine, lasting(), group, stop=2 * lasting().L * micro_steps)
+        engine.begin(some_plan())
+        run_uses(engine, some_plan(), group, stop=2 * some_plan().L * micro_steps)
         engine.end(partial=True)
         engine.close()
         for (layer, e), grads in buffers.grads.items():
             want = 0.0
-            for m, g in np.ndindex(micro_steps, lasting().G):
-                for s in np.flatnonzero(lasting().expert_MLGS[m, layer, g] == e):
-                    want += gradient(m, layer, e, g) * (s < lasting().B or lasting().quota_MLGS[m, layer, g, s] > 0)
+            for m, g in np.ndindex(micro_steps, some_plan().G):
+                for s in np.flatnonzero(some_plan().expert_MLGS[m, layer, g] == e):
+                    want += gradient(m, layer, e, g) * (s < some_plan().B or some_plan().quota_MLGS[m, layer, g, s] > 0)
             assert all((grad == want).all() for grad in grads), (layer, e)
 
-    uses = lasting().header.schedule.uses(lasting().L)
-    assert uses.phase_U[2 * lasting().L - 1] == Phase.BACKWARD and uses.micro_step_U[2 * lasting().L] == 1
+    uses = some_plan().header.schedule.uses(some_plan().L)
+    assert uses.phase_U[2 * some_plan().L - 1] == Phase.BACKWARD and uses.micro_step_U[2 * some_plan().L] == 1
     run_threads(run, RANKS)
 
 
@@ -102,17 +81,17 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
     """Never a gradient that is lost in silence."""
 
     def run(group, starts):
-        buffers = ToyBuffers(lasting(), group.rank)
+        buffers = ToyBuffers(some_plan(), group.rank)
         engine = Engine(
             buffers, group=group, backends=(Flaky(1, starts), *(b() for b in others)), timeout_s=3.0 if others else 2.0
         )
         try:
-            engine.begin(lasting())
-            fell_back = run_uses(engine, lasting(), group)
+            engine.begin(some_plan())
+            fell_back = run_uses(engine, some_plan(), group)
             engine.end()
         finally:
             engine.close()
-        check_grads(lasting(), buffers, fell_back=fell_back)
+        check_grads(some_plan(), buffers, fell_back=fell_back)
         return fell_back
 
     ends = set()
@@ -126,10 +105,10 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
 
 def sent_again(rows: list[tuple[int, int, int, int]]) -> Plan:
     """A lawful plan of one layer whose rank 0 holds a replica of experts 2, 2, 3, 2; rows: use, expert, buffer, use before it."""
-    seq, model = [2, 2, 3, 2], dataclasses.replace(lasting().header.model, num_layers=1, num_experts=4)
+    seq, model = [2, 2, 3, 2], dataclasses.replace(some_plan().header.model, num_layers=1, num_experts=4)
     work = foremoe.Workload.from_counts(np.full((4, 1, 2, 4), 20), num_topk=1, stage="update")
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=2)
-    problem = foremoe.Problem.of(work, cluster, model=model, redundant=1, slots=foremoe.ResidentSlots(2))
+    problem = foremoe.Problem.of(work, cluster, model=model, redundant=1, slot_depth=2)
     expert_NGS, quota_NGS = problem.static().expert_NGS.copy(), problem.static().quotas_NGS.copy()
     for m, e in enumerate(seq):
         expert_NGS[m, 0, 2], quota_NGS[m, 0, 2] = e, 10
