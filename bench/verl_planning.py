@@ -176,7 +176,7 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
     def plan_layers(of: sharing.PlanningTask, some: Workload, layers: list[int]) -> tuple[float, tuple[Plan, Array]]:
         mine = of_layers(of, some, layers)
         begin = clock()
-        made = sharing._plan_layers(planner, of, mine, np.array(layers), num_threads, Event())
+        made = sharing._plan_layers(planner, of.problem(mine, np.array(layers)), num_threads, Event())
         return clock() - begin, made
 
     plan_layers(a_task(model, stage, G, 1, L), work[:1], [0])  # loads the kernels
