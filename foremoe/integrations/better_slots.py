@@ -13,20 +13,28 @@ from foremoe.problem.problem import Problem
 _logger = logging.getLogger(__name__)
 
 
-def say_better_slots(problem: Problem) -> None:
-    """Logs what `better_slots` says of a planned problem, from a thread of its own, so that no stage waits for it."""
-    if problem.cost.objective != "time":
-        return  # who levels loads has not asked for seconds
+class SlotAdvice:
+    """Logs what `better_slots` says of the first update that is planned for time."""
 
-    def say() -> None:
-        try:
-            choice = choose_slots(problem, num_threads=1)
-        except InputError:  # advice is no reason to end a job
+    def __init__(self) -> None:
+        self._said = False
+
+    def say(self, problem: Problem | None) -> None:
+        """Takes a planned problem, or None; speaks from a thread of its own, so that no stage waits for it."""
+        # Who levels loads has not asked for seconds.
+        if self._said or problem is None or problem.stage != "update" or problem.cost.objective != "time":
             return
-        if sentence := better_slots(choice, problem):
-            _logger.log(logging.WARNING if choice.redundant > problem.R else logging.INFO, sentence)
+        self._said = True
+        call_in_thread(lambda: _say(problem), "choosing slots")
 
-    call_in_thread(say, "choosing slots")
+
+def _say(problem: Problem) -> None:
+    try:
+        choice = choose_slots(problem, num_threads=1)
+    except InputError:  # advice is no reason to end a job
+        return
+    if sentence := better_slots(choice, problem):
+        _logger.log(logging.WARNING if choice.redundant > problem.R else logging.INFO, sentence)
 
 
 def better_slots(choice: SlotChoice, problem: Problem) -> str:

@@ -5,7 +5,7 @@ import logging
 import threading
 
 import foremoe
-from foremoe.integrations.better_slots import better_slots, say_better_slots
+from foremoe.integrations.better_slots import SlotAdvice, better_slots
 
 
 def problem_of(regime: str, redundant: int, **options: object) -> foremoe.Problem:
@@ -18,7 +18,9 @@ def problem_of(regime: str, redundant: int, **options: object) -> foremoe.Proble
 def said(problem: foremoe.Problem, caplog) -> list[tuple[int, str]]:  # type: ignore[no-untyped-def]
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="foremoe"):
-        say_better_slots(problem)
+        advice = SlotAdvice()
+        advice.say(problem)
+        advice.say(problem)
         for thread in threading.enumerate():
             if thread.name == "choosing slots":
                 thread.join()
@@ -42,6 +44,8 @@ def test_more_slots_that_pay_are_a_warning_and_fewer_a_note(caplog) -> None:  # 
 
 def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated(caplog) -> None:  # type: ignore[no-untyped-def]
     assert said(problem_of("mid", 1, cost=foremoe.CostModel(objective="balance")), caplog) == []
+    scored = foremoe.synthetic_workload("qwen3-30b-a3b", num_ranks=4, tokens_per_rank=64, micro_steps=1, stage="recompute")
+    assert said(foremoe.Problem.of(scored, foremoe.Cluster.preset("8xh100", 4), redundant=1), caplog) == []
     problem = problem_of("mid", 1)
     assert said(dataclasses.replace(problem, load_MLGE=None), caplog) == []
     assert better_slots(foremoe.choose_slots(problem), dataclasses.replace(problem, redundant=3)) == ""

@@ -15,7 +15,7 @@ from foremoe.base.errors import InputError
 from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import TorchGroup, make_on_all, reporting
 from foremoe.distributed.planning import Planned
-from foremoe.integrations.better_slots import say_better_slots
+from foremoe.integrations.better_slots import SlotAdvice
 from foremoe.integrations.megatron.finalize import before_finalize, configs_of
 from foremoe.integrations.megatron.home_moves import HomeMoves, move_homes
 from foremoe.integrations.megatron.job import Job
@@ -29,7 +29,7 @@ from foremoe.integrations.megatron.layout import (
     require_supported,
     schedule_of,
     unwrap,
-)
+)  # fmt: skip
 from foremoe.integrations.megatron.options import warn_of_unjudged
 from foremoe.integrations.megatron.planning import Planning, Work, layers_of_all
 from foremoe.integrations.megatron.stage import MegatronStage
@@ -98,7 +98,7 @@ class Attached:
         self._engine: Engine | None = None
         self._stage: MegatronStage | None = None
         self._moves: HomeMoves | None = None
-        self._broken, self._running, self._detached, self._advised = "", False, False, False
+        self._broken, self._running, self._detached, self._advice = "", False, False, SlotAdvice()
         self._layers: list[SlotLayer] = []
         with reporting(self.group):
             self.job = Job(self.group)
@@ -266,18 +266,14 @@ class Attached:
 
     def _begin(self, work: Any, stage: str, split_MLP: Array | None, home_LE: Array | None, replay: bool) -> None:
         """Begins the stage on this rank's EP group."""
-        if self._layers and not self.settings.redundant:
-            self.report = watch(self._planning, work, stage)
         if not (self._layers and self.settings.redundant):
+            self.report = watch(self._planning, work, stage) if self._layers else None
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
-        if not self._advised and stage == "update" and planned.problem is not None and self.job.group.rank == 0:
-            self._advised = True
-            say_better_slots(planned.problem)
+        self._advice.say(planned.problem if self.job.group.rank == 0 else None)
         overlaps, plan = any(layer.overlaps_reduction for layer in self._layers), planned.plan
         self._planning.require_fit(planned, stage, overlaps, self._buffers.prepare(stage))
-        if self._engine is None:
-            self._engine = Engine(self._buffers, group=self.group, settings=self.settings)
+        self._engine = self._engine or Engine(self._buffers, group=self.group, settings=self.settings)
         known = self._trust.begin(planned, replay)
         self._moves = move_homes(self.group, self._buffers, plan)
         # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
