@@ -219,6 +219,7 @@ class PretendRuntime:
     """CuPy's: copies between GPUs by address, allocations, and their handles.
 
     Attributes:
+        freed_open: allocations that were freed while another process had them open.
         shareable: whether torch's allocations have handles; None: nothing has.
     """
 
@@ -226,6 +227,7 @@ class PretendRuntime:
 
     def __init__(self):
         self.opened, self.closed, self.shareable, self.malloced, self.freed = [], [], True, {}, []
+        self.freed_open = []
 
     def memcpyAsync(self, dst, src, size, kind, stream):
         assert kind == 3
@@ -246,6 +248,8 @@ class PretendRuntime:
     def free(self, base):
         assert base in self.malloced
         self.freed.append(base)
+        if self.opened.count(base) > self.closed.count(base):
+            self.freed_open.append(base)
 
     def ipcOpenMemHandle(self, handle):
         self.opened.append(int.from_bytes(handle, "little"))

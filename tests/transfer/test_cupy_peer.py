@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pretend_gpu
@@ -226,6 +227,31 @@ def test_staged_weights_are_those_of_the_version_wherever_homes_go(runtime, proc
 
     run_threads(rank, 2)
     assert len(runtime.malloced) == len(runtime.freed) <= 4 * 2
+
+
+def test_staged_memory_is_freed_once_nobody_has_it_open(runtime, monkeypatch):
+    """One rank is slow to close what the next version does not use."""
+    monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
+    detach = CupyPeer._detach
+
+    def slowly(backend, where):
+        time.sleep(0.05 * backend._rank)
+        detach(backend, where)
+
+    monkeypatch.setattr(CupyPeer, "_detach", slowly)
+
+    def rank(group):
+        backend, buffers = CupyPeer(staged=True), Experts(group.rank)
+        backend.open(group.rank, group, buffers)
+        for layer in LAYERS:
+            backend.publish([entry for entry in entries(2) if entry.layer == layer], 1)
+        group.barrier()
+        backend.publish([entry for entry in entries(2) if entry.layer == LAYERS[0]], 2)
+        group.barrier()
+        assert runtime.freed and not runtime.freed_open
+        backend.close()
+
+    run_threads(rank, 2)
 
 
 def test_another_host_is_out_of_reach(runtime, monkeypatch):

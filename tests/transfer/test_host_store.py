@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from foremoe.base.errors import StaleWeights, TransferError
+from foremoe.transfer import host_store
 from foremoe.transfer.host_fill import Fill, steps
 from foremoe.transfer.host_store import HostStore
 
@@ -69,6 +70,41 @@ def test_a_reader_sees_a_writer_that_comes_in_between(read_at, check_at, asked):
         act()
     assert fresh == (read_at == check_at == 0 if asked == 1 else read_at == 3)
     assert not fresh or all((tensor == asked).all() for tensor in dst)
+
+
+def test_bytes_and_checksum_are_fenced_off_from_the_stamp_that_says_done(monkeypatch):
+    """What a processor reorders no test on this one sees; the fence is where it must be."""
+    seen, fence = [], host_store._fence
+
+    def watched():
+        row = writer._stamp_N3[0]
+        seen.append((int(row[0]), int(row[1]), int(row[2]) == writer._mark((0, 0))))
+        fence()
+
+    with two_views(10) as (writer, _):
+        writer.write({(0, 0): halves(10, 1)}, 1)
+        monkeypatch.setattr(host_store, "_fence", watched)
+        writer.write({(0, 0): halves(10, 2)}, 2)
+    assert seen == [(2, 1, True)]
+
+
+@examples(50)
+@given(st.integers(1, 6), st.data())
+def test_an_entry_that_is_kept_keeps_its_place_and_bytes(num_places, data):
+    keys = [(0, e) for e in range(num_places)]
+    kept = data.draw(st.sets(st.sampled_from(keys)))
+    with tempfile.TemporaryFile() as file:
+        store = HostStore(file.fileno(), num_places, 80)
+    store.place(dict.fromkeys(keys, 80))
+    store.write({key: halves(10, 1 + key[1]) for key in keys}, 1)
+    new = [(1, e) for e in range(num_places - len(kept))]
+    store.place(dict.fromkeys(new, 80), kept)
+    store.write({key: halves(10, 100 + key[1]) for key in new}, 2)
+    for key in [*kept, *new]:
+        dst = halves(10, 0)
+        store.check(key, store.read(key, dst), 1 if key in kept else 2)
+        assert all((tensor == (1 if key in kept else 100) + key[1]).all() for tensor in dst)
+    store.close()
 
 
 @given(st.integers(1, 3000), st.data())
