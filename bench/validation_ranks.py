@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.simulated import only
 from examples.grpo.arms import ARMS, Arms
 from examples.grpo.experts import ClockedSwiGLU
 from examples.grpo.given import given_samples
@@ -25,10 +24,13 @@ from foremoe.calibrate import Case
 from foremoe.calibrate.measure import measure
 from foremoe.calibrate.stopwatch import Lap, Stopwatch
 from foremoe.distributed.group import Group
+from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
-from foremoe.plan.transfers import Link
+from foremoe.plan.links import choose_links
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
 from foremoe.transfer.pinned_host import PinnedHost
@@ -38,6 +40,15 @@ from foremoe.workload.workload import STAGES
 
 LENGTHS = (14, 16, 18, 20)  # what the demo's sequences have, in tokens that are fed
 TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class FromHost(PathSolver):
+    """All copies from host stores."""
+
+    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
+        """See `PathSolver.solve`."""
+        return choose_links(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, [Link.HOST])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +75,7 @@ class Configuration:
     @property
     def planner(self) -> Planner:
         """The default one, or with all copies from host stores."""
-        return only((Link.HOST,)) if self.host_nodes else Planner()
+        return Planner(path=FromHost()) if self.host_nodes else Planner()
 
     def cluster(self, fitted: Cluster) -> Cluster:
         """The constants for its ranks and nodes; all links are gloo's, so those between nodes are as those inside."""
