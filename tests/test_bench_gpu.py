@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import megatron
 from bench.gpu.__main__ import COMMANDS, FAST, Part, run_parts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +25,16 @@ def test_parts_that_fail_or_do_not_end_cost_no_result(tmp_path, monkeypatch):
     assert text.startswith("# head\n\n## good\n\n42 GB/s\n")
     assert "half of it\n\nFAILED: exit code 3." in text
     assert "## slow\n\n1\n\nFAILED: stopped after 2 s." in text  # it read the result of the first part
+
+
+def test_a_rank_that_waits_for_ever_does_not_hide_the_error_of_another(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n[ $RANK = 0 ] && echo 'no memory' && exit 1\nexec sleep 99\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(megatron.sys, "executable", str(python))
+    monkeypatch.setattr(megatron, "LIMIT_S", 2.0)
+    with pytest.raises(RuntimeError, match=r"no memory\n(?s:.*)stopped after 2 s"):
+        megatron.run(megatron.LAYOUTS["EP2"])
 
 
 def test_a_command_takes_at_most_eight_minutes():

@@ -62,7 +62,7 @@ def run(layout: Layout, *more: str) -> tuple[list[float], str]:
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
     try:
         with ThreadPoolExecutor(layout.ranks) as pool:
-            outputs = list(pool.map(lambda process: process.communicate(timeout=LIMIT_S)[0], ranks))
+            outputs = list(pool.map(_output, ranks))
     finally:
         for process in ranks:
             process.kill()
@@ -71,6 +71,15 @@ def run(layout: Layout, *more: str) -> tuple[list[float], str]:
     said = [line for text in outputs for line in re.findall(r"step \d+: loss ([\d.]+), [\d.]+ s ?(.*)", text)]
     known = next(iter(re.findall(r"known rows \d+", "\n".join(outputs))), "")
     return [float(loss) for loss, _ in said], ", ".join(filter(None, [said[-1][1], known]))
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    """What a rank printed; after `LIMIT_S` it is ended, so that it hides no other rank's error."""
+    try:
+        return process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"{process.communicate()[0]}\nstopped after {LIMIT_S:g} s"
 
 
 def compare(item: tuple[str, Layout]) -> tuple[str, bool]:
@@ -95,7 +104,7 @@ def main() -> int:
                 row, near = found.result()
                 rows.append(row)
                 good &= near
-            except (RuntimeError, subprocess.TimeoutExpired, IndexError, ValueError) as error:
+            except (RuntimeError, IndexError, ValueError) as error:
                 print(f"```\n{type(error).__name__}: {error}\n```\n", flush=True)
                 good = False
     table("layout | losses without foremoe | with it | apart | bound | figures of the last step", *rows)

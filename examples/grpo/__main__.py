@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from examples.grpo.settings import SIZES
-from foremoe.base.errors import InputError, TransferError
+from foremoe.base.errors import InputError, TransferError, file_errors
 from foremoe.base.hardware import cores
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.main import OneSentence
@@ -69,6 +69,10 @@ def main(
         raise InputError(f"a rank can hold replicas of the {away} experts that live elsewhere; give --redundant up to {away}.")
     if find_spec("torch") is None:
         raise InputError("the demo needs torch; pip install 'foremoe[torch]'.")
+    if pages is not None:  # now, not after some minutes
+        with file_errors(pages, "make", "give --pages another folder"):
+            pages.mkdir(parents=True, exist_ok=True)
+        require_writable({"the report page": str(pages / "report.html")})
     if cores() < ranks:
         click.echo(f"note: {ranks} ranks share {cores()} of this machine's cores; wall times say little.", err=True)
     click.echo("loading torch and foremoe", err=True)  # takes seconds

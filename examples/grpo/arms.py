@@ -105,7 +105,7 @@ class Arms:
         report = self.runtime.end()
         self.runtime.group.barrier()
         wall_s = time.perf_counter() - begin_s
-        if arm == "foremoe":
+        if arm == "foremoe" and report.timeline is not None:
             self.timelines[stage] = report.timeline
         return StageRun(
             wall_s=wall_s,

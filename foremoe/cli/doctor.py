@@ -32,7 +32,10 @@ _PACKAGES = {
     ("verl",): "the veRL adapter", ("transformers",): "recording routing", ("pyarrow",): "parquet files",
     ("vllm",): "rollout", ("sglang",): "rollout",
 }  # fmt: skip
-_VARIABLES = ("FOREMOE", "NUMBA_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "VERL_USE_EXTERNAL_PLUGINS")
+_VARIABLES = (
+    "FOREMOE", "NUMBA_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "VERL_USE_EXTERNAL_PLUGINS",
+    "VERL_ENGINE_DEVICE", "VERL_ENGINE_VENDOR",
+)  # fmt: skip
 
 _HELP = """Shows what this machine and environment have of what foremoe uses: versions, GPUs, plug-ins, folders.
 
@@ -76,7 +79,7 @@ def _version(names: tuple[str, ...]) -> tuple[str, str]:
     """The name that is installed, or the first, and its version."""
     for name in names:
         try:
-            return name, metadata.version(name)
+            return name, metadata.version(name) or "broken: no metadata"  # None for a folder that an uninstall has left
         except metadata.PackageNotFoundError:
             continue
     return names[0], "not installed"

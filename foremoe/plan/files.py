@@ -112,7 +112,7 @@ def header_schema() -> dict[str, Any]:
 def _updated(header: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
     """The header of a file of format 1 or 2 as that of format 3."""
     slots, order_M = header["slots"], tensors["order_M"]
-    if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(order_M))):
+    if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(tensors["load_MLE"]))):
         raise InputError("resident slots and orders of micro-steps are not read any more; plan again.")
     return {**header, "slot_depth": slots["depth"]}
 

@@ -278,7 +278,10 @@ def test_doctor_says_what_there_is_and_what_is_broken(tmp_path: Path) -> None:
     found = {part["part"]: part["found"] for part in parts}
     assert found["foremoe"] == foremoe.__version__ and found["numpy"] == np.__version__ and "python" in found
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open\\nmore')")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    (tmp_path / "vllm-1.0.dist-info").mkdir()  # what an interrupted uninstall leaves
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "VERL_ENGINE_VENDOR": "amd"}
     broken = subprocess_run(["doctor"], env=environment)
     assert broken.returncode == 0 and "torch failed" in broken.stdout, broken
     assert "libcudart.so.13: cannot open" in broken.stdout and "Traceback" not in broken.stderr
+    lines = [" ".join(line.split()) for line in broken.stdout.splitlines()]
+    assert "vllm broken: no metadata rollout" in lines and "VERL_ENGINE_VENDOR amd environment variable" in lines

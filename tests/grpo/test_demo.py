@@ -84,6 +84,7 @@ def test_a_rank_that_dies_ends_the_demo_in_one_sentence():
         (["--redundant", "17"], "up to 16"),
         (["--steps", "0"], "not in the range 1<=x"),
         (["--json=/nowhere/at/all.json"], "no directory"),
+        ([f"--pages={__file__}/pages"], "cannot make"),
     ],
 )
 def test_bad_options_end_in_one_sentence(options, part):

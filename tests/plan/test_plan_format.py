@@ -179,14 +179,15 @@ def test_what_no_plan_has_any_more_is_refused_in_older_files(tmp_path):
     header, tensors = read_tensors(golden("plan_v2"), "plan", 2)
     header = {key: x for key, x in header.items() if key != "checksum"}
     resident = {**header, "slots": {"kind": "ResidentSlots", "copies": 2}}
-    another = {**tensors, "order_M": tensors["order_M"][::-1]}
-    for of, arrays in ((resident, tensors), (header, another)):
+    orders = [tensors["order_M"][::-1], tensors["order_M"][:1], tensors["order_M"][:0], tensors["order_M"][0]]
+    for of, arrays in ((resident, tensors), *((header, {**tensors, "order_M": order_M}) for order_M in orders)):
         write_tensors(tmp_path / "plan", "plan", 2, of, arrays)
         with pytest.raises(InputError, match="are not read any more; plan again"):
             Plan.load(tmp_path / "plan")
-    write_tensors(tmp_path / "plan", "plan", 2, {**header, "slots": {"kind": "SharedSlots"}}, tensors)
-    with pytest.raises(InputError, match=r"lacks or misnames a field of plan format 2: .*depth"):
-        Plan.load(tmp_path / "plan")
+    for damaged in ({"kind": "SharedSlots"}, {}, [], "SharedSlots", 2, None):
+        write_tensors(tmp_path / "plan", "plan", 2, {**header, "slots": damaged}, tensors)
+        with pytest.raises(InputError, match="lacks or misnames a field of plan format 2: "):
+            Plan.load(tmp_path / "plan")
 
 
 def test_unknown_tensors_and_keys_are_ignored(plans, tmp_path):
