@@ -1,4 +1,4 @@
-"""Derived transfers: against a slow reference, and the properties that slot policies promise."""
+"""Derived transfers: against a slow reference, and the properties that a ring of buffers promises."""
 
 import dataclasses
 

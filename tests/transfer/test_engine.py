@@ -1,4 +1,4 @@
-"""Engine: uses find their replicas and gradients get home, in any schedule and slot policy."""
+"""Engine: uses find their replicas and gradients get home, in any schedule and with any slot_depth."""
 
 import numpy as np
 import pytest
