@@ -46,5 +46,5 @@ def better_slots(choice: SlotChoice, problem: Problem) -> str:
     which = f"redundant={best.redundant} in place of {now.redundant}"
     memory = f"{gigabytes(best.buffer_bytes)} GB of buffers a rank in place of {gigabytes(now.buffer_bytes)}"
     change = best.stage_s / now.stage_s - 1.0 if now.stage_s else 0.0
-    effect = f"{-change:.0%} shorter" if change < 0.0 else f"{change:.0%} longer"
+    effect = "no longer" if abs(change) < 0.005 else f"{-change:.0%} shorter" if change < 0.0 else f"{change:.0%} longer"
     return f"{which} would make this {problem.stage} {effect}, for {memory} (simulated; {problem.cluster.standing})."
