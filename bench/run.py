@@ -1,6 +1,6 @@
 """Runs named cases through `compare` and prints markdown: an overview, then one table per case and objective.
 
-    python -m bench.run [CASE ...] [--objective balance] [--out bench/results/HARDWARE_DATE.md]
+    python -m bench.run [CASE ...] [--objective balance] [--out bench/results/strategies_HARDWARE_DATE.md]
 
 A result file names hardware, date and commit. Skews come from finished plans; stage times are simulated under either dispatch,
 uncalibrated.
