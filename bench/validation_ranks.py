@@ -57,7 +57,10 @@ class Configuration:
 
     Attributes:
         hidden: hidden size; experts are three times as wide.   tokens: of a micro-step, over all ranks.
-        skew: static, mean over rows.   redundant: R.   slot_depth: buffers per slot.   held_out: nothing was fitted near it.
+        skew: static, mean over rows.
+        redundant: R.
+        slot_depth: buffers per slot.
+        held_out: nothing was fitted near it.
         host_nodes: every weight copy comes from a host store, on this many nodes; 0: as the path level decides, on one node.
         reforward: the update runs forwards again in backward.
     """

@@ -12,6 +12,15 @@ import numpy as np
 
 Path = tuple[str, ...]
 
+# Of a plan: text for people, and numbers that callers choose.
+FREE = {
+    ("header", "planner"),
+    ("header", "foremoe"),
+    ("header", "key", "step"),
+    ("header", "key", "mini_batch"),
+    ("header", "key", "ep_group"),
+}
+
 # Scalars of a wrong type or out of any range; what a field has itself is left out.
 SCALARS = (None, True, False, -1, 0, 1, 7, 2**31 - 1, 2**63, 1.5, -1e300, float("inf"), float("nan"), "", "1", "nodes", (), (-1,))
 DTYPES = (np.float64, np.int64, np.int16, np.uint8, np.bool_, np.str_, object)

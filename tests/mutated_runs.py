@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from engine_util import ToyBuffers, check_grads, run_uses
-from field_mutations import changed, leaves, replaced
+from field_mutations import FREE, changed, leaves, replaced
 
 from bench.output import emit, hardware
 from foremoe.base.errors import InputError, PlanError
@@ -47,13 +47,6 @@ REFUSED, EQUAL, WRONG = "refused", "equal", "wrong"
 INTERFACES = {"rank": RankSolver, "split": SplitSolver, "path": PathSolver, "home": HomeSolver}
 # Fields that say what the plan was made from or come to: whatever else they say is refused.
 DETERMINED = ("home_LE", "load_MLE", "cost_ML", "load_bound_ML", "header")
-FREE = {
-    ("header", "planner"),
-    ("header", "foremoe"),
-    ("header", "key", "step"),
-    ("header", "key", "mini_batch"),
-    ("header", "key", "ep_group"),
-}
 
 
 def some_problem(rng: np.random.Generator) -> Problem:

@@ -42,7 +42,9 @@ def main() -> int:
     same = all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
     seconds = median_s({"launched one by one": run, "replayed as a graph": graph.replay})
     table("layer, forward and backward | ms", *(f"{name} | {s * 1e3:.3f}" for name, s in seconds.items()))
-    print(f"\nOn other tokens than it was captured with, the graph gives {'the same bits' if same else 'OTHER RESULTS'}.")
+    print(
+        f"\nReplayed with other tokens than it was captured with, the graph gives {'the same bits' if same else 'OTHER RESULTS'}."
+    )
     return int(not same)
 
 

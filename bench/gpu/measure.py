@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.output import hardware
+from foremoe.calibrate.stopwatch import AHEAD_CYCLES
 
 DRY = "--dry-run" in sys.argv
 DEVICE = torch.device("cpu" if DRY else "cuda")
-AHEAD_CYCLES = 12_000_000  # of the device's clock: six milliseconds or so
 REPEATS, WARM_UP = (3, 1) if DRY else (30, 5)
 
 

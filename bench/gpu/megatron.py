@@ -21,7 +21,7 @@ FLOAT32, BF16 = 2e-6, 1e-3
 
 
 class Layout(NamedTuple):
-    """Ranks, options of the example and of `bench.gpu.megatron_program`, and how far a loss may be apart."""
+    """A run: ranks, options of example and `bench.gpu.megatron_program`, and the largest difference of a loss that passes."""
 
     ranks: int
     arguments: tuple[str, ...]
@@ -74,7 +74,7 @@ def run(layout: Layout, *more: str) -> tuple[list[float], str]:
 
 
 def _output(process: subprocess.Popen[str]) -> str:
-    """What a rank printed; after `LIMIT_S` it is ended, so that it hides no other rank's error."""
+    """Returns what a rank printed, and ends it after `LIMIT_S`, so that it hides no other rank's error."""
     try:
         return process.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:

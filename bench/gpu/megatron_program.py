@@ -54,7 +54,7 @@ def with_options(example: Any, options: dict[str, Any]) -> None:
 
 
 def _hide(megatron: Any, unknown: int) -> None:
-    """Stages are told nothing of the last tokens; at the end it is printed how their rows went."""
+    """Hides the last tokens from stages, and prints at the end how many rows were known."""
     attach = megatron.attach
 
     def attached(*args: Any, **kwargs: Any) -> Any:

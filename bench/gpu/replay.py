@@ -91,24 +91,19 @@ def main() -> int:
     table(head + " | x static, measured | fitted model | preset 8xh100")
     for layer in range(1 if DRY else ROWS):
         even = np.full((1, base), int(quotas["static"][layer].sum()) // (NUM_RANKS * base))
-        slowest = {}
-        for name, quota_GS in {**{name: quota_LGS[layer] for name, quota_LGS in quotas.items()}, "even": even}.items():
+        slowest, predicted = dict[str, float](), dict[str, list[float | None]]()
+        for name, quota_GS in ({name: quota_LGS[layer] for name, quota_LGS in quotas.items()} | {"even": even}).items():
             times = replay(rank, staged, quota_GS, base)
             slowest[name] = max(times)
-            cells = [
-                layer,
-                name,
-                quota_GS.sum(axis=1).max(),
-                f"{1e3 * slowest[name]:.2f}",
-                f"{1e3 * sum(times) / len(times):.2f}",
-            ]
             model_s = [None if cluster is None else predicted_s(cluster, quota_GS) for cluster in (fitted, preset)]
-            static_s = [
-                None if cluster is None else predicted_s(cluster, quotas["static"][layer]) for cluster in (fitted, preset)
-            ]
+            predicted[name] = model_s
+            mean_ms, busiest = 1e3 * sum(times) / len(times), quota_GS.sum(axis=1).max()
+            cells = [layer, name, busiest, f"{1e3 * slowest[name]:.2f}", f"{mean_ms:.2f}"]
             cells += ["-", "-"] if model_s[0] is None else [f"{1e3 * model_s[0]:.2f}", f"{model_s[0] / slowest[name] - 1.0:+.1%}"]
             cells.append(f"{slowest['static'] / slowest[name]:.2f}")
-            cells += ["-" if a is None or b is None else f"{b / a:.2f}" for a, b in zip(model_s, static_s, strict=True)]
+            cells += [
+                "-" if a is None or b is None else f"{b / a:.2f}" for a, b in zip(model_s, predicted["static"], strict=True)
+            ]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     return 0
 

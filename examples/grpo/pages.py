@@ -1,4 +1,4 @@
-"""What the demo leaves to open: the report page of its last update, and a trace of its copies."""
+"""The pages that the demo leaves: a report of its last update, and a trace of its copies."""
 
 from __future__ import annotations
 

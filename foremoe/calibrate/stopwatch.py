@@ -10,7 +10,7 @@ from foremoe.base.arrays import Array
 from foremoe.distributed.group import Group
 
 _FEWEST, _MOST = 3, 40
-_AHEAD_CYCLES = 12_000_000  # of a GPU's clock, six milliseconds or so: what two layers take to launch
+AHEAD_CYCLES = 12_000_000  # of a GPU's clock, six milliseconds or so: what two layers take to launch
 
 Lap = Callable[[], None]
 
@@ -78,7 +78,7 @@ class Stopwatch:
         stream.synchronize()
 
         def ahead() -> torch.cuda.Event:
-            torch.cuda._sleep(_AHEAD_CYCLES)
+            torch.cuda._sleep(AHEAD_CYCLES)
             return mark()
 
         ends: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []

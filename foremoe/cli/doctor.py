@@ -112,7 +112,7 @@ def _free(folder: str) -> str:
 
 
 def _cache() -> tuple[str, str]:
-    """Where compiled kernels stay between processes, and whether they can."""
+    """The folder that keeps compiled kernels between processes, and whether they can be written there."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
     kept = os.access(folder, os.W_OK)
     return str(folder), "compiled kernels stay" if kept else "not writable: numba takes a folder of the user's instead"

@@ -1,4 +1,4 @@
-"""What another number of redundant slots would do for a job, said once in its log."""
+"""One sentence in a job's log on a number of redundant slots that would serve it better."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
 
 @kernel
 def _state(held, u, until_C, found):
-    """What the reader of copy `held` finds at use `u`; one that is overwritten too early counts there, not here."""
+    """Tells what the reader of copy `held` finds at use `u`; a copy that is overwritten too early counts there, not here."""
     if held < 0:
         return MISSING
     if until_C[held] >= u or found.early_C[held]:

@@ -23,7 +23,9 @@ def hybrid_chunk(config, layout, norm, use_experts, **options):
     """A chunk of `HybridModel` over Megatron's own layers without Transformer Engine.
 
     Args:
-        norm: class of norms.   use_experts: called with the spec of a MoE layer.   options: of `HybridModel`.
+        norm: class of norms.
+        use_experts: called with the spec of a MoE layer.
+        options: of `HybridModel`.
     """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.hybrid import hybrid_block

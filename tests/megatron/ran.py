@@ -15,7 +15,8 @@ def report(stats, command):
     """Markdown: outcomes by file and in all, and why tests were skipped.
 
     Args:
-        stats: pytest's outcomes, each with its reports.   command: what ran the tests.
+        stats: pytest's outcomes, each with its reports.
+        command: what ran the tests.
     """
     of_file, reasons = {}, Counter()
     for outcome in OUTCOMES:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from field_mutations import changed, leaves, paths, replaced
+from field_mutations import FREE, changed, leaves, paths, replaced
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from mutations import copying_plans
@@ -23,14 +23,6 @@ from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.dealing import Dealt
 
-# Text for people, and numbers that callers choose.
-FREE = {
-    ("header", "planner"),
-    ("header", "foremoe"),
-    ("header", "key", "step"),
-    ("header", "key", "mini_batch"),
-    ("header", "key", "ep_group"),
-}
 # What the executor shows; whether a search proved a bound or a stop cannot be seen from outside.
 SHOWN = ("transfers", "expert_MLGS", "quota_MLGS")
 CLAIMED = {("bound_ML",), ("load_bound_ML",), ("stop_ML",)}
