@@ -1,4 +1,4 @@
-"""Expert compute of a rank in the runtime: all slots at once, slot by slot, and one product of the same size without slots."""
+"""Expert compute of a rank in the runtime, slots grouped and one by one, beside one product of the same size without slots."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from foremoe.transfer.residency import Residency
 # Letters: Y pairs of a rank, S slots, H hidden size, F ffn size.
 
 PAIRS, HIDDEN, FFN = ((260,), 64, 32) if DRY else ((65536, 8192), 2048, 768)  # a rank of qwen3-30b-a3b
-SLOTS = (17, 33, 65)
-
-
-class BySlot(SwiGLU):
-    """The same formula, which the runtime does not know and so gives one slot at a time."""
+SLOTS = (3, 5, 9, 17, 33, 65)
+EVER = 10**9
 
 
 class Rank:
@@ -77,29 +74,31 @@ class Rank:
 def main() -> int:
     """Prints seconds and operations of each way."""
     rows = []
-    few = products.FEW_PAIRS
+    default = products.FEW_PAIRS, products.MANY_PAIRS
+    # What FEW_PAIRS and MANY_PAIRS decide: gradients by one kernel or by slot, products by slot or grouped.
+    ways = {
+        "by default": default,
+        "gradients by one kernel": (EVER, default[1]),
+        "gradients by slot": (0, default[1]),
+        "products grouped": (default[0], EVER),
+        "products by slot": (default[0], 0),
+    }
     for num_slots, pairs in itertools.product(SLOTS, PAIRS):
         x_YH = torch.randn(pairs, HIDDEN, device=DEVICE).bfloat16()
         num_S = [pairs // num_slots] * num_slots
         num_S[0] += pairs - sum(num_S)
         rank, one = Rank(HIDDEN, FFN, num_slots), Rank(HIDDEN, FFN, 1)
-        # What FEW_PAIRS decides: whether weight gradients are added by one kernel or by a product for each slot.
-        ways = {
-            "at once": (rank.row(num_S, SwiGLU()), few),
-            "at once, gradients by one kernel": (rank.row(num_S, SwiGLU()), 10**9),
-            "at once, gradients slot by slot": (rank.row(num_S, SwiGLU()), 0),
-            "slot by slot": (rank.row(num_S, BySlot()), few),
-        }
+        row = rank.row(num_S, SwiGLU())
 
-        def run(do: Callable[[torch.Tensor, Row], Any], x_YH: torch.Tensor, row: Row, limit: int) -> None:
-            products.FEW_PAIRS = limit
+        def run(do: Callable[[torch.Tensor, Row], Any], x_YH: torch.Tensor, row: Row, limits: tuple[int, int]) -> None:
+            products.FEW_PAIRS, products.MANY_PAIRS = limits
             do(x_YH, row)
 
-        arms = {name: partial(run, rank.step, x_YH, *way) for name, way in ways.items()}
+        arms = {name: partial(run, rank.step, x_YH, row, limits) for name, limits in ways.items()}
         arms["one"] = partial(one.step, x_YH, one.row([pairs], SwiGLU()))
         seconds, flops = median_s(arms, ahead=True), 18 * pairs * HIDDEN * FFN
-        for name, way in ways.items():
-            forward, both = (counts(partial(run, do, x_YH, *way)) for do in (rank.forward, rank.step))
+        for name, limits in ways.items():
+            forward, both = (counts(partial(run, do, x_YH, row, limits)) for do in (rank.forward, rank.step))
             s, reads = seconds[name], both[1]
             times = f"{s * 1e3:.2f} | {seconds['one'] * 1e3:.2f} | {s / seconds['one']:.2f} | {flops / s / 1e12:.2f}"
             rows.append(f"{pairs} | {num_slots - 1} + 1 | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")

@@ -73,7 +73,7 @@ def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
     few = 1.25 * sum(FEW_PAIRS) * per_rank * model.flops_per_pair
     experts = tokens * model.num_topk * model.flops_per_pair
     layers = _LAYER_RUNS * float(model.attention_flops(tokens, tokens * case.sequence_length))
-    return runs * few / flops_per_s, runs * 2 * sum(SHARES) * (experts + layers) / flops_per_s
+    return runs * few / flops_per_s, runs * ((2 * sum(SHARES) + 1) * experts + 2 * sum(SHARES) * layers) / flops_per_s
 
 
 def require_time(case: Case, flops_per_s: float) -> None:

@@ -65,10 +65,12 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Few pairs in all slots and in some, where weights are read for little work; then loads as routing makes them."""
+        """Few pairs in all slots and in some, where weights are read for little work; all pairs in two; then loads of routing."""
         G, per_rank = self.group.size, self.bank.num_base
-        few = itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))
-        loads = [(0, [[num] * busy + [0] * (per_rank - busy)] * G) for num, busy in few]
+        two = min(2, per_rank)
+        even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]
+        even.append((self.case.tokens * self.case.model.num_topk // two, two))
+        loads = [(0, [[num] * busy + [0] * (per_rank - busy)] * G) for num, busy in even]
         for share, heavy in itertools.product(SHARES, (False, True)):
             tokens = max(8, int(self.case.tokens * share))
             routing = draw_routing(self.case, tokens, heavy)

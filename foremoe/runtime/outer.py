@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from foremoe.runtime.fused import launch
+from foremoe.transfer.base import Tensors
 
 # Letters: Y pairs that a rank serves, sorted by slot; S slots; I, O rows and columns of a matrix.
 
@@ -16,36 +17,45 @@ _TILE = {"TILE_I": 128, "TILE_O": 128, "PAIRS": 64}
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
-def even_runs(tensor_S: Sequence[torch.Tensor | None]) -> list[tuple[int, int, int]]:
-    """Cuts slots into runs (first, behind the last, distance in elements) whose tensors lie at equal distances in one memory."""
-    place_S = [None if t is None else (t.untyped_storage().data_ptr(), int(t.storage_offset())) for t in tensor_S]
-    found, first = list[tuple[int, int, int]](), 0
+def even_runs(tensors_S: Sequence[Tensors | None]) -> list[tuple[int, int, list[int]]]:
+    """Cuts slots into runs whose tensors lie at equal distances in one memory each.
+
+    Returns:
+        Of each run the first slot, the one behind the last, and the distance of each tensor's neighbours in elements.
+    """
+    place_S = [None if tensors is None else [tensor.data_ptr() for tensor in tensors] for tensors in tensors_S]
+    found, first = list[tuple[int, int, list[int]]](), 0
     while first < len(place_S):
-        last, stride, here = first + 1, 0, place_S[first]
-        while here is not None and last < len(place_S):
-            behind = place_S[last]
-            if behind is None or behind[0] != here[0] or (step := behind[1] - here[1]) <= 0 or step != (stride or step):
+        here, tensors, last = place_S[first], tensors_S[first] or (), first + 1
+        steps, most = [0] * len(tensors), first
+        if here is not None and last < len(place_S) and (behind := place_S[last]) is not None:
+            steps = [there - at for at, there in zip(here, behind, strict=True)]
+            if min(steps) > 0:
+                memories = [tensor.untyped_storage() for tensor in tensors]
+                room = [m.data_ptr() + m.nbytes() - at - t.nbytes for m, at, t in zip(memories, here, tensors, strict=True)]
+                most = first + min(space // step for space, step in zip(room, steps, strict=True))
+        while here is not None and last <= most and last < len(place_S):
+            here = [at + step for at, step in zip(here, steps, strict=True)]
+            if place_S[last] != here:
                 break
-            last, stride, here = last + 1, step, behind
-        found.append((first, last, stride))
+            last += 1
+        strides = [step // tensor.element_size() if last - first > 1 else 0 for step, tensor in zip(steps, tensors, strict=True)]
+        found.append((first, last, strides))
         first = last
     return found
 
 
-def add_products(
-    total_IO: torch.Tensor, stride: int, left_YI: torch.Tensor, right_YO: torch.Tensor, end_S: torch.Tensor, begin: int
-) -> None:
-    """``total[s] += left[pairs of s].T @ right[pairs of s]``, in float32, for slots whose totals lie `stride` elements apart.
+def add_products(total_SIO: torch.Tensor, left_YI: torch.Tensor, right_YO: torch.Tensor, end_S: torch.Tensor) -> None:
+    """``total[s] += left[pairs of s].T @ right[pairs of s]``, in float32.
 
     Args:
-        total_IO: float32, of the first slot.
+        total_SIO: float32; slots may lie at any distance.
         end_S: int32 on the device, where pairs of slots end in `left_YI` and `right_YO`, bf16 or fp16.
-        begin: Where those of the first slot begin.
     """
-    (I, O), S = total_IO.shape, len(end_S)  # noqa: E741
+    S, I, O = total_SIO.shape  # noqa: E741
     tiles_I, tiles_O = -(-I // _TILE["TILE_I"]), -(-O // _TILE["TILE_O"])
-    tensors = (left_YI.contiguous(), right_YO.contiguous(), total_IO, end_S)
-    launch(_kernel(), (S * tiles_I * tiles_O,), *tensors, begin, stride, I, O, tiles_I, tiles_O, **_TILE, **_OPTIONS)
+    tensors = (left_YI.contiguous(), right_YO.contiguous(), total_SIO[0], end_S)
+    launch(_kernel(), (S * tiles_I * tiles_O,), *tensors, total_SIO.stride(0), I, O, tiles_I, tiles_O, **_TILE, **_OPTIONS)
 
 
 @functools.cache
@@ -55,15 +65,14 @@ def _kernel() -> Any:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def add(  # type: ignore[no-untyped-def]
-        left, right, total, end_of, begin, stride, num_i, num_o, tiles_I, tiles_O,
+        left, right, total, end_of, stride, num_i, num_o, tiles_I, tiles_O,
         TILE_I: tl.constexpr, TILE_O: tl.constexpr, PAIRS: tl.constexpr,
     ):  # fmt: skip
         tile = tl.program_id(0)
         slot = tile // (tiles_I * tiles_O)
         i = tile // tiles_O % tiles_I * TILE_I + tl.arange(0, TILE_I)
         o = tile % tiles_O * TILE_O + tl.arange(0, TILE_O)
-        if slot > 0:
-            begin = tl.load(end_of + slot - 1)
+        begin = tl.load(end_of + slot - 1, mask=slot > 0, other=0)
         end = tl.load(end_of + slot)
         if begin < end:
             sums = tl.zeros((TILE_I, TILE_O), tl.float32)

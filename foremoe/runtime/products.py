@@ -22,6 +22,7 @@ _WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8 and later
 _GROUPED = hasattr(functional, "grouped_mm")  # torch 2.10 and later; since then addmm adds to a wider total, too
 _ALIGNED_BYTES = 16  # rows of all matrices in a grouped product
 FEW_PAIRS = 2048  # a slot, below which one kernel for all adds gradients sooner than cuBLAS slot by slot
+MANY_PAIRS = 4096  # a slot, above which cuBLAS slot by slot multiplies sooner than a grouped product
 
 
 class Products(Protocol):
@@ -59,15 +60,13 @@ class SlotProducts:
     """`Products` of all pairs of a row, each with the expert of its slot.
 
     A run of slots that lie side by side takes one grouped product: base slots do, so with one redundant slot a product is two
-    calls, whatever the number of slots. Torch's grouped product is no wider than its factors, so gradients are added by a kernel
-    of our own where Triton is and slots have few pairs, and otherwise slot by slot.
+    calls, whatever the number of slots. Only where slots have very many pairs is each multiplied by itself. Torch's grouped
+    product is no wider than its factors, so gradients are added by a kernel of our own where Triton is and slots have few pairs,
+    and otherwise slot by slot.
     """
 
     runs: list[_Run]
-    grads_S: Sequence[Tensors | None] | None
-    shapes: Sequence[tuple[int, ...]]
-    num_S: list[int]
-    end_S: torch.Tensor
+    totals: list[_Run]  # of gradients, in backward
 
     @classmethod
     def of(
@@ -80,32 +79,25 @@ class SlotProducts:
         aligned = all(size * like.element_size() % _ALIGNED_BYTES == 0 for shape in shapes for size in shape)
         if not (aligned and len(like) and _has_grouped_product(like.device, like.dtype)):
             return None
-        return cls(_runs(residency.weights_S, shapes, num_S, end_S), residency.grads_S, shapes, num_S, end_S)
+        few = FEW_PAIRS if fuses(like) else 0
+        totals = [] if residency.grads_S is None else _runs(residency.grads_S, shapes, num_S, end_S, few)
+        return cls(_runs(residency.weights_S, shapes, num_S, end_S, MANY_PAIRS), totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        return self._multiply(rows, [run.weights[i] for run in self.runs])
+        return self._multiply(rows, [run.stacks[i] for run in self.runs])
 
     def times_transposed(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        return self._multiply(rows, [run.weights[i].transpose(1, 2) for run in self.runs])
+        return self._multiply(rows, [run.stacks[i].transpose(1, 2) for run in self.runs])
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        assert self.grads_S is not None
-        total_S = [None if grads is None else grads[i] for grads in self.grads_S]
-        wide = next(total.dtype for total in total_S if total is not None)
         if not left.is_cuda:  # all at once, and not slot by slot
-            left, right = left.to(wide), right.to(wide)
-        few = fuses(left) and wide == torch.float32 and len(left) < FEW_PAIRS * len(total_S)
-        end_S = [0, *itertools.accumulate(self.num_S)]
-        for first, last, stride in even_runs(total_S) if few else [(s, s + 1, 0) for s in range(len(total_S))]:
-            begin, end, total = end_S[first], end_S[last], total_S[first]
-            if begin == end:
-                continue
-            assert total is not None
-            total_IO = total.view(self.shapes[i])
-            if last - first > 1:
-                add_products(total_IO, stride, left, right, self.end_S[first:last], begin)
+            left, right = (rows.to(self.totals[0].stacks[i].dtype) for rows in (left, right))
+        for run in self.totals:
+            total_SIO = run.stacks[i]
+            if len(total_SIO) > 1:
+                add_products(total_SIO, left[run.pairs], right[run.pairs], run.end_S)
             else:
-                add_product(total_IO, left[begin:end].T, right[begin:end])
+                add_product(total_SIO[0], left[run.pairs].T, right[run.pairs])
 
     def _multiply(self, rows_YI: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
         out_YO: torch.Tensor | None = None
@@ -138,33 +130,29 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Slots one behind the other, also in memory."""
+    """Slots one behind the other, whose tensors lie at equal distances in memory."""
 
-    weights: list[torch.Tensor]  # [slots, I, O] each
+    stacks: list[torch.Tensor]  # [slots, I, O] each
     pairs: slice
     end_S: torch.Tensor  # int32, where the pairs of its slots end, from the run's first
 
 
 def _runs(
-    weights_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]], num_S: list[int], end_S: torch.Tensor
+    tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]], num_S: list[int], end_S: torch.Tensor, most: int
 ) -> list[_Run]:
-    """The runs with pairs."""
-    place_S = [[(w.untyped_storage().data_ptr(), w.data_ptr()) for w in weights or ()] for weights in weights_S]
-    found, first, begin, end = list[_Run](), 0, 0, 0
-    for s, num in enumerate(num_S):
-        end += num
-        weights = weights_S[first]
-        if weights is not None and s + 1 < len(num_S):
-            behind = [(memory, at + w.nbytes) for (memory, at), w in zip(place_S[s], weights, strict=True)]
-            if place_S[s + 1] == behind:
+    """The runs with pairs; slots by themselves where there are more than `most` pairs a slot."""
+    found, place_S = list[_Run](), [0, *itertools.accumulate(num_S)]
+    for first, last, strides in even_runs(tensors_S):
+        length = last - first if place_S[last] - place_S[first] <= most * (last - first) else 1
+        for s in range(first, last, length):
+            begin, end, tensors = place_S[s], place_S[s + length], tensors_S[s]
+            if begin == end:
                 continue
-        if end > begin:
-            assert weights is not None
-            length = s + 1 - first
-            stacks = [w.as_strided((length, *shape), (w.numel(), shape[1], 1)) for w, shape in zip(weights, shapes, strict=True)]
-            ends = end_S[first : s + 1]
+            assert tensors is not None
+            sizes = [((length, *shape), (stride, shape[1], 1)) for shape, stride in zip(shapes, strides, strict=True)]
+            stacks = [tensor.as_strided(*size) for tensor, size in zip(tensors, sizes, strict=True)]
+            ends = end_S[s : s + length]
             found.append(_Run(stacks, slice(begin, end), ends - begin if begin and length > 1 else ends))
-        first, begin = s + 1, end
     return found
 
 

@@ -101,25 +101,27 @@ def test_torch_s_own_way_is_the_same_law(weighted: bool) -> None:
 @pytest.mark.parametrize("num_S", [[3, 0, 70, 1], [0, 0, 2], [64, 65]])
 @pytest.mark.parametrize(("I", "O"), [(16, 24), (130, 8)])
 def test_outer_products_are_added_to_each_total(num_S: list[int], I: int, O: int) -> None:  # noqa: E741
-    """Slots of a run that begins behind other pairs, whose totals lie apart; what lies between them stays as it was."""
-    generator, begin = torch.Generator().manual_seed(I), 5
-    left, right = (torch.randn(begin + sum(num_S) + 2, n, generator=generator).half() for n in (I, O))
+    """Slots whose totals lie apart; what lies between them stays as it was."""
+    generator = torch.Generator().manual_seed(I)
+    left, right = (torch.randn(sum(num_S), n, generator=generator).half() for n in (I, O))
     memory = torch.randn(len(num_S), 2, I, O, generator=generator)
     expected = memory.double()
-    ends = torch.tensor(num_S).cumsum(0) + begin
+    ends = torch.tensor(num_S).cumsum(0)
     for s, end in enumerate(ends.tolist()):
         mine = slice(end - num_S[s], end)
         expected[s, 0] += left[mine].double().T @ right[mine].double()
-    outer.add_products(memory[0, 0], 2 * I * O, left, right, ends.int(), begin)
+    outer.add_products(memory[:, 0], left, right, ends.int())
     torch.testing.assert_close(memory.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_even_runs() -> None:
-    memory, other = torch.zeros(6, 4), torch.zeros(3)
-    rows = list(memory.unbind())
-    assert outer.even_runs(rows) == [(0, 6, 4)]
-    assert outer.even_runs(rows[::2]) == [(0, 3, 8)]
-    assert outer.even_runs([rows[0], rows[1], rows[3], other]) == [(0, 2, 4), (2, 3, 0), (3, 4, 0)]
-    assert outer.even_runs([rows[1], None, rows[0]]) == [(0, 1, 0), (1, 2, 0), (2, 3, 0)]
-    assert outer.even_runs([rows[1], rows[0]]) == [(0, 1, 0), (1, 2, 0)]
+    (wide, narrow), other = (torch.zeros(6, 4), torch.zeros(6, 2)), (torch.zeros(4), torch.zeros(2))
+    slots = list(zip(wide.unbind(), narrow.unbind(), strict=True))
+    assert outer.even_runs(slots) == [(0, 6, [4, 2])]
+    assert outer.even_runs(slots[::2]) == [(0, 3, [8, 4])]
+    assert outer.even_runs([slots[0], slots[1], slots[3], other]) == [(0, 2, [4, 2]), (2, 3, [0, 0]), (3, 4, [0, 0])]
+    assert outer.even_runs([slots[1], None, slots[0]]) == [(0, 1, [0, 0]), (1, 2, []), (2, 3, [0, 0])]
+    assert outer.even_runs([slots[1], slots[0]]) == [(0, 1, [0, 0]), (1, 2, [0, 0])]
+    # Both tensors must agree.
+    assert outer.even_runs([slots[0], (wide[1], narrow[2]), (wide[2], narrow[3])]) == [(0, 2, [4, 4]), (2, 3, [0, 0])]
     assert outer.even_runs([]) == []

@@ -123,15 +123,26 @@ def test_slots_side_by_side_take_one_grouped_product(
     assert equal_bits(ours, run(make(), num_S, BySlot())[0])
 
 
+@pytest.mark.parametrize(("num_S", "runs"), [([3, 3, 3], [3]), ([3, 0, 7], [1]), ([4, 3, 3], [1])])
+def test_slots_with_many_pairs_take_products_of_their_own(
+    num_S: list[int], runs: list[int], grouped_calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than three pairs a slot count as many here; a run of one slot is no grouped product."""
+    monkeypatch.setattr(products, "MANY_PAIRS", 3)
+    ours, *_ = run(Slots(3, [], torch.float32), num_S, SwiGLU())
+    assert grouped_calls == (runs * 4 if runs != [1] else [])
+    assert equal_bits(ours, run(Slots(3, [], torch.float32), num_S, BySlot())[0])
+
+
 def test_neighbours_of_another_allocation_are_not_run_together() -> None:
     """No tensor may reach over the end of its storage, even where another one follows at once."""
     memory = bytearray(4 * H * 4)
     whole = torch.frombuffer(memory, dtype=torch.float32).view(4, H)
     apart = [(torch.frombuffer(memory, dtype=torch.float32, count=H, offset=4 * H * i),) for i in range(4)]
     assert apart[1][0].data_ptr() == whole[1].data_ptr()
-    args = ([(H // 4, 4)], [1] * 4, torch.arange(1, 5, dtype=torch.int32))
-    assert [len(run.weights[0]) for run in products._runs([(row,) for row in whole], *args)] == [4]
-    assert [len(run.weights[0]) for run in products._runs(apart, *args)] == [1] * 4
+    args = ([(H // 4, 4)], [1] * 4, torch.arange(1, 5, dtype=torch.int32), 1)
+    assert [len(run.stacks[0]) for run in products._runs([(row,) for row in whole], *args)] == [4]
+    assert [len(run.stacks[0]) for run in products._runs(apart, *args)] == [1] * 4
 
 
 @pytest.mark.parametrize("why", ["float64", "rows of 12 bytes", "another math", "torch is old", "torch cannot"])
