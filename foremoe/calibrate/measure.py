@@ -67,7 +67,9 @@ def measure(
     ways, unavailable = find_ways(group, case.model, device, nodes)
     num_ways = max(1, len(ways))
     copy_s, beside_s = next_s("copies") / num_ways, case.seconds * _SHARES["copies beside compute"] / num_ways
-    num_S = draw_routing(case, max(8, case.tokens // 32), False).busy(group.rank)
+    # On a GPU few tokens would take the host longer than the device, and what it does for copies would count as lost.
+    tokens = case.tokens if device.type == "cuda" else max(8, case.tokens // 32)
+    num_S = draw_routing(case, tokens, False).busy(group.rank)
     x_YH, row = experts.inputs(num_S), experts.row(num_S)
 
     def compute() -> None:

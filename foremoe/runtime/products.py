@@ -140,10 +140,11 @@ class _Run:
 def _runs(
     tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]], num_S: list[int], end_S: torch.Tensor, most: int
 ) -> list[_Run]:
-    """The runs with pairs; slots by themselves where there are more than `most` pairs a slot."""
+    """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
     found, place_S = list[_Run](), [0, *itertools.accumulate(num_S)]
     for first, last, strides in even_runs(tensors_S):
-        length = last - first if place_S[last] - place_S[first] <= most * (last - first) else 1
+        busy = sum(num > 0 for num in num_S[first:last])
+        length = last - first if place_S[last] - place_S[first] <= most * busy else 1
         for s in range(first, last, length):
             begin, end, tensors = place_S[s], place_S[s + length], tensors_S[s]
             if begin == end:
