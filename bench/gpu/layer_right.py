@@ -20,6 +20,7 @@ SMALL = "--small" in sys.argv  # for compute-sanitizer
 
 CASES = {
     "2 + 1 slots": Sizes(300, 2, 2, 256, 128),
+    "2 + 1 slots with many pairs": Sizes(8192, 2, 2, 256, 128),
     "16 + 1 slots": Sizes(256, 4, 16, 512, 256),
     "64 + 1 slots, one empty": Sizes(200, 8, 64, 256, 128, empty=True),
     "one pair": Sizes(1, 1, 4, 64, 32),
