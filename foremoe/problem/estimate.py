@@ -65,49 +65,6 @@ def row_times(problem: Problem) -> RowTimes:
     return RowTimes(all_passes_N, mean_N, base_N, hide_N, (cluster.backward_ratio + reforward) * hide_N)
 
 
-@once
-def least_rates(problem: Problem) -> Rates:
-    """Coefficients that no row is priced below; worked out once and kept.
-
-    Compute counts pairs, not tiles. Of an exchange, the link class that is busier under even load counts, by the mean over its
-    ranks or NICs, where every pair travels by itself from a source that is known. Copies cost what they slow down, and hide.
-    """
-    model, cluster = problem.model, problem.cluster
-    backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
-    gemm_passes, comm_passes = 1.0 + cluster.backward_ratio * backward + reforward, 1.0 + backward + reforward
-    peer_s = rdma_s = 0.0
-    if cluster.dispatch == "pairs" and problem.load_MLGE is not None:
-        num_nics, (_, peer, rdma, _) = len(np.unique(cluster.nic_of_rank_G)), pair_prices(model, cluster)
-        if rdma > peer:
-            rdma_s = model.token_bytes / cluster.rdma_bytes_per_s / num_nics
-        else:
-            peer_s = model.token_bytes / cluster.kernel_bytes_per_s / problem.G
-            rdma_s = peer_s if cluster.num_nodes == 1 else 0.0  # without other nodes no pair travels there
-    sends = 1.0 + backward
-    slowed_s = []
-    for bytes_per_s, latency_s in (
-        (cluster.peer_bytes_per_s, cluster.peer_latency_s), (cluster.rdma_bytes_per_s, cluster.rdma_latency_s)
-    ):  # fmt: skip
-        back_s = model.gradient_bytes / min(bytes_per_s, cluster.return_bytes_per_s or np.inf) + latency_s
-        slowed_s.append(sends * (model.expert_bytes / bytes_per_s + latency_s) + backward * back_s)
-    # Both ends of a copy are slowed down; the busiest rank is no less busy than the mean.
-    share = 2.0 * cluster.copy_contention / problem.G
-    return Rates(
-        hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes, late_s=0.0, mean_s=0.0,
-        slot_s=_slot_seconds(problem),
-        fixed_s=2.0 * comm_passes * cluster.exchange_latency_s * (problem.G > 1),
-        peer_pair_s=2.0 * comm_passes * peer_s, rdma_pair_s=2.0 * comm_passes * rdma_s, copy_peer_s=0.0, copy_rdma_s=0.0,
-        gradient_peer_s=0.0, gradient_rdma_s=0.0, replica_peer_s=share * slowed_s[0], replica_rdma_s=share * slowed_s[1],
-        trains=False,
-    )  # fmt: skip
-
-
-def bound_rates(problem: Problem) -> tuple[Rates, RowTimes]:
-    """Rates that bound rows from below, with what no placement changes."""
-    times = row_times(problem)
-    return least_rates(problem), times._replace(base_N=times.window_N)
-
-
 def estimate_rows(problem: Problem, placement: Placement) -> Cost:
     """Cost of every row in closed form, [N], whatever the objective."""
     r, times = problem_rates(problem), row_times(problem)
