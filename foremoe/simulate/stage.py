@@ -67,7 +67,7 @@ def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Si
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
         >>> round(force_balanced(problem).total_s / simulate(problem, plan).total_s, 2)
-        0.97
+        0.98
     """
     even = even_routing(problem)
     return simulate(even, Planner(rank=()).plan(even)[0], outside_s_MG=outside_s_MG)

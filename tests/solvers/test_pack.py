@@ -13,9 +13,7 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.window import window_seconds
-from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.exchange import pair_prices
-from foremoe.problem.problem import Problem
 from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver
 from foremoe.solvers.pack import kernels as pack_kernels
 from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, rank_tokens
@@ -149,17 +147,6 @@ def test_the_objective_is_its_plain_form(batch, data):
         total -= (far_s - near_s) * np.sort(wanted_LE, axis=1)[:, ::-1][:, :num].sum()
     got = packer.objective(trace, micro_step_Q, rank_Q, num_ranks=G, home_LE=home_LE)
     assert got == pytest.approx(total, rel=1e-7)  # windows are whole FLOPs
-
-
-@pytest.mark.parametrize("ranks_per_node", [8, 2])
-def test_without_replicas_the_objective_is_the_cost_model(ranks_per_node):
-    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=24, mean_length=200, regime="mild", num_layers=3)
-    cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=ranks_per_node)
-    packer = ExpertAware(skew_weight=1.0, redundant=0, ranks_per_node=ranks_per_node, sweeps=50)
-    work = foremoe.Workload.from_trace(trace, num_ranks=8, tokens_per_rank=300, packer=packer)
-    problem = Problem.of(work, cluster, redundant=0)
-    cost_s = float(estimate_rows(problem, problem.static()).sum().total_s)
-    assert packer.objective(trace, work.micro_step_Q, work.rank_Q, num_ranks=8) == pytest.approx(cost_s, rel=1e-9)
 
 
 @given(batch=batches(), data=st.data())
