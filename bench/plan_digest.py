@@ -145,7 +145,6 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "eplb", plan(of(), rank=(Eplb(),), guard=False)
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)
     yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
-    yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(Search(effort=0), Exact()))
     for packer in (BalancedTokens(), ExpertAware()):
         yield f"pack {type(packer).__name__}", packed(packer)
     yield "homes Lpt", homed(Lpt(), "qwen3-30b-a3b", 16)

@@ -13,9 +13,8 @@ from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.bounds import load_bound, row_bound
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.placement import Placement, Stop
-from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import require_start
 from foremoe.solvers.exact.model import Outcome, Pair, Program, Row
@@ -29,11 +28,11 @@ class Exact(RankSolver):
 
     An oracle for tests and ablations and a usable solver for small groups: 16 experts on 4 ranks take about 20 ms a row and 32 on
     8 under a second. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the
-    load of every rank. Under the objective ``"time"``, too, it looks at loads alone: a row is what it found where that is cheaper
-    than `start`, and nothing is proven. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through PySCIPOpt.
+    load of every rank. It refuses the objective ``"time"``: seconds it does not prove. Solved by SCIP (Bestuzheva et al., arXiv
+    2112.08872) through PySCIPOpt.
 
-    ``stop_N`` is OPTIMAL where the bound meets the load (DONE under ``"time"``), LIMIT where a limit came first, FELL_BACK where
-    SCIP failed; ``bound_N`` is a proven lower bound of the objective in any case.
+    ``stop_N`` is OPTIMAL where the bound meets the load, LIMIT where a limit came first, FELL_BACK where SCIP failed; ``bound_N``
+    is a proven lower bound in any case. A row is `start` itself unless it is better.
 
     Attributes:
         node_limit: branch-and-bound nodes per row.
@@ -59,12 +58,20 @@ class Exact(RankSolver):
         """False under a wall-clock limit."""
         return self.time_limit_s is None
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Refuses the objective ``"time"``."""
+        if problem.cost.objective == "balance":
+            return None
+        return "Exact proves the least largest rank load, not seconds; plan with the objective balance"
+
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows that a cancel left out keep `start`.
 
         Raises:
-            InputError: PySCIPOpt is not installed.
+            InputError: PySCIPOpt is not installed, or the objective is not ``"balance"``.
         """
+        if reason := self.refusal(problem):
+            raise InputError(f"{reason}.")
         if importlib.util.find_spec("pyscipopt") is None:
             raise InputError("Exact needs the module pyscipopt, which is not installed; run pip install 'foremoe[exact]'.")
         require_start(problem, start)
@@ -89,14 +96,13 @@ class Exact(RankSolver):
             _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
 
         done_N = for_rows(block, problem.N, rows_per_block=1)
-        found, balance = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS), problem.cost.objective == "balance"
-        met_N = np.minimum(found.load_NG().max(axis=1), most_N) <= proven_N
-        stop_N = np.where(met_N, Stop.OPTIMAL if balance else Stop.DONE, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
+        found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
+        found_N = found.load_NG().max(axis=1)
+        best_N = np.minimum(found_N, most_N)
+        stop_N = np.where(best_N <= proven_N, Stop.OPTIMAL, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
         stop_N[~done_N] = Stop.CANCELLED
-        before_N, found_N = row_objective(problem, start), row_objective(problem, found)
-        least_N = proven_N if balance else row_bound(problem)
-        found = found.where(found_N < before_N, start)
-        return dataclasses.replace(found, bound_N=np.minimum(least_N, np.minimum(before_N, found_N)), stop_N=stop_N)
+        found = found.where(found_N < most_N, start)
+        return dataclasses.replace(found, bound_N=np.minimum(proven_N, best_N).astype(np.float64), stop_N=stop_N)
 
     def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float]) -> Outcome | None:
         program = Program(row, row.pairs(node_only))
