@@ -43,7 +43,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
     return [
         ["compare", *case, *few],
         ["compare", *case, "--planners", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],
-        ["simulate", *case, *few, "--what-if", "multiplex=2,low-precision=1.5", "--rollout-share", "0.5"],
+        ["simulate", *case, *few, "--rollout-share", "0.5"],
         ["simulate", *case, "--foresight", "exact,previous,none"],
         ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,foremoe"],
         ["advise", *case],
